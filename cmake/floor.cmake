@@ -68,14 +68,30 @@ endfunction()
 set(TERSOR_COMMON_HEADERS <algorithm> <atomic> <chrono> <condition_variable> <deque> <functional> <map> <memory>
                           <mutex> <optional> <ranges> <span> <string> <thread> <vector>)
 
+# tersor_version_library(<target>): the SONAME of a shared library, and a version node for its symbols. Before 1.0,
+# each minor version may change the ABI.
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(TERSOR_ABI_VERSION 0.${PROJECT_VERSION_MINOR})
+else()
+  set(TERSOR_ABI_VERSION ${PROJECT_VERSION_MAJOR})
+endif()
+function(tersor_version_library target)
+  set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${TERSOR_ABI_VERSION})
+  if(BUILD_SHARED_LIBS)
+    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${target}.map CONTENT "TERSOR_@TERSOR_ABI_VERSION@ { *; };\n"
+         @ONLY)
+    target_link_options(${target} PRIVATE LINKER:--version-script=${CMAKE_CURRENT_BINARY_DIR}/${target}.map)
+  endif()
+endfunction()
+
 # The library that users link, made of the objects of all floors.
 function(tersor_compose)
   get_property(objects GLOBAL PROPERTY TERSOR_FLOORS)
   list(TRANSFORM objects REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
   add_library(tersor ${objects})
   add_library(tersor::tersor ALIAS tersor)
-  set_target_properties(tersor PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION}
-                                          SOVERSION ${PROJECT_VERSION_MAJOR})
+  set_target_properties(tersor PROPERTIES LINKER_LANGUAGE CXX)
+  tersor_version_library(tersor)
   target_link_libraries(tersor PUBLIC tersor_headers Threads::Threads PRIVATE hwy::hwy)
   if(TERSOR_HAS_CUDA)
     target_link_libraries(tersor PRIVATE $<BUILD_INTERFACE:${TERSOR_CUDART}>

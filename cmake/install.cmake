@@ -3,21 +3,27 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/tersor)
-install(TARGETS tersor tersor_headers EXPORT tersor-targets)
-install(DIRECTORY include/tersor TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
-install(EXPORT tersor-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
+# tersor_install_library(<export> <component> <target>…): shared libraries are the component's, all else is
+# development's.
+function(tersor_install_library export component)
+  install(
+    TARGETS ${ARGN} EXPORT ${export}-targets
+    LIBRARY COMPONENT ${component} NAMELINK_COMPONENT development
+    ARCHIVE COMPONENT development)
+  install(EXPORT ${export}-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+endfunction()
 
+tersor_install_library(tersor runtime tersor tersor_headers)
+install(DIRECTORY include/tersor TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 if(TERSOR_HAS_MPI)
-  install(TARGETS tersor_mpi EXPORT tersor-mpi-targets)
-  install(EXPORT tersor-mpi-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+  tersor_install_library(tersor-mpi runtime_mpi tersor_mpi)
 endif()
 if(TERSOR_HAS_TCP)
-  install(TARGETS tersor_tcp EXPORT tersor-tcp-targets)
-  install(EXPORT tersor-tcp-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+  tersor_install_library(tersor-tcp runtime tersor_tcp)
 endif()
 if(TERSOR_HAS_NCCL)
-  install(TARGETS tersor_nccl EXPORT tersor-nccl-targets)
-  install(EXPORT tersor-nccl-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+  tersor_install_library(tersor-nccl runtime tersor_nccl)
 endif()
 
 configure_package_config_file(

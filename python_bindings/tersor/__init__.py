@@ -7,6 +7,7 @@ This module needs NumPy only. Use ``tersor.torch`` with PyTorch, ``tersor.mpi`` 
 from typing import TYPE_CHECKING, Any
 
 from tersor import _renamed
+from tersor._build import BuildInfo, build_info
 from tersor._core import (
     AddressError,
     CollectiveStatistics,
@@ -45,6 +46,7 @@ from tersor.tuner import Tuner, TunerOptions
 __all__ = [
     "AddressError",
     "AdvancedOptions",
+    "BuildInfo",
     "Codec",
     "CodecInfo",
     "CodecOption",
@@ -76,6 +78,7 @@ __all__ = [
     "allgather",
     "allreduce",
     "broadcast",
+    "build_info",
     "codecs",
     "gather",
     "reduce",

@@ -43,6 +43,16 @@ def test_version_is_that_of_the_library() -> None:
         assert importlib.metadata.version("tersor") == project[1]
 
 
+def test_build_info_names_the_parts_of_the_module() -> None:
+    info = tersor.build_info()
+    assert info.version == tersor.__version__
+    assert info.path == MODULE
+    assert info.instruction_set in _core.instruction_sets()
+    assert info.compiler.split()[0] in {"gcc", "clang"}
+    assert info.mpi == any(PACKAGE.glob("_mpi*.so"))
+    assert info.cuda or not info.nccl
+
+
 def test_everything_public_is_there() -> None:
     for name in tersor.__all__:
         assert getattr(tersor, name).__doc__ or name == "__version__", name

@@ -1,0 +1,396 @@
+"""``python -m tersor check``: does compression pay on this machine and its link?
+
+One process measures the codecs. Several processes also measure the link::
+
+    python -m tersor check
+    torchrun --nproc-per-node 2 -m tersor check          # needs PyTorch
+    mpirun -n 2 python -m tersor check                   # needs mpi4py
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tersor import _core, _text, collectives
+from tersor._build import build_info
+from tersor._core import InvalidArgumentError, Transport, TransportError
+from tersor.codec import Codec
+
+CODECS = ("bf16", "int8", "int4+ef", "hadamard:bits=1+ef", "topk:density=0.01+ef")
+_VALUE_BYTES = 4  # float32
+_CODEC_COUNT = 1 << 22  # values per codec measurement: 16 MiB, larger than most caches per core
+
+
+@dataclass(frozen=True)
+class CodecResult:
+    """Speed and error of a codec on one thread, for normally distributed float32 values."""
+
+    codec: str
+    device: str
+    """``"cpu"`` or the name of a GPU."""
+    bits_per_value: float
+    encode_seconds: float
+    """Per value; median."""
+    decode_seconds: float
+    """Per value; median."""
+    squared_error: float
+    """Squared error of one encoding without feedback, divided by the squared values (NMSE)."""
+
+
+@dataclass(frozen=True)
+class LinkResult:
+    """Time of all-reduces of float32 values; on each rank the slowest rank counts."""
+
+    codec: str
+    bytes: int
+    """Size of the uncompressed gradient."""
+    seconds: float
+    """Median."""
+    calls: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The JSON file of a check."""
+
+    version: str
+    date: str
+    machine: dict[str, Any]
+    ranks: int
+    transport: str
+    codecs: list[CodecResult]
+    link: list[LinkResult]
+    verdict: list[str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command. Rank 0 prints the report.
+
+    Args:
+        arguments: Command-line arguments. Default: those of the process.
+
+    Returns:
+        The exit status: 0, or 1 if a rank failed.
+    """
+    options = _parse(arguments)
+    try:
+        launched = _launched()
+        report = _measure(options, launched)
+    except (InvalidArgumentError, TransportError, ImportError, OSError) as error:
+        print(f"tersor check: {error}", file=sys.stderr)
+        return 1
+    if launched.rank == 0:
+        print(_text_of(report))
+        if options.json is not None:
+            options.json.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+            print(f"\nThe figures are in {options.json}.")
+    launched.close()
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tersor check",
+        description="Measures codecs and links, and reports whether compression saves time.",
+        epilog="Start with torchrun or mpirun to measure the link between processes or machines.",
+    )
+    parser.add_argument(
+        "--parameters",
+        type=_positive(float),
+        default=25e6,
+        metavar="N",
+        help="number of float32 gradient values in the verdict (default: 25e6)",
+    )
+    parser.add_argument(
+        "--compute-ms",
+        type=_positive(float),
+        metavar="MS",
+        help="time of a training step without communication, for the verdict on step time",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_positive(float),
+        default=60.0,
+        metavar="S",
+        help="time for the measurements (default: 60)",
+    )
+    parser.add_argument(
+        "--codecs",
+        nargs="+",
+        default=list(CODECS),
+        metavar="SPEC",
+        help=f"codecs to compare (default: {' '.join(CODECS)})",
+    )
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures here")
+    return parser.parse_args(arguments)
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not 0 < (value := kind(text)) < 1e15:
+            raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1e15")
+        return value
+
+    parse.__name__ = "number"
+    return parse
+
+
+@dataclass
+class _Launched:
+    """The ranks of this run. ``transport`` is None for a single process."""
+
+    rank: int
+    name: str
+    transport: Transport | None
+    close: Callable[[], None] = lambda: None
+
+
+def _launched() -> _Launched:
+    """Joins the ranks that torchrun or mpirun started."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        import torch.distributed as dist
+
+        import tersor.torch
+
+        dist.init_process_group("gloo")
+        transport = tersor.torch.transport()
+        return _Launched(transport.rank, "tcp", transport, dist.destroy_process_group)
+    if int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))) > 1:
+        from mpi4py import MPI
+
+        import tersor.mpi
+
+        transport = tersor.mpi.transport(MPI.COMM_WORLD)
+        return _Launched(transport.rank, "mpi", transport)
+    return _Launched(0, "none", None)
+
+
+def _measure(options: argparse.Namespace, launched: _Launched) -> Report:
+    specs: list[str] = options.codecs
+    for spec in specs:
+        Codec(spec)  # an unknown codec raises before any measurement
+    half = options.seconds / 2
+    codecs = [_measure_codec(spec, half / len(specs)) for spec in specs]
+    link = []
+    ranks = 1
+    if launched.transport is not None:
+        ranks = launched.transport.ranks
+        link = _measure_link(launched.transport, specs, half)
+    return Report(
+        version=build_info().version,
+        date=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+        machine=_machine(),
+        ranks=ranks,
+        transport=launched.name,
+        codecs=codecs,
+        link=link,
+        verdict=_verdict(codecs, link, ranks, options.parameters, options.compute_ms),
+    )
+
+
+def _machine() -> dict[str, Any]:
+    info = {name: str(value) for name, value in dataclasses.asdict(build_info()).items()}
+    info["cpu"] = _cpu_name()
+    info["cores"] = str(os.cpu_count())
+    info["system"] = platform.platform()
+    if (torch := sys.modules.get("torch")) is not None:
+        info["torch"] = torch.__version__
+        if torch.cuda.is_available():
+            info["gpu"] = torch.cuda.get_device_name()
+            info["gpus"] = str(torch.cuda.device_count())
+            info["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return info
+
+
+def _cpu_name() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _measure_codec(spec: str, seconds: float) -> CodecResult:
+    codec = Codec(spec)
+    values = np.random.default_rng(0).standard_normal(_CODEC_COUNT, dtype=np.float32)
+    residual = np.zeros_like(values) if codec.has_feedback else None
+    out = np.empty_like(values)
+    payload = codec.encode(values, residual=residual)
+    codec.decode(payload, out)
+    error = float(np.square(out - values, dtype=np.float64).sum())
+    encode = _median(lambda: codec.encode(values, residual=residual), seconds / 2)
+    decode = _median(lambda: codec.decode(payload, out), seconds / 2)
+    return CodecResult(
+        codec=codec.spec,
+        device="cpu",
+        bits_per_value=8 * payload.nbytes / _CODEC_COUNT,
+        encode_seconds=encode / _CODEC_COUNT,
+        decode_seconds=decode / _CODEC_COUNT,
+        squared_error=error / float(np.square(values, dtype=np.float64).sum()),
+    )
+
+
+def _median(call: Callable[[], object], seconds: float) -> float:
+    """Returns the median time of at least five calls."""
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < until:
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _measure_link(transport: Transport, specs: list[str], seconds: float) -> list[LinkResult]:
+    """All-reduces 64 KiB, 1 MiB and 16 MiB, the codecs in turn, so that all meet the same load."""
+    results = []
+    for size in (1 << 16, 1 << 20, 1 << 24):
+        calls = {spec: _all_reduce(transport, spec, size) for spec in ("none", *specs)}
+        times: dict[str, list[float]] = {spec: [] for spec in calls}
+        until = time.perf_counter() + seconds / 3
+        while _any_time_left(transport, until) or len(times["none"]) < 3:
+            for spec, call in calls.items():
+                times[spec].append(call())
+        results += [
+            LinkResult(spec, size, statistics.median(own), len(own)) for spec, own in times.items()
+        ]
+    return results
+
+
+def _all_reduce(transport: Transport, spec: str, size: int) -> Callable[[], float]:
+    """Returns a function that all-reduces ``size`` bytes and returns the slowest rank's time."""
+    count = size // _VALUE_BYTES
+    gradient = np.random.default_rng(transport.rank).standard_normal(count, dtype=np.float32)
+    values = gradient.copy()
+    options: collectives.CollectiveOptions = {
+        "codec": spec,
+        "reduction": "mean",
+        "workspace": _core.Workspace(),
+    }
+    if spec != "none" and Codec(spec).has_feedback:
+        options["state"] = collectives.FeedbackState(transport, values, codec=spec)
+
+    def timed() -> float:
+        values[:] = gradient
+        _sum(transport, 0.0)  # a barrier
+        begin = time.perf_counter()
+        collectives.allreduce(transport, values, **options)
+        return _longest(transport, time.perf_counter() - begin)
+
+    timed()  # makes connections and buffers
+    return timed
+
+
+def _longest(transport: Transport, seconds: float) -> float:
+    every = np.zeros(transport.ranks, np.float32)
+    every[transport.rank] = seconds
+    collectives.allreduce(transport, every, codec="none")
+    return float(every.max())
+
+
+def _any_time_left(transport: Transport, until: float) -> bool:
+    """Returns the same answer on all ranks: True while every rank has time left."""
+    return _sum(transport, float(time.perf_counter() >= until)) == 0
+
+
+def _sum(transport: Transport, value: float) -> float:
+    values = np.array([value], np.float32)
+    collectives.allreduce(transport, values, codec="none")
+    return float(values[0])
+
+
+def _verdict(
+    codecs: list[CodecResult],
+    link: list[LinkResult],
+    ranks: int,
+    parameters: float,
+    compute_ms: float | None,
+) -> list[str]:
+    """Returns one sentence per codec."""
+    sentences = []
+    count = max(ranks, 2)
+    for result in codecs:
+        limit = _break_even(result, count)
+        sentence = f"{result.codec} saves time on links below {limit / 1e9:.2g} Gbit/s per rank"
+        sentences.append(f"{sentence} ({count} ranks, one codec thread).")
+    if not link:
+        sentences.append("Start with torchrun or mpirun to measure the link of several ranks.")
+        return sentences
+    size = max(one.bytes for one in link)
+    scale = parameters * _VALUE_BYTES / size
+    times = {one.codec: one.seconds * scale for one in link if one.bytes == size}
+    dense = times.pop("none")
+    rate = 2 * (ranks - 1) / ranks * parameters * _VALUE_BYTES * 8 / dense
+    sentences.append(
+        f"The link carries {rate / 1e9:.2g} Gbit/s per rank: an uncompressed all-reduce of "
+        f"{parameters * _VALUE_BYTES / 1e6:.4g} MB takes {_text.seconds(dense)}."
+    )
+    best = min(times, key=lambda codec: times[codec])
+    for codec, own in times.items():
+        change = f"{dense / own:.2g}x faster" if own < dense else f"{own / dense:.2g}x slower"
+        sentences.append(f"{codec} takes {_text.seconds(own)}: {change} than uncompressed.")
+    if times[best] >= dense:
+        sentences.append("No codec pays on this link.")
+    elif compute_ms is not None:
+        step = compute_ms / 1000
+        gain = (step + dense) / (step + times[best])
+        sentences.append(
+            f"{best} would make a step with {compute_ms:g} ms of computation {gain:.2g}x faster, "
+            "if communication and computation do not overlap."
+        )
+    return sentences
+
+
+def _break_even(codec: CodecResult, ranks: int) -> float:
+    """Returns the link speed in bit/s at which the saved transfer time equals the codec time.
+
+    In a two-shot all-reduce each rank sends ``2 (n - 1) / n`` values per value, encodes each value
+    ``1 + 1 / n`` times and decodes each value twice.
+    """
+    saved_bits = 2 * (ranks - 1) / ranks * (8 * _VALUE_BYTES - codec.bits_per_value)
+    seconds = (1 + 1 / ranks) * codec.encode_seconds + 2 * codec.decode_seconds
+    return saved_bits / seconds
+
+
+def _text_of(report: Report) -> str:
+    machine = report.machine
+    lines = [
+        f"Tersor {report.version} on {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['instruction_set']}; {report.ranks} rank{'s' if report.ranks > 1 else ''}",
+        "",
+        _text.table(
+            ("codec", "bits/value", "encode", "decode", "squared error"),
+            [
+                (
+                    one.codec,
+                    f"{one.bits_per_value:.3g}",
+                    f"{_VALUE_BYTES / one.encode_seconds / 1e9:.3g} GB/s",
+                    f"{_VALUE_BYTES / one.decode_seconds / 1e9:.3g} GB/s",
+                    f"{one.squared_error:.2g}",
+                )
+                for one in report.codecs
+            ],
+        ),
+    ]
+    if report.link:
+        sizes = sorted({one.bytes for one in report.link})
+        rows: dict[str, list[str]] = {}
+        for one in report.link:
+            rows.setdefault(one.codec, []).append(_text.seconds(one.seconds))
+        head = ("all-reduce", *map(_text.byte_count, sizes))
+        lines += ["", _text.table(head, [(codec, *cells) for codec, cells in rows.items()])]
+    return "\n".join([*lines, "", *report.verdict])
