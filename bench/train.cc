@@ -290,7 +290,7 @@ void add_options(Command& command, TrainOptions& options) {
 void add_train_command(Command& program) {
   const auto options = std::make_shared<TrainOptions>();
   Command command = program.add_subcommand(
-      "train", "Trains an image classifier on several ranks: for each seed, all codecs in turns");
+      "train", "Trains an image classifier on several ranks; the codecs of a seed take turns");
   add_options(command, *options);
   command.callback([options] { run_train(*options); });
 }
