@@ -10,7 +10,8 @@
                                                kind with records)
     tersor_report.py --check -o DIR            only check that a report could be written there
 
-records.py documents the records. Bad input and unwritable folders print one line; status 2.
+docs/reference/benchmark-records.md explains the records. Bad input and unwritable folders print one
+line; status 2.
 """
 
 import argparse
