@@ -50,7 +50,7 @@ class Theme:
     wash: str  # the background of a row or list
 
 
-LIGHT = Theme(ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#59636e", wash="#f6f8fa")
+LIGHT = Theme(ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d", wash="#f6f8fa")
 DARK = Theme(ink="#e6edf3", paper="#161b22", grid="#333b45", quiet="#9aa4af", wash="#1d242d")
 
 
