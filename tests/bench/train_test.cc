@@ -77,7 +77,8 @@ TEST_F(Train, CodecsTrainInTurnsWithTheResultsOfSeparateTrainings) {
     std::vector<std::string> more = {"--epochs", "3", "--gradients", path("g.safetensors"),
                                      "--codec"};
     more.insert(more.end(), of.begin(), of.end());
-    return std::pair(records_of(tiny(more)), read_tensors(path("g.safetensors")));
+    const Json records = records_of(tiny(more));
+    return std::pair(records, read_tensors(path("g.safetensors")));
   };
   const auto [together, last] = train(codecs);
   ASSERT_EQ(together.size(), 3 * codecs.size());
