@@ -82,12 +82,12 @@ void add_report_command(Command& program) {
   };
   const auto options = std::make_shared<Options>();
   Command command = program.add_subcommand(
-      "report", "Draws records of the other commands: one self-contained page, and PNG files");
+      "report", "Draws records of the other commands: one self-contained page, and SVG files");
   command.add_option("files", options->files, "Records, in any mixture")
       .required()
       .transform(existing_file())
       .type_name("FILE.json");
-  command.add_option("-o,--output", options->folder, "Write index.html and PNG files here")
+  command.add_option("-o,--output", options->folder, "Write index.html and SVG files here")
       .type_name("DIR");
   command.add_flag("--text", options->text, "Print the tables");
   command

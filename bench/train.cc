@@ -1,5 +1,5 @@
 // `tersor-bench train`: accuracy by bytes and time, on real images, for each codec and seed. All
-// codecs of a seed see the same images in the same order.
+// codecs of a seed see the same images in the same order, and train in turns.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -77,8 +77,9 @@ Record record_of(const TrainOptions& options, int ranks, const TrainingRun& run,
 /// A progress bar on a terminal; a line per epoch in a log.
 class Progress {
  public:
-  Progress(const Fleet& fleet, const TrainingRun& run, std::size_t steps) : run_(run) {
-    fmt::print("{}, seed {}, {}\n", run.codec, run.seed, fleet.text());
+  Progress(const TrainOptions& options, const Fleet& fleet, std::uint64_t seed, std::size_t steps)
+      : width_(longest(options.codecs)) {
+    fmt::print("{}, seed {}, {}\n", fmt::join(options.codecs, ", "), seed, fleet.text());
     std::fflush(stdout);
     if (is_terminal())
       bar_ = std::make_unique<boost::timer::progress_display>(steps, std::cout, "");
@@ -88,20 +89,18 @@ class Progress {
     if (bar_) ++*bar_;
   }
 
-  void epoch(const EpochResult& result) {
-    if (bar_ && result.epoch != run_.recipe.epochs) return;
-    fmt::print("  epoch {:>2} of {}  accuracy {:.2f} %  loss {:.4f}  {} of training\n",
-               result.epoch, run_.recipe.epochs, 100 * result.accuracy, result.loss,
-               format_seconds(result.seconds));
+  void epoch(const TrainingRun& run, const EpochResult& result) {
+    if (bar_) return;
+    fmt::print("  epoch {:>2} of {}  {:{}}  accuracy {:.2f} %  loss {:.4f}  {} of training\n",
+               result.epoch, run.recipe.epochs, run.codec, width_, 100 * result.accuracy,
+               result.loss, format_seconds(result.seconds));
     std::fflush(stdout);
   }
 
  private:
-  const TrainingRun& run_;
+  std::size_t width_;
   std::unique_ptr<boost::timer::progress_display> bar_;
 };
-
-using Epochs = std::vector<EpochResult>;
 
 /// The mean of a field over runs and epochs.
 double mean_of(const std::vector<Epochs>& runs, double EpochResult::*field) {
@@ -201,12 +200,16 @@ void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
 }
 
-Epochs train_once(const TrainOptions& options, Fleet& fleet, const TrainingRun& run,
-                  const trainer::TrainingData& data, RecordFile& records) {
-  Progress progress(fleet, run, total_steps(run, data, fleet.ranks()));
+/// Trains all codecs with a seed, and adds the epochs of each codec to `runs_of`.
+void train_seed(const TrainOptions& options, Fleet& fleet, std::uint64_t seed,
+                const trainer::TrainingData& data, RecordFile& records, RunsOfCodecs& runs_of) {
+  std::vector<TrainingRun> runs;
+  for (const std::string& codec : options.codecs) runs.push_back(run_of(options, codec, seed));
+  const std::size_t steps = total_steps(runs.front(), data, fleet.ranks());
+  Progress progress(options, fleet, seed, runs.size() * steps);
   std::vector<Tensor> gradients;
-  const auto on_epoch = [&](const EpochResult& epoch) {
-    progress.epoch(epoch);
+  const auto on_epoch = [&](const TrainingRun& run, const EpochResult& epoch) {
+    progress.epoch(run, epoch);
     records.add(record_of(options, fleet.ranks(), run, epoch));
     if (!options.gradients.empty())
       write_safetensors(options.gradients, std::exchange(gradients, {}));
@@ -216,8 +219,10 @@ Epochs train_once(const TrainOptions& options, Fleet& fleet, const TrainingRun& 
     gradients.push_back(
         {parameter.name, {values.begin(), values.end()}, {parameter.rows, parameter.columns}});
   };
-  return train(fleet, run, data,
-               {.step = [&] { progress.step(); }, .epoch = on_epoch, .gradient = on_gradient});
+  const auto trained =
+      train(fleet, runs, data,
+            {.step = [&] { progress.step(); }, .epoch = on_epoch, .gradient = on_gradient});
+  for (std::size_t i = 0; i < runs.size(); ++i) runs_of[runs[i].codec].push_back(trained[i]);
 }
 
 /// The file for records. A report without a file for records has its records in the report's
@@ -230,12 +235,10 @@ std::filesystem::path records_path(const TrainOptions& options) {
 RunsOfCodecs train_all(const TrainOptions& options, Fleet& fleet) {
   RecordFile records(fleet.leads() ? records_path(options) : "");
   const trainer::TrainingData data = trainer::load_training_data(options.data_folder);
-  RunsOfCodecs runs;
+  RunsOfCodecs runs_of;
   for (const std::uint64_t seed : options.seeds)
-    for (const std::string& codec : options.codecs)
-      runs[codec].push_back(
-          train_once(options, fleet, run_of(options, codec, seed), data, records));
-  return runs;
+    train_seed(options, fleet, seed, data, records, runs_of);
+  return runs_of;
 }
 
 void run_train(TrainOptions options) {
@@ -247,7 +250,7 @@ void run_train(TrainOptions options) {
   print_summary(options, train_all(options, *fleet));
   if (draws)
     run_report(options.report,
-               {records_path(options).string(), "-o", options.report_folder.string()});
+               {records_path(options).string(), "--verdict", "-o", options.report_folder.string()});
 }
 
 std::string check_extension(const std::string& name) {
@@ -287,7 +290,7 @@ void add_options(Command& command, TrainOptions& options) {
 void add_train_command(Command& program) {
   const auto options = std::make_shared<TrainOptions>();
   Command command = program.add_subcommand(
-      "train", "Trains an image classifier on several ranks, once for each codec and seed");
+      "train", "Trains an image classifier on several ranks; the codecs of a seed take turns");
   add_options(command, *options);
   command.callback([options] { run_train(*options); });
 }

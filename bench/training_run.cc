@@ -6,6 +6,7 @@
 #include <tersor/error.h>
 #include <tersor/reducer.h>
 
+#include <deque>
 #include <span>
 
 #include "bench/compare.h"
@@ -132,23 +133,25 @@ void check_weights(TrainingRank& trainer, Rank& rank, const std::string& codec) 
                     codec + ", " + parameter.name);
 }
 
-/// Trains all epochs of a rank. After each epoch, rank 0 evaluates the network while the other
-/// ranks wait.
-std::vector<EpochResult> train_rank(const TrainingRun& run, const trainer::TrainingData& data,
-                                    const TrainingObserver& observer, Rank& rank) {
-  TrainingRank trainer(run, data, rank.transport());
-  std::vector<EpochResult> results;
-  double seconds = 0;
-  for (std::size_t epoch = 1; epoch <= run.recipe.epochs; ++epoch) {
-    results.push_back(train_epoch(trainer, rank, observer));
-    EpochResult& result = results.back();
-    result.epoch = epoch;
-    result.seconds = seconds += result.seconds;
-    if (rank.first()) result.accuracy = trainer.accuracy();
-    if (rank.first() && observer.epoch) observer.epoch(result);
-    rank.meet();
-  }
-  check_weights(trainer, rank, run.codec);
+/// Trains all runs of a rank. After each epoch, rank 0 evaluates the network while the other ranks
+/// wait.
+std::vector<Epochs> train_rank(const std::vector<TrainingRun>& runs,
+                               const trainer::TrainingData& data, const TrainingObserver& observer,
+                               Rank& rank) {
+  std::deque<TrainingRank> trainers;
+  for (const TrainingRun& run : runs) trainers.emplace_back(run, data, rank.transport());
+  std::vector<Epochs> results(runs.size());
+  for (std::size_t epoch = 1; epoch <= runs.front().recipe.epochs; ++epoch)
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const double earlier = epoch == 1 ? 0 : results[i].back().seconds;
+      EpochResult& result = results[i].emplace_back(train_epoch(trainers[i], rank, observer));
+      result.epoch = epoch;
+      result.seconds += earlier;
+      if (rank.first()) result.accuracy = trainers[i].accuracy();
+      if (rank.first() && observer.epoch) observer.epoch(runs[i], result);
+      rank.meet();
+    }
+  for (std::size_t i = 0; i < runs.size(); ++i) check_weights(trainers[i], rank, runs[i].codec);
   return results;
 }
 
@@ -158,10 +161,9 @@ std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& dat
   return make_shard(run, data, 0, ranks).steps_per_epoch() * run.recipe.epochs;
 }
 
-std::vector<EpochResult> train(Fleet& fleet, const TrainingRun& run,
-                               const trainer::TrainingData& data,
-                               const TrainingObserver& observer) {
-  return measure_on(fleet, [&](Rank& rank) { return train_rank(run, data, observer, rank); });
+std::vector<Epochs> train(Fleet& fleet, const std::vector<TrainingRun>& runs,
+                          const trainer::TrainingData& data, const TrainingObserver& observer) {
+  return measure_on(fleet, [&](Rank& rank) { return train_rank(runs, data, observer, rank); });
 }
 
 }  // namespace tersor::bench

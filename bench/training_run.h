@@ -1,4 +1,4 @@
-// One training of the perceptron on several ranks, with one codec for all gradients.
+// Trainings of the perceptron on several ranks, each with one codec for all gradients.
 #pragma once
 
 #include <cstddef>
@@ -41,17 +41,22 @@ struct EpochResult {
 /// Callbacks during a run, on rank 0's thread. All may be empty.
 struct TrainingObserver {
   std::function<void()> step;
-  std::function<void(const EpochResult&)> epoch;
+  std::function<void(const TrainingRun&, const EpochResult&)> epoch;
   /// Called in each epoch's last step with rank 0's gradients, before the reduction.
   std::function<void(const trainer::Parameter&)> gradient;
 };
 
+/// The epochs of a run.
+using Epochs = std::vector<EpochResult>;
+
 /// The number of steps of all epochs.
 std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& data, int ranks);
 
-/// Trains and returns the epochs. All ranks use the same seed and must end with equal weights.
-/// Throws Error otherwise, and the reducer's exceptions.
-std::vector<EpochResult> train(Fleet& fleet, const TrainingRun& run,
-                               const trainer::TrainingData& data, const TrainingObserver& observer);
+/// Trains the runs in turns, one epoch of each run at a time, and returns the epochs of each run.
+/// Other work on the machine therefore slows all runs alike. The results equal the results of
+/// separate trainings. All runs need the same number of epochs. All ranks must end with equal
+/// weights. Throws Error otherwise, and the reducer's exceptions.
+std::vector<Epochs> train(Fleet& fleet, const std::vector<TrainingRun>& runs,
+                          const trainer::TrainingData& data, const TrainingObserver& observer);
 
 }  // namespace tersor::bench

@@ -135,20 +135,19 @@ def _beside(run: Allocation) -> Table:
 
 
 def draw(run: Allocation, palette: Palette) -> Figure:
-    def paint(figure: Figure) -> None:
-        left, right, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": [6, 6, 4]})
-        _draw_parameters(left, run, palette)
-        _draw_totals(right, run, palette)
-        legend.axis("off")
-        handles = {
-            label: handle
-            for axes in (left, right)
-            for handle, label in zip(*axes.get_legend_handles_labels())
-        }
-        order = [*in_order({*handles} - {ALLOCATED}), ALLOCATED]
-        legend.legend([handles[one] for one in order], order, loc="center left", fontsize=9)
-
-    return drawing.figure(palette, (1.25 * drawing.WIDTH, 5.2), paint)
+    figure = drawing.figure(5.2, 1.25 * drawing.WIDTH)
+    left, right, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": [6, 6, 4]})
+    _draw_parameters(left, run, palette)
+    _draw_totals(right, run, palette)
+    legend.axis("off")
+    handles = {
+        label: handle
+        for axes in (left, right)
+        for handle, label in zip(*axes.get_legend_handles_labels())
+    }
+    order = [*in_order({*handles} - {ALLOCATED}), ALLOCATED]
+    legend.legend([handles[one] for one in order], order, loc="center left", fontsize=9)
+    return figure
 
 
 def _draw_parameters(axes: Axes, run: Allocation, palette: Palette) -> None:
@@ -160,10 +159,11 @@ def _draw_parameters(axes: Axes, run: Allocation, palette: Palette) -> None:
         axes.plot(*zip(*line), color=palette.theme.grid, linewidth=1.2, zorder=1)
     for one in run.chosen:
         if one.energy_lost:
-            _mark(axes, one.codec, (one.payload_bytes, run.share(one)), palette)
+            text = f"{one.parameter}, {units.byte_count(one.payload_bytes)}"
+            _mark(axes, one.codec, (one.payload_bytes, run.share(one)), text, palette)
     axes.set_title("a codec for each parameter")
-    axes.set_xlabel("bytes of a payload (logarithmic)")
-    axes.set_ylabel("lost of all energy (logarithmic)")
+    axes.set_xlabel("bytes of a payload, logarithmic (fewer is better)")
+    axes.set_ylabel("lost of all energy, logarithmic (less is better)")
     drawing.log_axis(axes.xaxis, units.short_bytes, 4)
     drawing.log_axis(axes.yaxis, drawing.power, 10)
 
@@ -172,15 +172,22 @@ def _draw_totals(axes: Axes, run: Allocation, palette: Palette) -> None:
     ink = palette.theme.ink
     for one in run.uniform:
         if one.energy_lost:
-            _mark(axes, one.codec, (_bits(one), run.share(one)), palette)
+            text = f"{_bits(one):.3f} bits per value"
+            _mark(axes, one.codec, (_bits(one), run.share(one)), text, palette)
     line = sorted((_bits(one), run.share(one)) for one in run.budgets if one.energy_lost)
-    axes.plot(*zip(*line), color=ink, linewidth=1.4, zorder=2, label=ALLOCATED)
+    texts = [f"{ALLOCATED}: {bits:.3f} bits per value, {_lost(share)}" for bits, share in line]
+    drawing.curve(axes, line, texts, color=ink, linewidth=1.4, zorder=2, label=ALLOCATED)
     axes.plot([_bits(run.total)], [run.share(run.total)], "o", color=ink, markersize=9)
     axes.set_title("all parameters")
-    axes.set_xlabel("bits a value (logarithmic)")
+    axes.set_xlabel("bits per value, logarithmic (fewer is better)")
     drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
     drawing.log_axis(axes.yaxis, drawing.power, 10)
 
 
-def _mark(axes: Axes, codec: str, at: tuple[float, float], palette: Palette) -> None:
-    drawing.point(axes, codec, at, drawing.hollow(palette, codec, 8))
+def _lost(share: float) -> str:
+    return f"lost {share:.2e} of all energy"
+
+
+def _mark(axes: Axes, codec: str, at: tuple[float, float], text: str, palette: Palette) -> None:
+    text = f"{text}, {_lost(at[1])}"
+    drawing.point(axes, codec, at, drawing.hollow(palette, codec, 8), text)

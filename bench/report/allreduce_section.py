@@ -16,6 +16,7 @@ from palette import Palette, in_order
 from records import AllreduceRecord, gradient_bytes
 
 Field = typing.Callable[[AllreduceRecord], float]
+Write = typing.Callable[[float], str]
 
 
 class Setting(typing.NamedTuple):
@@ -158,19 +159,18 @@ def _caption(group: Curves) -> str:
 
 
 def _draw(group: Curves, palette: Palette) -> Figure:
-    def paint(figure: Figure) -> None:
-        time, speedup, bandwidth, legend = figure.subplots(2, 2).flat
-        _panel(time, group, palette, lambda r: r.seconds)
-        drawing.log_axis(time.yaxis, units.short_seconds, 10)
-        time.set_title(f"Time of a {group.setting.unit}")
-        _speedup_panel(speedup, group, palette)
-        _panel(bandwidth, group, palette, lambda r: r.busbw)
-        drawing.log_axis(bandwidth.yaxis, lambda value: f"{value:g}", 10)
-        bandwidth.set_title("Bus bandwidth (GB/s)")
-        legend.axis("off")
-        legend.legend(*time.get_legend_handles_labels(), loc="center left", handlelength=3)
-
-    return drawing.figure(palette, (drawing.WIDTH, 7.0), paint)
+    figure = drawing.figure(7.0)
+    time, speedup, bandwidth, legend = figure.subplots(2, 2).flat
+    _panel(time, group, palette, lambda r: r.seconds, units.seconds)
+    drawing.log_axis(time.yaxis, units.short_seconds, 10)
+    time.set_title(f"Time of a {group.setting.unit} (shorter is better)")
+    _speedup_panel(speedup, group, palette)
+    _panel(bandwidth, group, palette, lambda r: r.busbw, lambda value: f"{value:.3g} GB/s")
+    drawing.log_axis(bandwidth.yaxis, lambda value: f"{value:g}", 10)
+    bandwidth.set_title("Bus bandwidth in GB/s (higher is better)")
+    legend.axis("off")
+    legend.legend(*time.get_legend_handles_labels(), loc="center left", handlelength=3)
+    return figure
 
 
 def _speedup_panel(axes: Axes, group: Curves, palette: Palette) -> None:
@@ -179,16 +179,16 @@ def _speedup_panel(axes: Axes, group: Curves, palette: Palette) -> None:
         axes.axis("off")
         return
     axes.axhline(1, color=palette.theme.quiet, linewidth=1.0, zorder=1)
-    _panel(axes, group, palette, lambda r: group.speedup(r) or math.nan)
+    _panel(axes, group, palette, lambda r: group.speedup(r) or math.nan, units.ratio)
     drawing.log_axis(axes.yaxis, lambda value: f"{value:g}×", 2)
-    axes.set_title("Speed-up over none")
+    axes.set_title("Speed-up over none (higher is better)")
 
 
-def _panel(axes: Axes, group: Curves, palette: Palette, field: Field) -> None:
+def _panel(axes: Axes, group: Curves, palette: Palette, field: Field, write: Write) -> None:
     for key, curve in group.curves.items():
-        drawn = [record for record in curve if _can_draw(record)]
-        sizes = [gradient_bytes(record) for record in drawn]
-        style = drawing.line_style(palette, key[0], group.variant(key))
-        axes.plot(sizes, [field(r) for r in drawn], label=group.label(key), **style)
+        points = [(gradient_bytes(r), field(r)) for r in curve if _can_draw(r)]
+        label, style = group.label(key), drawing.line_style(palette, key[0], group.variant(key))
+        texts = [f"{label}, {units.short_bytes(size)}: {write(value)}" for size, value in points]
+        drawing.curve(axes, points, texts, label=label, **style)
     axes.set_xlabel("bytes of the gradient")
     drawing.log_axis(axes.xaxis, units.short_bytes, 2)

@@ -104,14 +104,14 @@ def _sentences(group: Group) -> list[str]:
 
 
 def _draw(group: Group, compute: float, palette: Palette) -> Figure:
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for row, (hook, record) in enumerate(group.items()):
-            axes.barh(row, record.seconds, 0.62, color=palette[hook].colour)
-            drawing.end_label(axes, record.seconds, row, units.seconds(record.seconds), fontsize=10)
-        axes.axvline(compute, color=palette.theme.quiet, linewidth=1.2)
-        drawing.rows(axes, list(group))
-        axes.set_xlim(0, 1.15 * max(record.seconds for record in group.values()))
-        axes.set_xlabel("seconds of a backward pass")
-
-    return drawing.figure(palette, (drawing.WIDTH, 1.1 + 0.4 * len(group)), paint)
+    figure = drawing.figure(1.1 + 0.4 * len(group))
+    axes = figure.add_subplot()
+    for row, (hook, record) in enumerate(group.items()):
+        text, colour = units.seconds(record.seconds), palette[hook].colour
+        axes.barh(row, record.seconds, 0.62, color=colour, **drawing.hover(f"{hook}: {text}"))
+        drawing.end_label(axes, record.seconds, row, text, fontsize=10)
+    axes.axvline(compute, color=palette.theme.quiet, linewidth=1.2)
+    drawing.rows(axes, list(group))
+    axes.set_xlim(0, 1.15 * max(record.seconds for record in group.values()))
+    axes.set_xlabel("seconds of a backward pass (shorter is better)")
+    return figure

@@ -94,23 +94,23 @@ def _share(value: float | None) -> str:
 
 
 def _draw(timed: list[CodecRecord], palette: Palette) -> Figure:
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for row, record in enumerate(timed):
-            _bar(axes, row, record, palette)
-        axes.axvline(1, color=palette.theme.quiet, linewidth=1.0)
-        drawing.rows(axes, [f"{r.codec}  {r.operation} / {r.baseline}" for r in timed])
-        axes.set_xlim(left=0)
-        axes.set_xlabel("speed, as a share of the baseline's")
-
-    return drawing.figure(palette, (drawing.WIDTH, 0.9 + 0.34 * len(timed)), paint)
+    figure = drawing.figure(0.9 + 0.34 * len(timed))
+    axes = figure.add_subplot()
+    for row, record in enumerate(timed):
+        _bar(axes, row, record, palette)
+    axes.axvline(1, color=palette.theme.quiet, linewidth=1.0)
+    drawing.rows(axes, [f"{r.codec}  {r.operation} / {r.baseline}" for r in timed])
+    axes.set_xlim(left=0)
+    axes.set_xlabel("speed, as a share of the baseline's (longer is better)")
+    return figure
 
 
 def _bar(axes: Axes, row: int, record: CodecRecord, palette: Palette) -> None:
     """Draws the value in a column right of the plot, away from bars and ticks."""
-    axes.barh(row, record.ratio or 0.0, 0.66, color=palette[record.codec].colour)
-    goal = aims.aim(record)
-    text = f"{record.ratio:.2f}"
+    text, goal = f"{record.ratio:.2f}", aims.aim(record)
+    shown = f"{record.codec} {record.operation}: {text} of {record.baseline}"
+    colour = palette[record.codec].colour
+    axes.barh(row, record.ratio or 0.0, 0.66, color=colour, **drawing.hover(shown))
     if goal is not None:
         axes.plot([goal], [row], "|", color=palette.theme.ink, markersize=17, markeredgewidth=2.4)
         text += f"  {'below' if aims.falls_short(record) else 'reaches'} {goal:.2f}"

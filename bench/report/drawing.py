@@ -1,20 +1,22 @@
-"""matplotlib in the report's themes: figures, axes, legends. All other drawing uses this module."""
+"""matplotlib as SVG in two themes: figures, axes, legends. All other drawing uses this module."""
 
-import contextlib
+import dataclasses
+import html
+import io
 import math
+import re
 import typing
 
 import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402  after the backend's choice
-from matplotlib.axes import Axes
+from matplotlib.axes import Axes  # noqa: E402  after the backend's choice
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from palette import Palette, Theme
+from palette import LIGHT, Palette, Theme
 
 WIDTH = 10.0  # inches; width of a picture in the page
 FEW_DECADES = 300  # high / low; below, powers of ten are too few ticks
@@ -22,50 +24,75 @@ DASHES = ("-", "--", ":", "-.")
 FRONT = {"linewidth": 1.1, "linestyle": ":", "zorder": 2}  # the Pareto front
 
 
-@contextlib.contextmanager
-def _themed(theme: Theme) -> typing.Iterator[None]:
-    colours = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"),
-        theme.ink,
-    )
-    backgrounds = dict.fromkeys(
-        ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper
-    )
-    shape = {
+INK = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor")
+PAPER = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+matplotlib.rcParams.update(
+    {
+        **dict.fromkeys(INK, LIGHT.ink),
+        **dict.fromkeys(PAPER, LIGHT.paper),
+        "svg.fonttype": "none",
+        "svg.hashsalt": "tersor",
         "font.family": "DejaVu Sans",
         "font.size": 11,
         "axes.titlesize": 11.5,
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
-        "axes.edgecolor": theme.quiet,
+        "axes.edgecolor": LIGHT.quiet,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
         "axes.axisbelow": True,
-        "grid.color": theme.grid,
+        "grid.color": LIGHT.grid,
         "grid.linewidth": 0.8,
         "legend.frameon": False,
         "lines.linewidth": 2.0,
         "lines.markersize": 6.0,
         "hatch.linewidth": 0.8,
     }
-    with plt.rc_context({**colours, **backgrounds, **shape}):
-        yield
+)
+HOVER = "hover-"  # begins the id of a shape; the text in hexadecimal follows
 
 
-def figure(
-    palette: Palette, size: tuple[float, float], paint: typing.Callable[[Figure], None]
-) -> Figure:
-    """Makes a figure of `size` inches and calls `paint` to draw.
+def figure(height: float, width: float = WIDTH) -> Figure:
+    """Makes an empty figure; the size is in inches."""
+    made = Figure(figsize=(width, height), constrained_layout=True)
+    made.set_constrained_layout_pads(w_pad=0.08, h_pad=0.08)
+    return made
 
-    The figure belongs to no global list.
+
+def svg(made: Figure) -> str:
+    """An element for a page whose CSS has the variables of the theme; see palette.css.
+
+    A browser shows the value of a shape under the pointer.
     """
-    with _themed(palette.theme):
-        made = Figure(figsize=size, constrained_layout=True)
-        made.set_constrained_layout_pads(w_pad=0.08, h_pad=0.08)
-        paint(made)
-        made.canvas.draw()  # creates all ticks now, because new ticks read the theme
-        return made
+    stream = io.StringIO()
+    made.savefig(stream, format="svg", metadata={"Date": None})
+    text = stream.getvalue()
+    text = re.sub(r" <metadata>.*?</metadata>\n", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(f'<g id="{HOVER}([0-9a-f]*)">', _titled, text)
+    text = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", text)
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub("'?DejaVu Sans'?", "'DejaVu Sans', Verdana", text)
+    for name, colour in dataclasses.asdict(LIGHT).items():
+        text = text.replace(colour, f"var(--{name})")
+    return text
+
+
+def _titled(group: re.Match[str]) -> str:
+    text = bytes.fromhex(group[1]).decode()
+    return f"<g><title>{html.escape(text)}</title>"
+
+
+def hover(text: str) -> dict[str, str]:
+    """The option of a shape that shows `text` under the pointer."""
+    return {"gid": HOVER + text.encode().hex()}
+
+
+def curve(axes: Axes, points: list[tuple[float, float]], texts: list[str], **look: object) -> None:
+    """Draws a line. Each point shows its text under the pointer, also next to the marker."""
+    axes.plot(*zip(*points), **look)
+    for (x, y), text in zip(points, texts):
+        axes.plot([x], [y], "o", markersize=14, alpha=0, zorder=9, **hover(text))
 
 
 def legend_right(axes: Axes) -> None:
@@ -102,11 +129,17 @@ def end_label(axes: Axes, x: float, y: float, text: str, **look: typing.Any) -> 
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", **look)
 
 
-def point(axes: Axes, label: str, at: tuple, style: dict, deviation: float | None = None) -> None:
-    """Draws a marker without a line, with an error bar of one deviation if known."""
+def point(
+    axes: Axes, label: str, at: tuple, style: dict, text: str, deviation: float | None = None
+) -> None:
+    """Draws a marker without a line, with an error bar of one deviation if known.
+
+    The label and `text` are shown under the pointer.
+    """
     if deviation is not None:
         axes.errorbar(*at, deviation, capsize=4, elinewidth=1.5, color=style["color"])
-    axes.plot(*([x] for x in at), label=label, zorder=3, **{**style, "linestyle": "none"})
+    style = {**style, "linestyle": "none", **hover(f"{label}: {text}")}
+    axes.plot(*([x] for x in at), label=label, zorder=3, **style)
 
 
 def hollow(palette: Palette, codec: str, size: float) -> dict[str, typing.Any]:
@@ -133,14 +166,5 @@ def line_style(palette: Palette, codec: str, variant: int) -> dict[str, typing.A
 def note(axes: Axes, text: str, theme: Theme) -> None:
     """Writes a small note in the lower right corner of the plot."""
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 2, "alpha": 0.85}
-    axes.text(
-        0.995,
-        0.015,
-        text,
-        transform=axes.transAxes,
-        ha="right",
-        va="bottom",
-        fontsize=9,
-        color=theme.quiet,
-        bbox=box,
-    )
+    look = {"ha": "right", "va": "bottom", "fontsize": 9, "color": theme.quiet, "bbox": box}
+    axes.text(0.995, 0.015, text, transform=axes.transAxes, **look)

@@ -56,23 +56,22 @@ def _row(loss: Loss) -> list[str]:
 
 def draw(data: Data, group: list[Loss], palette: Palette) -> Figure:
     lossy = [loss for loss in group if loss.energy > 0]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for loss in lossy:
-            style = drawing.hollow(palette, loss.codec, 9)  # some markers coincide
-            drawing.point(axes, loss.codec, (loss.bits, loss.energy), style)
-        _front_line(axes, group, palette.theme)
-        axes.set_title(_subject(data, group))
-        axes.set_xlabel("bits per value (logarithmic)")
-        axes.set_ylabel("relative squared error (logarithmic)")
-        drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
-        drawing.log_axis(axes.yaxis, drawing.power, 10)
-        axes.margins(x=0.06, y=0.06)
-        drawing.legend_right(axes)
-
     height = max(4.8, 0.6 + 0.27 * (len(lossy) + 1))
-    return drawing.figure(palette, (drawing.WIDTH, height), paint)
+    figure = drawing.figure(height)
+    axes = figure.add_subplot()
+    for loss in lossy:
+        style = drawing.hollow(palette, loss.codec, 9)  # some markers coincide
+        text = f"squared error {loss.energy:.2e}, {loss.bits:.3f} bits per value"
+        drawing.point(axes, loss.codec, (loss.bits, loss.energy), style, text)
+    _front_line(axes, group, palette.theme)
+    axes.set_title(_subject(data, group))
+    axes.set_xlabel("bits per value, logarithmic (fewer is better)")
+    axes.set_ylabel("relative squared error, logarithmic (lower is better)")
+    drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
+    drawing.log_axis(axes.yaxis, drawing.power, 10)
+    axes.margins(x=0.06, y=0.06)
+    drawing.legend_right(axes)
+    return figure
 
 
 def _front_line(axes: Axes, group: list[Loss], theme: Theme) -> None:

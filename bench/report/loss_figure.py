@@ -22,24 +22,22 @@ def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
     """
     tested = all(runs.test_loss for one in trainings for runs in one.codecs.values())
     found = loss_points.points(trainings, "test_loss" if tested else "loss")
-
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for point in found:
-            _paint_point(axes, point, palette)
-        _paint_bf16(axes, found, palette)
-        axes.set_xlabel("bytes that a rank sends in a step, mean of all steps (logarithmic)")
-        told = "test loss at the end" if tested else "training loss, mean of the last epoch"
-        axes.set_ylabel(told)
-        drawing.log_axis(axes.xaxis, units.short_bytes, 2)
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.margins(x=0.06, y=0.08)
-        small = "small: other rates; " if any(point.others for point in found) else ""
-        drawing.note(axes, f"{small}loss axis does not start at zero", palette.theme)
-        drawing.legend_right(axes)
-
     width = drawing.WIDTH if len(trainings) == 1 else WIDE
-    return drawing.figure(palette, (width, max(4.8, ROW_HEIGHT * len(found))), paint)
+    figure = drawing.figure(max(4.8, ROW_HEIGHT * len(found)), width)
+    axes = figure.add_subplot()
+    for point in found:
+        _paint_point(axes, point, palette)
+    _paint_bf16(axes, found, palette)
+    axes.set_xlabel("bytes that a rank sends per step, logarithmic (fewer is better)")
+    told = "test loss at the end" if tested else "training loss of the last epoch"
+    axes.set_ylabel(f"{told} (lower is better)")
+    drawing.log_axis(axes.xaxis, units.short_bytes, 2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.margins(x=0.06, y=0.08)
+    small = "small: other rates; " if any(point.others for point in found) else ""
+    drawing.note(axes, f"{small}loss axis does not start at zero", palette.theme)
+    drawing.legend_right(axes)
+    return figure
 
 
 def _paint_point(axes: Axes, point: loss_points.Point, palette: Palette) -> None:
@@ -49,7 +47,8 @@ def _paint_point(axes: Axes, point: loss_points.Point, palette: Palette) -> None
     small = {**style, "linestyle": "none", "markersize": 4, "alpha": 0.45}
     axes.plot([point.sent] * len(point.others), point.others, zorder=2, **small)
     at, style["markersize"] = (point.sent, point.loss.mean), 9
-    drawing.point(axes, point.label, at, style, point.loss.known_deviation)
+    text = f"loss {at[1]:.4f}, {units.byte_count(at[0])} per step"
+    drawing.point(axes, point.label, at, style, text, point.loss.known_deviation)
 
 
 def _paint_bf16(axes: Axes, points: list[loss_points.Point], palette: Palette) -> None:

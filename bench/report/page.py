@@ -1,6 +1,5 @@
 """The parts of a report and their two forms: a page with pictures, and text for a terminal."""
 
-import base64
 import html
 import io
 import pathlib
@@ -9,12 +8,11 @@ import textwrap
 import typing
 from dataclasses import dataclass, replace
 
-if typing.TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
-    from palette import Palette
+import drawing
+from palette import Palette, css
 
-DOTS_PER_INCH = 150
 TEXT_COLUMNS = 100
 
 
@@ -35,10 +33,10 @@ class Picture:
     Pictures are drawn late, because text needs no pictures.
     """
 
-    name: str  # name of the PNG file
+    name: str  # name of the SVG file
     heading: str
     caption: str
-    draw: typing.Callable[["Palette"], "Figure"]
+    draw: typing.Callable[[Palette], Figure]
 
 
 Part = Table | Picture
@@ -71,8 +69,13 @@ def as_text(sections: list[Section]) -> str:
         blocks.append(f"{section.heading}\n{'=' * len(section.heading)}")
         blocks += [table_text(part) for part in section.parts if isinstance(part, Table)]
         if section.sentences:
-            blocks.append("\n".join(_wrapped(sentence, "- ") for sentence in section.sentences))
+            blocks.append(sentences([section]))
     return "\n\n".join(blocks)
+
+
+def sentences(sections: list[Section]) -> str:
+    """The sentences of all sections, without tables."""
+    return "\n".join(_wrapped(line, "- ") for section in sections for line in section.sentences)
 
 
 def table_text(table: Table) -> str:
@@ -96,31 +99,32 @@ def _padded(cells: list[str], widths: list[int]) -> list[str]:
 def write(
     folder: pathlib.Path,
     sections: list[Section],
-    palettes: tuple["Palette", "Palette"],
+    palette: Palette,
     provenance: list[str],
 ) -> list[pathlib.Path]:
-    """Writes the PNG files and index.html. Returns the paths, with the page first.
+    """Writes the SVG files and index.html. Returns the paths, with the page first.
 
-    The PNG files use the first palette. Browsers with a dark theme show the second palette.
+    Browsers with a dark theme show all in dark colours.
     """
     pictures = [part for s in sections for part in s.parts if isinstance(part, Picture)]
-    images = {one.name: [png(one.draw(palette)) for palette in palettes] for one in pictures}
+    images = {one.name: drawing.svg(one.draw(palette)) for one in pictures}
     body = "".join(_section_html(section, images) for section in sections)
     template = (pathlib.Path(__file__).parent / "page.html").read_text(encoding="utf-8")
     index = folder / "index.html"
     facts = "".join(f"<p>{html.escape(line)}</p>" for line in provenance)
-    page = string.Template(template).substitute(body=body, provenance=facts)
+    page = string.Template(template).substitute(colours=css(), body=body, provenance=facts)
     index.write_text(page, encoding="utf-8")
-    files = {folder / f"{name}.png": light for name, (light, _) in images.items()}
-    for path, light in files.items():
-        path.write_bytes(light)
+    files = {folder / f"{name}.svg": image for name, image in images.items()}
+    for path, image in files.items():
+        styled = image.replace(">", f"><style>{css()}</style>", 1)
+        path.write_text(styled, encoding="utf-8")
     return [index, *files]
 
 
-def _section_html(section: Section, images: dict[str, list[bytes]]) -> str:
+def _section_html(section: Section, images: dict[str, str]) -> str:
     """Places the section's sentences below the first table."""
     first, *others = [
-        _table_html(part) if isinstance(part, Table) else _picture_html(part, *images[part.name])
+        _table_html(part) if isinstance(part, Table) else _picture_html(part, images[part.name])
         for part in section.parts
     ]
     items = "".join(f"<li>{html.escape(line)}</li>" for line in section.sentences)
@@ -143,21 +147,16 @@ def _row_html(row: list[str]) -> str:
     return f"<th><code>{name}</code></th>" + "".join(f"<td>{figure}</td>" for figure in figures)
 
 
-def _picture_html(picture: Picture, light: bytes, dark: bytes) -> str:
+def _picture_html(picture: Picture, image: str) -> str:
     heading = html.escape(picture.heading)
+    image = image.replace("<svg", f'<svg role="img" aria-label="{heading}"', 1)
     return (
-        f"<h3>{heading}</h3><figure><picture>"
-        f'<source media="(prefers-color-scheme: dark)" srcset="{_data_uri(dark)}">'
-        f'<img alt="{heading}" src="{_data_uri(light)}"></picture>'
+        f'<h3>{heading}</h3><figure><div class="scroll">{image}</div>'
         f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>\n"
     )
 
 
-def png(figure: "Figure", dots_per_inch: int = DOTS_PER_INCH) -> bytes:
+def png(figure: Figure, dots_per_inch: int) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dots_per_inch)
     return stream.getvalue()
-
-
-def _data_uri(image: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")

@@ -47,10 +47,20 @@ class Theme:
     paper: str
     grid: str
     quiet: str  # secondary text and bars
+    wash: str  # the background of a row or list
 
 
-LIGHT = Theme(ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d")
-DARK = Theme(ink="#e6edf3", paper="#161b22", grid="#333b45", quiet="#9aa4af")
+LIGHT = Theme(ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d", wash="#f6f8fa")
+DARK = Theme(ink="#e6edf3", paper="#161b22", grid="#333b45", quiet="#9aa4af", wash="#1d242d")
+
+
+def css() -> str:
+    """The variables of both themes, for the page and for each picture."""
+    light, dark = (
+        " ".join(f"--{name}: {colour};" for name, colour in dataclasses.asdict(theme).items())
+        for theme in (LIGHT, DARK)
+    )
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 
 def family(spec: str) -> str:
@@ -81,17 +91,12 @@ def _spare(i: int) -> Style:
 class Palette:
     """A theme, and styles for the codecs of all records of a report, so pictures agree."""
 
-    def __init__(self, specs: set[str], theme: Theme = LIGHT) -> None:
+    theme = LIGHT
+
+    def __init__(self, specs: set[str]) -> None:
         unlisted = [spec for spec in in_order(specs) if spec not in STYLES]
         spare = {spec: _spare(i) for i, spec in enumerate(unlisted)}
         self._styles = {**STYLES, **spare}
-        self.theme = theme
 
     def __getitem__(self, spec: str) -> Style:
         return self._styles[spec]
-
-
-def mix(colour: str, other: str, share: float) -> str:
-    """Mixes `share` of `colour` with the rest of `other`. Both are #rrggbb."""
-    channels = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]))
-    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)

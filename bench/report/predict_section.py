@@ -146,19 +146,18 @@ def _caption(group: Group) -> str:
 
 
 def _draw(group: Group, palette: Palette) -> Figure:
-    def paint(figure: Figure) -> None:
-        time, speedup, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": (4, 4, 2)})
-        _panel(time, group, palette, lambda record, _: record.seconds)
-        drawing.log_axis(time.yaxis, units.short_seconds, 10)
-        time.set_title("Time of a call, predicted")
-        speedup.axhline(1, color=palette.theme.quiet, linewidth=1.0, zorder=1)
-        _panel(speedup, group, palette, group.speedup)
-        drawing.log_axis(speedup.yaxis, lambda value: f"{value:g}×", 2)
-        speedup.set_title("Speed-up over none, predicted")
-        legend.axis("off")
-        legend.legend(handles=_legend(group, palette), loc="center left")
-
-    return drawing.figure(palette, (drawing.WIDTH, 4.6), paint)
+    figure = drawing.figure(4.6)
+    time, speedup, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": (4, 4, 2)})
+    _panel(time, group, palette, lambda record, _: record.seconds, units.seconds)
+    drawing.log_axis(time.yaxis, units.short_seconds, 10)
+    time.set_title("Predicted time (shorter is better)")
+    speedup.axhline(1, color=palette.theme.quiet, linewidth=1.0, zorder=1)
+    _panel(speedup, group, palette, group.speedup, units.ratio)
+    drawing.log_axis(speedup.yaxis, lambda value: f"{value:g}×", 2)
+    speedup.set_title("Predicted speed-up (higher is better)")
+    legend.axis("off")
+    legend.legend(handles=_legend(group, palette), loc="center left")
+    return figure
 
 
 def _legend(group: Group, palette: Palette) -> list[Line2D]:
@@ -177,28 +176,22 @@ def _panel(
     group: Group,
     palette: Palette,
     field: typing.Callable[[Either, typing.Sequence[Either]], float | None],
+    write_value: typing.Callable[[float], str],
 ) -> None:
+    against_size = bool(group.setting.ranks)
+    write = units.short_bytes if against_size else lambda value: f"{value:g}"
+    unit = "" if against_size else " ranks"
     for codec in group.codecs:
-        style = palette[codec]
-        for found, look in (
-            (group.predicted, {"linestyle": "-"}),
-            (
-                group.measured,
-                {
-                    "linestyle": "none",
-                    "marker": style.marker,
-                    "markersize": 9,
-                    "markerfacecolor": "none",
-                    "markeredgewidth": 1.8,
-                    "zorder": 3,
-                },
-            ),
+        style = {"color": palette[codec].colour}
+        marked = {**drawing.hollow(palette, codec, 9), "linestyle": "none", "zorder": 3}
+        for kind, found, look in (
+            ("predicted", group.predicted, style),
+            ("measured", group.measured, marked),
         ):
             points = [(group.place(r), field(r, found)) for r in group.curve(codec, found)]
             drawn = [(place, value) for place, value in points if value is not None]
             if drawn:
-                axes.plot(*zip(*drawn), color=style.colour, **look)
-    against_size = bool(group.setting.ranks)
+                texts = [f"{codec}, {write(x)}{unit}: {write_value(y)} ({kind})" for x, y in drawn]
+                drawing.curve(axes, drawn, texts, **look)
     axes.set_xlabel("bytes of the gradient" if against_size else "ranks")
-    write = units.short_bytes if against_size else lambda value: f"{value:g}"
     drawing.log_axis(axes.xaxis, write, 2)

@@ -1,60 +1,10 @@
 """The records of `tersor-bench … --json FILE` and `python -m tersor.bench`, with checks.
 
-A file is a JSON array of objects. `benchmark` is the kind of an object: codecs, allocate,
-allreduce, predict, train or backward. Every field of the kind's class below is required unless the
-field has a default. Other fields are ignored. `count` is a number of values, `*_seconds` and
-`seconds` are seconds, `*_bytes` are bytes. If None is allowed, null is also allowed, because JSON
-libraries write NaN as null.
-
-codecs     One operation of one codec. The same process also times a plain copy, read or triad, the
-           `baseline`. The `ratio` is the speed of the operation / the speed of the baseline, both
-           by the minimum number of moved bytes. The `aim` is the ratio to reach. The field
-           `checksum` is true for frames with a checksum. Operation "error" is not timed. An error
-           record is the loss of a codec on one `tensor` of `data`. Its `bits` are payload bits per
-           value. Its `energy_lost` is |p - d|^2 / |p|^2 of the sent values (p) and the decoded
-           values (d). Its `norm` is |p|. Its `ranks` are the number of ranks with shared levels,
-           for codecs with raw values.
-
-allocate   The result of `codec` on one `parameter` of `data`, or on all parameters if null. Payload
-           bytes and energies are sums over all samples. The `energy` is |p|^2 of the sent values
-           (p). The `energy_lost` is |p - d|^2 of the decoded values (d). The field `chosen` is true
-           within the requested budget. Records of all parameters have either the single codec of a
-           reducer, or "allocated": a chosen codec for each parameter.
-
-allreduce  One call. The bandwidths `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tests.
-           Definitions: algbw = bytes of the gradient / seconds, busbw = algbw * 2 (ranks - 1) /
-           ranks. A reduce_scatter (`collective`) has half of this busbw. The `wire_bytes` are sent
-           bytes per rank. The field `identical` is true if all ranks ended with the same bits.
-           Records of the reducer have `parameters` parameters, ready one after the other in
-           `backward_seconds`. Their `seconds` are the time of the whole step. Their `hidden` is the
-           share of the wire time outside waiting, 0 to 1. The grid of two-shot, `dims`, is added to
-           the algorithm's name, here and in predict.
-
-predict    One call according to the cost model, without measurement. The ranks of each of the
-           `hosts` share a link. The `wire_bytes` are sent bytes per rank. Records of allreduce with
-           the same link, dtype, count and ranks are drawn in the same figure.
-
-train      One epoch of one run (codec, seed, ranks, link). The `epoch` counts from 1. The `seconds`
-           are wall-clock time from the start of training to the end of this epoch. The
-           `step_seconds` are the mean step of this epoch. The `wire_bytes` are mean sent bytes per
-           rank and step. Compute, encode, wire, decode and exposed seconds are per step, as means
-           over ranks. Exposed seconds are communication not hidden by the backward pass. A model in
-           stages also counts waiting in the pipeline's bubble as exposed. Encode, wire and decode
-           are null if unknown. The `accuracy` on the test set is 0 to 1. The `test_loss` is the
-           mean loss on the test set, if measured. Default of `hidden_seconds`: encode + wire +
-           decode - exposed, at least 0. The field `model` is the trained model, if a benchmark has
-           several. The `learning_rate` is the maximum, if the rate was chosen.
-
-backward   A backward pass under PyTorch, without a training. The field `parallel` is "ddp"
-           (DistributedDataParallel, the default), "fsdp" (FSDP2), or "experts". Records of experts
-           time a whole step. The `codec` is the codec of gradients, PyTorch's hook, or the codec of
-           rows (experts). The `weights` are the codec of FSDP2's all-gathers if gradients also have
-           a codec; otherwise null. The `rows` are rows of the input. The `seconds` are the slowest
-           rank's time. The `compute_seconds` are the same without communication. The `wire_bytes`
-           are sent bytes per rank. They are "counted" or "computed" (`wire_bytes_are`). The
-           `interface_bytes` are bytes per rank counted by the kernel, including headers.
-
-All kinds may have the text fields `machine`, `date` and `commit`, shown in the report.
+docs/reference/benchmark-records.md explains the fields. A file is a JSON array of objects.
+`benchmark` is the kind of an object: codecs, allocate, allreduce, predict, train or backward. Every
+field of the kind's class below is required unless the field has a default. Other fields are
+ignored. If None is allowed, null is also allowed, because JSON libraries write NaN as null. The
+text fields `machine`, `date` and `commit` are shown in the report.
 """
 
 import dataclasses

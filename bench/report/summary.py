@@ -14,6 +14,7 @@ import palette
 import records
 
 TARGETS = (0.80, 0.85, 0.87, 0.88)
+CLEAR_FACTOR = 1.05  # smaller factors are within the drift of a shared machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,10 @@ class CodecRuns:
         work = self.step_mean("communication_seconds")
         return self.step_mean("hidden") / work if work > 0 else math.nan
 
+    @property
+    def codec_seconds(self) -> float:
+        return self.step_mean("encode_seconds") + self.step_mean("decode_seconds")
+
     def curve(self) -> list[tuple[float, Spread]]:
         """(mean seconds, accuracy) at the end of each epoch common to all runs."""
         columns = zip(*(run.epochs for run in self.runs))
@@ -133,6 +138,24 @@ class Training:
         if baseline not in self.codecs or self.codecs[codec].epoch_seconds == 0:
             return None
         return self.codecs[baseline].epoch_seconds / self.codecs[codec].epoch_seconds
+
+    def busy_factor(self, codec: str, baseline: str) -> float | None:
+        """The factor between compute times if this factor exceeds the rest of the difference.
+
+        All codecs of tersor-bench compute the same. A codec's threads slow the trainer by at most
+        the codec's encode and decode time; other work on the machine causes the remaining factor.
+        Records of the Python benchmark (with a model) may compare optimizers: always None.
+        """
+        fast, slow = sorted(
+            (self.codecs[name] for name in (codec, baseline)),
+            key=lambda runs: runs.step_mean("compute_seconds"),
+        )
+        least = slow.step_mean("compute_seconds") - slow.codec_seconds
+        known = fast.step_mean("compute_seconds")
+        if self.model or known == 0 or least < CLEAR_FACTOR * known:
+            return None
+        steps = fast.step_mean("step_seconds"), slow.step_mean("step_seconds") - (least - known)
+        return least / known if least * min(steps) > known * max(steps) else None
 
     def compression(self, codec: str) -> float | None:
         sent = self.codecs[codec].step_mean("wire_bytes")

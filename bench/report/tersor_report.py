@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Turns the JSON records of tersor-bench into one self-contained page, PNG files and text tables.
+"""Turns the JSON records of tersor-bench into one self-contained page, SVG files and text tables.
 
-    tersor_report.py FILE.json... -o DIR       write DIR/index.html and DIR/*.png, print their paths
+    tersor_report.py FILE.json... -o DIR       write DIR/index.html and DIR/*.svg, print their paths
     tersor_report.py FILE.json... --text       print the tables
+    tersor_report.py FILE.json... --verdict    print the sentences without the tables
     tersor_report.py FILE.json... --picture P  write one picture for a README: of the training, of
                                                trainings with several learning rates, of the
                                                codecs' errors, or of an allocation (the first
                                                kind with records)
     tersor_report.py --check -o DIR            only check that a report could be written there
 
-records.py documents the records. Bad input and unwritable folders print one line; status 2.
+docs/reference/benchmark-records.md explains the records. Bad input and unwritable folders print one
+line; status 2.
 """
 
 import argparse
@@ -72,9 +74,10 @@ def _options() -> argparse.Namespace:
         "files", nargs="*", type=path, metavar="FILE.json", help="records, in any mixture"
     )
     parser.add_argument(
-        "-o", "--output", type=path, metavar="DIR", help="where index.html and PNGs go"
+        "-o", "--output", type=path, metavar="DIR", help="where index.html and SVGs go"
     )
     parser.add_argument("--text", action="store_true", help="print the tables")
+    parser.add_argument("--verdict", action="store_true", help="print the sentences")
     parser.add_argument(
         "--picture", type=path, metavar="FILE.png", help="write one picture for a README"
     )
@@ -89,8 +92,8 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Na
         parser.error("--check needs -o DIR")
     if not options.check and not options.files:
         parser.error("no FILE.json given")
-    if not (options.output or options.text or options.picture):
-        parser.error("nothing to do: give -o DIR, --text or --picture FILE.png")
+    if not (options.output or options.text or options.verdict or options.picture):
+        parser.error("nothing to do: give -o DIR, --text, --verdict or --picture FILE.png")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -102,17 +105,18 @@ def _run(options: argparse.Namespace) -> None:
     if options.picture:
         check_folder(options.picture.parent)
     found = records.load(options.files)
-    codecs = {record.codec for record in found}
-    light, dark = (palette.Palette(codecs, theme) for theme in (palette.LIGHT, palette.DARK))
+    colours = palette.Palette({record.codec for record in found})
     sections = _sections(found)
     if options.text:
         print(page.as_text(sections))
+    if options.verdict:
+        print(page.sentences(sections))
     if options.output:
         facts = _provenance(found, options.files)
-        for path in page.write(options.output, sections, (light, dark), facts):
+        for path in page.write(options.output, sections, colours, facts):
             print(path)
     if options.picture:
-        options.picture.write_bytes(_picture(found, light))
+        options.picture.write_bytes(_picture(found, colours))
         print(options.picture)
 
 
@@ -153,7 +157,7 @@ def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
     errors = errors_section.losses(found)
     chosen = allocate_section.allocations(found)
     if len(trainings) == 1:
-        figure = train_figures.overview(trainings[0], colours)
+        figure = train_figures.accuracy_time(trainings[0], colours)
     elif trainings and summary.differ_in_rate_alone(trainings):
         figure = loss_figure.draw(trainings, colours)
     elif not trainings and len(errors) == 1:

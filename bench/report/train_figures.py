@@ -3,6 +3,7 @@
 import math
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -10,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 import drawing
 import summary
 import units
-from palette import Palette, Theme, mix
+from palette import Palette, Theme
 
 ACCURACY_WINDOW = 0.12  # shown range below the best accuracy in the time picture
 LEGEND_HEIGHT = 0.5  # inches
@@ -18,22 +19,22 @@ STEP_PARTS = ("compute", "exposed communication", "rest")
 
 
 def accuracy_bytes(training: summary.Training, palette: Palette) -> Figure:
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for codec, runs in training.codecs.items():
-            style = drawing.line_style(palette, codec, _variant(codec, training))
-            at, style["markersize"] = (runs.step_mean("wire_bytes"), runs.accuracy.mean), 10
-            drawing.point(axes, codec, at, style, runs.accuracy.known_deviation)
-        _front_line(axes, training, palette.theme)
-        axes.set_xlabel("bytes on the wire, per step and rank (logarithmic)")
-        axes.set_ylabel("test accuracy, last epoch")
-        drawing.log_axis(axes.xaxis, units.short_bytes, 2)
-        _percent_axis(axes)
-        axes.margins(x=0.08, y=0.14)
-        drawing.note(axes, "accuracy axis does not start at zero", palette.theme)
-        drawing.legend_right(axes)
-
-    return drawing.figure(palette, (drawing.WIDTH, 4.8), paint)
+    figure = drawing.figure(4.8)
+    axes = figure.add_subplot()
+    for codec, runs in training.codecs.items():
+        style = drawing.line_style(palette, codec, _variant(codec, training))
+        at, style["markersize"] = (runs.step_mean("wire_bytes"), runs.accuracy.mean), 10
+        text = f"accuracy {units.percent(at[1])}, {units.byte_count(at[0])} per step"
+        drawing.point(axes, codec, at, style, text, runs.accuracy.known_deviation)
+    _front_line(axes, training, palette.theme)
+    axes.set_xlabel("bytes sent per step and rank, logarithmic (fewer is better)")
+    axes.set_ylabel("test accuracy, last epoch (higher is better)")
+    drawing.log_axis(axes.xaxis, units.short_bytes, 2)
+    _percent_axis(axes)
+    axes.margins(x=0.08, y=0.14)
+    drawing.note(axes, "accuracy axis does not start at zero", palette.theme)
+    drawing.legend_right(axes)
+    return figure
 
 
 def _variant(codec: str, training: summary.Training) -> int:
@@ -53,12 +54,11 @@ def _front_line(axes: Axes, training: summary.Training, theme: Theme) -> None:
 
 
 def accuracy_time(training: summary.Training, palette: Palette) -> Figure:
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        _curves(axes, training, palette)
-        drawing.legend_right(axes)
-
-    return drawing.figure(palette, (drawing.WIDTH, 4.8), paint)
+    figure = drawing.figure(4.8)
+    axes = figure.add_subplot()
+    _curves(axes, training, palette)
+    drawing.legend_right(axes)
+    return figure
 
 
 def _curves(axes: Axes, training: summary.Training, palette: Palette) -> None:
@@ -66,7 +66,11 @@ def _curves(axes: Axes, training: summary.Training, palette: Palette) -> None:
         seconds, spreads = zip(*runs.curve())
         means = [spread.mean for spread in spreads]
         style = drawing.line_style(palette, codec, _variant(codec, training))
-        axes.plot(seconds, means, label=codec, **style)
+        texts = [
+            f"{codec}, epoch {epoch}: accuracy {units.percent(mean)} after {units.seconds(at)}"
+            for epoch, (at, mean) in enumerate(zip(seconds, means), start=1)
+        ]
+        drawing.curve(axes, list(zip(seconds, means)), texts, label=codec, **style)
         if len(runs.runs) > 1:
             low = [spread.mean - spread.deviation for spread in spreads]
             high = [spread.mean + spread.deviation for spread in spreads]
@@ -76,8 +80,8 @@ def _curves(axes: Axes, training: summary.Training, palette: Palette) -> None:
     _accuracy_window(axes, training)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("wall-clock time of training (s)")
-    axes.set_ylabel("test accuracy")
+    axes.set_xlabel("wall-clock time of training in s (shorter is better)")
+    axes.set_ylabel("test accuracy (higher is better)")
     if axes.get_ylim()[0] > 0:
         drawing.note(axes, "accuracy axis does not start at zero", palette.theme)
 
@@ -98,40 +102,36 @@ def _percent_axis(axes: Axes) -> None:
 
 def step_time(training: summary.Training, palette: Palette) -> Figure:
     bars_height = 0.8 + 0.72 * len(training.codecs)
-
-    def paint(figure: Figure) -> None:
-        heights = {"height_ratios": [bars_height, LEGEND_HEIGHT]}
-        bars, legend = figure.subplots(2, 1, gridspec_kw=heights)
-        _step_bars(bars, training, palette)
-        _part_legend(legend, palette.theme, rows=2)
-
-    return drawing.figure(palette, (drawing.WIDTH, bars_height + LEGEND_HEIGHT), paint)
+    figure = drawing.figure(bars_height + LEGEND_HEIGHT)
+    heights = {"height_ratios": [bars_height, LEGEND_HEIGHT]}
+    bars, legend = figure.subplots(2, 1, gridspec_kw=heights)
+    _step_bars(bars, training, palette)
+    _part_legend(legend, palette.theme)
+    return figure
 
 
 def _shades(colour: str, theme: Theme) -> dict[str, dict]:
     """Fills of a step's parts, in the codec's own colour."""
-    soft, middle = mix(colour, theme.paper, 0.40), mix(colour, theme.paper, 0.55)
-    hatched = {"facecolor": theme.paper, "edgecolor": middle, "linewidth": 1.0}
+    soft, middle = to_rgba(colour, 0.40), to_rgba(colour, 0.55)
+    hatched = {"facecolor": "none", "edgecolor": middle, "linewidth": 1.0}
     return {
         "compute": {"facecolor": soft},
         "exposed communication": {"facecolor": colour},
         "rest": {"facecolor": theme.grid},
         "encode": {**hatched, "hatch": "////"},
-        "wire": {**hatched, "hatch": "...."},
+        "wire": {**hatched, "hatch": "||||"},
         "decode": {**hatched, "hatch": "\\\\\\\\"},
     }
 
 
-def _part_legend(axes: Axes, theme: Theme, rows: int) -> None:
-    """Parts of the upper bars, then of the lower bars: two rows, or two columns of three."""
+def _part_legend(axes: Axes, theme: Theme) -> None:
+    """Parts of the upper bars, then of the lower bars, in two rows."""
     shades = _shades(theme.quiet, theme)
-    names = list(shades)
-    if rows == 2:  # matplotlib fills columns first
-        names = [names[i] for i in (0, 3, 1, 4, 2, 5)]
+    names = [list(shades)[i] for i in (0, 3, 1, 4, 2, 5)]  # matplotlib fills columns first
     bars = {part: "step" if part in STEP_PARTS else "communication" for part in names}
     handles = [Patch(label=f"{bars[part]}: {part}", **shades[part]) for part in names]
     axes.axis("off")
-    axes.legend(handles=handles, loc="center", ncol=6 // rows, fontsize=10, columnspacing=1.5)
+    axes.legend(handles=handles, loc="center", ncol=3, fontsize=10, columnspacing=1.5)
 
 
 def _step_bars(axes: Axes, training: summary.Training, palette: Palette) -> None:
@@ -139,17 +139,17 @@ def _step_bars(axes: Axes, training: summary.Training, palette: Palette) -> None
     longest = max(_longest(runs) for runs in training.codecs.values())
     for row, (codec, runs) in enumerate(training.codecs.items()):
         shades = _shades(palette[codec].colour, theme)
-        end = _stack(axes, row - 0.18, 0.42, _step_parts(runs), shades)
+        end = _stack(axes, codec, (row - 0.18, 0.42), _step_parts(runs), shades)
         step = units.seconds(runs.step_mean("step_seconds"))
         drawing.end_label(axes, end, row - 0.18, step, fontsize=9.5, color=theme.ink)
-        end = _stack(axes, row + 0.22, 0.26, _communication_parts(runs), shades)
+        end = _stack(axes, codec, (row + 0.22, 0.26), _communication_parts(runs), shades)
         hidden = _hidden_label(runs)
         drawing.end_label(axes, end, row + 0.22, hidden, fontsize=9.5, color=theme.quiet)
     drawing.rows(axes, list(training.codecs), above=0.55, below=0.5)
     axes.set_xlim(0, 1.2 * longest)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: units.short_seconds(value))
-    axes.set_xlabel("time in a step, mean over steps and ranks")
+    axes.set_xlabel("time in a step, mean over steps and ranks (shorter is better)")
 
 
 def _step_parts(runs: summary.CodecRuns) -> dict[str, float]:
@@ -166,11 +166,14 @@ def _longest(runs: summary.CodecRuns) -> float:
     return max(sum(_step_parts(runs).values()), sum(_communication_parts(runs).values()))
 
 
-def _stack(axes: Axes, y: float, height: float, parts: dict[str, float], shades: dict) -> float:
-    """Draws the parts one after the other. Returns the end of the last part."""
+def _stack(
+    axes: Axes, codec: str, place: tuple[float, float], parts: dict[str, float], shades: dict
+) -> float:
+    """Draws the parts one after the other at (y, height). Returns the end of the last part."""
     left = 0.0
     for part, seconds in parts.items():
-        axes.barh(y, seconds, height, left=left, **shades[part])
+        look = {**shades[part], **drawing.hover(f"{codec}: {part} {units.seconds(seconds)}")}
+        axes.barh(place[0], seconds, place[1], left=left, **look)
         left += seconds
     return left
 
@@ -184,50 +187,26 @@ def paired(training: summary.Training, palette: Palette) -> Figure:
     codecs = [
         codec for codec in training.codecs if codec != "none" and training.paired(codec, "none")
     ]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        axes.axvline(0, color=palette.theme.ink, linewidth=1.2)
-        for row, codec in enumerate(codecs):
-            differences = training.paired(codec, "none").values()
-            _paired_row(axes, row, [100 * one for one in differences], codec, palette)
-        axes.set_yticks(range(len(codecs)), codecs)
-        axes.set_ylim(len(codecs) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("test accuracy minus that of none with the same seed (percentage points)")
-
-    return drawing.figure(palette, (drawing.WIDTH, 1.3 + 0.5 * len(codecs)), paint)
-
-
-def _paired_row(axes: Axes, row: int, in_points: list[float], codec: str, palette: Palette) -> None:
-    rows = [row] * len(in_points)
-    axes.plot(
-        in_points,
-        rows,
-        "o",
-        color=palette[codec].colour,
-        alpha=0.55,
-        markersize=7,
-        markeredgewidth=0,
+    figure = drawing.figure(1.3 + 0.5 * len(codecs))
+    axes = figure.add_subplot()
+    axes.axvline(0, color=palette.theme.ink, linewidth=1.2)
+    for row, codec in enumerate(codecs):
+        _paired_row(axes, row, training.paired(codec, "none"), codec, palette)
+    axes.set_yticks(range(len(codecs)), codecs)
+    axes.set_ylim(len(codecs) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(
+        "percentage points of accuracy more than none with the same seed (right is better)"
     )
-    mean = sum(in_points) / len(in_points)
+    return figure
+
+
+def _paired_row(
+    axes: Axes, row: int, differences: dict[int, float], codec: str, palette: Palette
+) -> None:
+    look = {"color": palette[codec].colour, "alpha": 0.55, "markersize": 7, "markeredgewidth": 0}
+    for seed, one in differences.items():
+        shown = drawing.hover(f"{codec}, seed {seed}: {units.points(one)} points")
+        axes.plot([100 * one], [row], "o", **look, **shown)
+    mean = 100 * sum(differences.values()) / len(differences)
     axes.plot([mean], [row], "|", color=palette.theme.ink, markersize=20, markeredgewidth=2.2)
-
-
-def overview(training: summary.Training, palette: Palette) -> Figure:
-    """A picture for a README, 1,200 px wide: accuracy by time, and the parts of a step's time."""
-    legend_rows = max(3, math.ceil(len(training.codecs) / 2))
-    heights = [4.8, 0.25 * legend_rows]
-
-    def paint(figure: Figure) -> None:
-        grid = figure.add_gridspec(2, 2, height_ratios=heights)
-        left, right, codecs, parts = (figure.add_subplot(cell) for cell in grid)
-        _curves(left, training, palette)
-        left.set_title("Accuracy against wall-clock time")
-        codecs.axis("off")
-        codecs.legend(*left.get_legend_handles_labels(), loc="center", ncol=2, fontsize=10)
-        _step_bars(right, training, palette)
-        right.set_title("Where the time of a step goes")
-        _part_legend(parts, palette.theme, rows=3)
-
-    return drawing.figure(palette, (12.0, sum(heights)), paint)

@@ -10,7 +10,6 @@ import train_figures
 import units
 from page import Part, Picture, Section, Table
 
-CLEAR_SPEEDUP = 1.05  # smaller speed-ups are within the drift of a shared machine
 CLEAR_LOSS = 0.005  # accuracy; half a percentage point
 LOSS_CAPTION = (
     "Each point is a codec; down and to the left is better, and bars are one standard deviation "
@@ -90,18 +89,25 @@ def _verdicts(training: summary.Training) -> list[str]:
     if codecs and not any(_is_faster(training, codec, baseline) for codec in codecs):
         setting = f"{training.ranks} ranks, link {training.link}"
         lead = f"Compression does not pay here ({setting}): no codec is faster than {baseline}."
+        if any(training.busy_factor(codec, baseline) for codec in codecs):
+            lead = f"Machine too busy to tell if compression pays here ({setting})."
         sentences.insert(0, lead)
     return sentences
 
 
 def _is_faster(training: summary.Training, codec: str, baseline: str) -> bool:
-    return (training.speedup(codec, baseline) or 0.0) >= CLEAR_SPEEDUP
+    clear = (training.speedup(codec, baseline) or 0.0) >= summary.CLEAR_FACTOR
+    return clear and not training.busy_factor(codec, baseline)
 
 
 def _verdict(training: summary.Training, codec: str, baseline: str) -> str:
     speed = units.ratio(training.speedup(codec, baseline))
     change = training.accuracy_change(codec, baseline)
     what = f"{speed} the speed of {baseline}, accuracy {units.points(change)} points"
+    busy = training.busy_factor(codec, baseline)
+    if busy:
+        noise = f"{units.ratio(busy)}, and all codecs compute the same"
+        return f"{codec}: machine too busy to tell: {what}; compute times differ by {noise}."
     if not _is_faster(training, codec, baseline):
         return f"{codec} does not pay here: {what}."
     if change < -CLEAR_LOSS:

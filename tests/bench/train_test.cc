@@ -65,9 +65,34 @@ TEST_F(Train, RecordsHaveEveryFieldOfEveryEpoch) {
     EXPECT_GT(record["wire_bytes"], 0.0);
   }
   EXPECT_EQ(records[0]["epoch"], 1);
-  EXPECT_EQ(records[1]["epoch"], 2);
-  EXPECT_GT(records[1]["seconds"], records[0]["seconds"]);
-  EXPECT_LT(records[2]["wire_bytes"], records[0]["wire_bytes"]) << "topk against none";
+  EXPECT_EQ(records[2]["epoch"], 2);
+  EXPECT_GT(records[2]["seconds"], records[0]["seconds"]);
+  EXPECT_LT(records[1]["wire_bytes"], records[0]["wire_bytes"]) << "topk against none";
+}
+
+TEST_F(Train, CodecsTrainInTurnsWithTheResultsOfSeparateTrainings) {
+  const std::vector<std::string> codecs = {"none", "int8:rounding=stochastic",
+                                           "topk:density=0.1+ef"};
+  const auto train = [&](const std::vector<std::string>& of) {
+    std::vector<std::string> more = {"--epochs", "3", "--gradients", path("g.safetensors"),
+                                     "--codec"};
+    more.insert(more.end(), of.begin(), of.end());
+    const Json records = records_of(tiny(more));
+    return std::pair(records, read_tensors(path("g.safetensors")));
+  };
+  const auto [together, last] = train(codecs);
+  ASSERT_EQ(together.size(), 3 * codecs.size());
+  for (std::size_t i = 0; i < codecs.size(); ++i) {
+    const auto [alone, gradients] = train({codecs[i]});
+    for (std::size_t epoch = 0; epoch < 3; ++epoch) {
+      const Json& one = together[epoch * codecs.size() + i];
+      for (const char* field : {"codec", "epoch", "accuracy", "loss", "wire_bytes"})
+        EXPECT_EQ(one[field], alone[epoch][field]) << field << " of " << one;
+    }
+    if (i + 1 < codecs.size()) continue;
+    ASSERT_EQ(last.size(), gradients.size());
+    for (std::size_t k = 0; k < last.size(); ++k) EXPECT_EQ(last[k].values, gradients[k].values);
+  }
 }
 
 TEST_F(Train, LearnsAndIsTheSameAgain) {

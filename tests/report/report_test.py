@@ -1,6 +1,7 @@
 """Tests of the report program: numbers, files and errors. Requires a python3 with matplotlib."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import math
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import typing
 import unittest
+import xml.etree.ElementTree as xml
 
 REPORT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "report" / "tersor_report.py"
 sys.path.insert(0, str(REPORT.parent))
@@ -22,6 +24,7 @@ import records  # noqa: E402
 import summary  # noqa: E402
 import units  # noqa: E402
 
+SVG = "{http://www.w3.org/2000/svg}"
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 
 
@@ -311,17 +314,60 @@ class Page(Folder):
         _, paths = self.report(everything)
         names = [pathlib.Path(path).name for path in paths]
         self.assertEqual(names, [
-            "index.html", "accuracy-bytes.png", "loss-bytes.png", "accuracy-time.png",
-            "step-time.png", "accuracy-paired.png", "allreduce.png", "codecs.png",
+            "index.html", "accuracy-bytes.svg", "loss-bytes.svg", "accuracy-time.svg",
+            "step-time.svg", "accuracy-paired.svg", "allreduce.svg", "codecs.svg",
         ])  # fmt: skip
         for path in paths[1:]:
-            self.assertTrue(pathlib.Path(path).read_bytes().startswith(b"\x89PNG"), path)
+            self.assertEqual(xml.parse(path).getroot().tag, f"{SVG}svg")
+
+    def pictures(self, content: typing.Any) -> dict[str, xml.Element]:
+        """The written pictures by name."""
+        _, (_, *paths) = self.report(content)
+        return {pathlib.Path(path).stem: xml.parse(path).getroot() for path in paths}
+
+    def test_each_picture_says_which_way_is_better_and_shows_values_on_hover(self) -> None:
+        everything = sample_trainings() + sample_allocation()
+        everything += [allreduce_record("none", 1024, 1e-3), allreduce_record("int8", 1024, 5e-4)]
+        everything += [codec_record(0.9), error_record("int8"), backward_record("none", 0.6)]
+        everything += [predict_record(n, "none", n * 1e-3) for n in (2, 4)]
+        values = {
+            "accuracy-bytes": "none: accuracy 88.50 %, 4.00 KiB per step",
+            "loss-bytes": "bf16: loss 0.5000, 2.00 KiB per step",
+            "accuracy-time": "bf16, epoch 2: accuracy 86.00 % after 10.0 s",
+            "step-time": "none: exposed communication 24.0 ms",
+            "accuracy-paired": "topk:density=0.01+ef, seed 2: \u22121.50 points",
+            "backward": "none: 600 ms",
+            "allreduce": "int8, 4 KiB: 2.00\u00d7",
+            "predict": "none, 2 ranks: 2.00 ms (predicted)",
+            "codecs": "int8 encode: 0.90 of read",
+            "errors": "int8: squared error 2.50e-01, 8.000 bits per value",
+            "allocation": "int4: b, 50.0 B, lost 2.50e-02 of all energy",
+        }
+        pictures = self.pictures(everything)
+        self.assertEqual({*pictures}, {*values})
+        for name, root in pictures.items():
+            with self.subTest(name):
+                self.assertIn(values[name], [one.text for one in root.iter(f"{SVG}title")])
+                labels = [one.text or "" for one in root.iter(f"{SVG}text")]
+                self.assertTrue(any("is better)" in label for label in labels), labels)
+
+    def test_pictures_have_the_colours_of_both_themes(self) -> None:
+        page, _ = self.report(sample_trainings())
+        self.assertIn("prefers-color-scheme: dark", page)
+        for root in self.pictures(sample_trainings()).values():
+            text = xml.tostring(root, encoding="unicode")
+            style = palette.css()
+            self.assertIn(style.replace("\n", ""), text.replace("\n", ""))
+            for name, colour in dataclasses.asdict(palette.LIGHT).items():
+                self.assertNotIn(colour, text.replace(style, ""), name)
+            self.assertIn("fill: var(--paper)", text)
+            self.assertIn("fill: var(--ink)", text)
 
     def test_predictions_say_what_they_are_and_what_was_measured(self) -> None:
         predicted = [predict_record(n, c, n * s) for n in (2, 4, 8) for c, s in
                      (("none", 1e-3), ("int8", 3e-4))]  # fmt: skip
         page, paths = self.report(predicted)
-        self.assertEqual(pathlib.Path(paths[1]).name, "predict.png")
+        self.assertEqual(pathlib.Path(paths[1]).name, "predict.svg")
         self.assertIn("not measurements", page)
         self.assertIn("Nothing here was measured", page)
         page, _ = self.report([*predicted, allreduce_record("none", 1024, 5e-3)])
@@ -330,22 +376,22 @@ class Page(Folder):
 
     def test_errors_are_drawn_where_they_were_measured(self) -> None:
         page, paths = self.report([error_record("none", energy_lost=0.0), error_record("int8")])
-        self.assertEqual([pathlib.Path(path).name for path in paths], ["index.html", "errors.png"])
+        self.assertEqual([pathlib.Path(path).name for path in paths], ["index.html", "errors.svg"])
         self.assertIn("g.safetensors, 1 tensor, 100 f32", page)
 
     def test_allocations_are_drawn(self) -> None:
         page, paths = self.report(sample_allocation())
         names = [pathlib.Path(path).name for path in paths]
-        self.assertEqual(names, ["index.html", "allocation.png"])
+        self.assertEqual(names, ["index.html", "allocation.svg"])
         self.assertIn("A codec for each parameter: g.npz", page)
 
     def test_the_page_loads_nothing(self) -> None:
         page, _ = self.report(sample_trainings())
-        sources = re.findall(r'(?:src|href|srcset)\s*=\s*"([^"]{0,40})', page)
-        self.assertEqual(len(sources), 10)  # five figures, light and dark
-        for source in sources:
-            self.assertTrue(source.startswith("data:image/png;base64,"), source)
-        self.assertNotRegex(page, r"<script|<link|@import|url\(")
+        self.assertEqual(page.count("<svg"), 5)
+        sources = re.findall(r"(?:src|href|srcset)\s*=\s*\"|url\(", page)
+        inside = re.findall(r"href=\"#\w+\"|url\(#\w+\)", page)
+        self.assertEqual(len(sources), len(inside))  # shapes of the page itself
+        self.assertNotRegex(page, r"<script|<link|<img|@import|<metadata")
 
     def test_sections_only_where_records_are(self) -> None:
         page, paths = self.report([codec_record(0.9)])
@@ -353,8 +399,8 @@ class Page(Folder):
         self.assertNotIn("Training", page)
 
     def test_text_from_records_is_escaped(self) -> None:
-        page, _ = self.report([codec_record(0.9, codec="<b>")])
-        self.assertIn("&lt;b&gt;", page)
+        page, _ = self.report([codec_record(0.9, codec='"<b>\'')])
+        self.assertIn("&lt;b&gt;&#x27; encode: 0.90 of read</title>", page)
         self.assertNotIn("<b>", page)
 
     def test_shows_machine_date_and_commit(self) -> None:
@@ -417,6 +463,47 @@ class Text(Folder):
         text = self.text(slow)
         self.assertIn("Compression does not pay here (4 ranks, link 1Gbit,50us)", text)
         self.assertIn("int8 does not pay here: 1.01× the speed of none", text)
+
+    def test_a_busy_machine_gives_no_verdict(self) -> None:
+        none = training("none", [0.88])  # 10 ms compute, 24 ms exposed
+        times = {"step_seconds": 0.085, "compute_seconds": 0.025, "exposed_seconds": 0.06}
+        slow = training("int8", [0.88], epoch_seconds=21.2, **times)
+        text = " ".join(self.text(none + slow).split())
+        self.assertIn("Machine too busy to tell if compression pays here (4 ranks,", text)
+        self.assertIn("int8: machine too busy to tell: 0.47\u00d7 the speed of none", text)
+        self.assertIn("compute times differ by 2.30\u00d7, and all codecs compute the same.", text)
+        self.assertNotIn("does not pay", text)
+
+    def test_a_busy_baseline_gives_no_verdict_either(self) -> None:
+        none = training("none", [0.88], compute_seconds=0.03, step_seconds=0.06, epoch_seconds=15.0)
+        text = self.text(none + training("int8", [0.88], epoch_seconds=10.0))
+        self.assertIn("int8: machine too busy to tell: 1.50\u00d7 the speed of none", text)
+
+    def test_an_effect_larger_than_the_noise_has_a_verdict(self) -> None:
+        fast = {"epoch_seconds": 4.5, "step_seconds": 0.018, "compute_seconds": 0.012}
+        runs = training("none", [0.88]) + training("int8", [0.88], **fast)
+        self.assertIn("int8 pays: 2.22\u00d7 the speed of none", self.text(runs))
+        slow = {"epoch_seconds": 20.0, "step_seconds": 0.08, "compute_seconds": 0.012}
+        runs = training("none", [0.88]) + training("int8", [0.88], **slow)
+        self.assertIn("int8 does not pay here: 0.50\u00d7 the speed of none", self.text(runs))
+
+    def test_the_codecs_own_work_is_no_noise(self) -> None:
+        none = training("none", [0.88], exposed_seconds=0.0, step_seconds=0.01, epoch_seconds=2.5)
+        work = {"step_seconds": 0.014, "compute_seconds": 0.014, "epoch_seconds": 3.5}
+        for encode, says in ((0.004, "int8 does not pay here: 0.71"), (0.0, "int8: machine too")):
+            int8 = training("int8", [0.88], encode_seconds=encode, exposed_seconds=0.0, **work)
+            self.assertIn(says, self.text(none + int8))
+        models = [{**record, "model": "gpt"} for record in none + int8]
+        self.assertIn("does not pay", self.text(models))  # optimizers may compute more
+
+    def test_the_verdict_alone(self) -> None:
+        result = self.run_report(self.write(sample_trainings()), "--verdict")
+        lines = result.stdout.splitlines()
+        first = "- bf16 pays: 2.00\u00d7 the speed of none, accuracy +0.00 points."
+        self.assertEqual(lines[0], first)
+        self.assertNotIn("compression", result.stdout)
+        whole = self.run_report(self.folder / "in.json", "--text").stdout
+        self.assertIn(result.stdout.strip(), whole)
 
     def test_faster_than_bf16_is_not_enough_where_none_is_faster_still(self) -> None:
         runs = training("none", [0.88], epoch_seconds=5.0) + training("bf16", [0.88])

@@ -45,6 +45,25 @@ CUT = """(() => {
 })()"""
 
 
+# The title under the pointer at the middle of each shape with a title, for each picture. A shape
+# may cover the middle of another shape.
+UNDER_POINTER = """[...document.querySelectorAll('figure svg')].map((picture) => {
+  picture.scrollIntoView();
+  const titled = [...picture.querySelectorAll('title')];
+  return [titled.length, titled.filter((title) => {
+    const box = title.parentElement.getBoundingClientRect();
+    const x = box.left + box.width / 2, y = box.top + box.height / 2;
+    return document.elementFromPoint(x, y)?.closest('g:has(> title)') === title.parentElement;
+  }).length];
+})"""
+COLOURS = """(() => {
+  const texts = [...document.querySelectorAll('figure svg text')];
+  const paper = document.querySelector('figure svg path');
+  return [getComputedStyle(document.body).backgroundColor, getComputedStyle(paper).fill,
+          getComputedStyle(texts[0]).fill];
+})()"""
+
+
 @pytest.fixture(scope="module")
 def page() -> Iterator[browser.Page]:
     program = browser.find()
@@ -89,6 +108,26 @@ def test_page(page: browser.Page, site: str, path: str, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_report(page: browser.Page, report: str, width: int) -> None:
     check(page, report, "index.html", width)
+
+
+def test_the_report_shows_values_under_the_pointer(page: browser.Page, report: str) -> None:
+    page.visit(f"{report}/index.html", 1300)
+    for titles, shown in page.evaluate(UNDER_POINTER):
+        assert titles >= 5
+        assert shown >= titles / 2, (titles, shown)
+
+
+def test_the_report_follows_the_theme(page: browser.Page, report: str) -> None:
+    white, dark, ink, light = ("rgb(255, 255, 255)", "rgb(22, 27, 34)", "rgb(31, 35, 40)",
+                               "rgb(230, 237, 243)")  # fmt: skip
+    for theme, colours in (("light", [white, white, ink]), ("dark", [dark, dark, light])):
+        page.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": theme}],
+        )
+        page.visit(f"{report}/index.html", 1300)
+        assert page.evaluate(COLOURS) == colours
+    page.call("Emulation.setEmulatedMedia", features=[])
 
 
 def test_search_finds_a_page_of_each_language(page: browser.Page, site: str) -> None:
