@@ -98,6 +98,14 @@ Argument add_codec_threads(Command& command, unsigned& threads) {
       .takes("N", from_to(0, 1024));
 }
 
+Argument add_data(Command& command, std::string& source) {
+  return command
+      .add_option("--data", source,
+                  "normal, laplace, student (3 degrees of freedom), narrow, or tensors in FILE.npy "
+                  "or FILE.safetensors")
+      .takes("DATA");
+}
+
 Argument add_json(Command& command, std::filesystem::path& file) {
   return command.add_option("--json", file, "Write the records here, as a JSON array")
       .type_name("FILE");

@@ -36,6 +36,9 @@ Argument add_dtype(Command& command, std::string& dtype);
 /// --threads N for a codec
 Argument add_codec_threads(Command& command, unsigned& threads);
 
+/// --data DATA for SampleSource
+Argument add_data(Command& command, std::string& source);
+
 /// --json FILE
 Argument add_json(Command& command, std::filesystem::path& file);
 

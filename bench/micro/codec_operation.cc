@@ -1,5 +1,5 @@
 
-#include "bench/codec_operation.h"
+#include "bench/micro/codec_operation.h"
 
 #include <fmt/format.h>
 
