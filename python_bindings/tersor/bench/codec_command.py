@@ -73,7 +73,7 @@ def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
 def _times(action: Action, moved_bytes: int, threads: int, repetitions: int) -> Record:
     """Medians of the action and of a copy of as many bytes, read and written, in turns.
 
-    As ``tersor-bench codecs`` writes them; frames carry a checksum, the library's default.
+    The records of ``tersor-bench report``; frames carry a checksum, the library's default.
     """
     source = np.ones(moved_bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)
