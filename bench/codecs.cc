@@ -10,7 +10,6 @@
 #include <memory>
 
 #include "bench/arguments.h"
-#include "bench/codec_specs.h"
 #include "bench/commands.h"
 #include "bench/records.h"
 #include "bench/samples.h"

@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "bench/arguments.h"
-#include "bench/codec_specs.h"
 #include "bench/micro/codec_operations.h"
 #include "bench/micro/gpu/operations.h"
 #include "bench/micro/topk_operations.h"

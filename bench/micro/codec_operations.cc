@@ -164,11 +164,8 @@ class DecodeOperation : public PlannedOperation {
         frame_(host_codec_.frame()),
         values_(decoded_frame()),
         sets_(sets_for(work())),
-        frames_(rotated(sets_, used_bytes(frame_).size())),
-        outputs_(rotated(sets_, values_.bytes())) {
-    frames_.fill(used_bytes(frame_), *input.machine);
-    outputs_.fill(copy_of_gradient().span(), *input.machine);
-  }
+        frames_(sets_, used_bytes(frame_), *input.machine),
+        outputs_(sets_, copy_of_gradient().span(), *input.machine) {}
 
   double check() override {
     const double error = relative_error(gradient(), as_gradient(values_));
@@ -268,8 +265,7 @@ class ReduceOperation : public PlannedOperation {
   void encode_rank(std::size_t rank) {
     const Buffer& frame = host_frames_.emplace_back(encoder_.frame());
     encoder_.encode(as_gradient(of_rank(rank)), frame.span());
-    RotatedBuffer& copies = copies_.emplace_back(rotated(sets_, used_bytes(frame).size()));
-    copies.fill(used_bytes(frame), *input_.machine);
+    const RotatedBuffer& copies = copies_.emplace_back(sets_, used_bytes(frame), *input_.machine);
     for (std::size_t set = 0; set < sets_; ++set) frames_[set].push_back(copies.at(set));
   }
 

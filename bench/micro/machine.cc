@@ -83,9 +83,10 @@ RotatedBuffer::RotatedBuffer(std::size_t sets, std::size_t bytes, Memory memory)
       stride_(align_up(bytes, kSetAlignment)),
       memory_(sets * stride_, memory) {}
 
-void RotatedBuffer::fill(ConstByteSpan from, Machine& machine) {
+RotatedBuffer::RotatedBuffer(std::size_t sets, ConstByteSpan contents, Machine& machine)
+    : RotatedBuffer(sets, contents.size(), machine.traits().memory) {
   for (std::size_t set = 0; set < sets_; ++set)
-    machine.copy(set == 0 ? from : at(0).first(from.size()), at(set));
+    machine.copy(set == 0 ? contents : ConstByteSpan(at(0)), at(set));
 }
 
 }  // namespace tersor::bench

@@ -106,6 +106,8 @@ constexpr std::size_t rotated_index(std::size_t call, std::size_t count) {
 class RotatedBuffer {
  public:
   RotatedBuffer(std::size_t sets, std::size_t bytes, Memory memory);
+  /// Copies `contents` (on the host) to all buffers.
+  RotatedBuffer(std::size_t sets, ConstByteSpan contents, Machine& machine);
 
   std::size_t sets() const { return sets_; }
   std::size_t bytes() const { return bytes_; }
@@ -116,8 +118,6 @@ class RotatedBuffer {
   ValueSpan values(std::size_t call, std::size_t count, Dtype dtype) const {
     return {at(call).data(), count, dtype, memory_.memory()};
   }
-  /// Copies `from` (on the host) to all buffers.
-  void fill(ConstByteSpan from, Machine& machine);
 
  private:
   std::size_t sets_, bytes_, stride_;

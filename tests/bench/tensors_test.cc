@@ -11,7 +11,7 @@
 #include <map>
 #include <set>
 
-#include "bench/codec_specs.h"
+#include "bench/arguments.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {
