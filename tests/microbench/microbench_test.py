@@ -123,6 +123,14 @@ class Microbench(unittest.TestCase):
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn(message, done.stderr)
 
+    def test_a_failed_benchmark_fails_the_program_after_the_others(self) -> None:
+        arguments = ("--codec", "lowrank:rank=32", "int8", "--count", "4096", "--threads", "1")
+        done = run(*arguments, "--benchmark_filter=^cpu/(raw_rounds|encode)/", ONCE)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("64 rows and 64 columns is too small", done.stdout)
+        self.assertIn("tersor-microbench: a benchmark failed, see above", done.stderr)
+        self.assertIn("cpu/encode/int8/f32/4096/threads:1/checksum:on/real_time", done.stdout)
+
     @unittest.skipIf(not LAUNCHER, "needs MPI")
     def test_two_ranks_over_mpi(self) -> None:
         found = self.benchmarks("--benchmark_filter=^mpi/", launcher=(*LAUNCHER, "2"))
