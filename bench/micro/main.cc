@@ -9,6 +9,7 @@
 #include <tersor/stream.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -87,14 +88,15 @@ void run_all(const MicroOptions& options, Transport* mpi) {
   CodecBenchmarks codecs(options);
   codecs.register_on(*cpu);
   if (gpu.machine() != nullptr) codecs.register_on(*gpu.machine());
-  TransportBenchmarks transports;
-  transports.register_local("inproc", [] { return make_inprocess_transports(2); });
+  std::deque<TransportBenchmarks> transports;
+  transports.emplace_back("inproc", [] { return make_inprocess_transports(2); });
 #if TERSOR_HAS_TCP
-  transports.register_local("tcp", make_tcp_pair);
+  transports.emplace_back("tcp", make_tcp_pair);
 #endif
-  if (mpi != nullptr) transports.register_remote("mpi", *mpi);
+  if (mpi != nullptr) transports.emplace_back("mpi", *mpi);
   if (benchmark::RunSpecifiedBenchmarks() == 0) refuse_filter(gpu);
-  if (codecs.failed() || transports.failed()) throw Error("a benchmark failed, see above");
+  if (codecs.failed() || std::ranges::any_of(transports, &TransportBenchmarks::failed))
+    throw Error("a benchmark failed, see above");
 }
 
 void run(const MicroOptions& options) {

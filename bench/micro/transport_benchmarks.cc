@@ -16,11 +16,6 @@ namespace {
 
 const Operation kOperation{.name = "benchmark", .timeout = std::chrono::seconds(60)};
 
-enum class Pattern : std::uint64_t {
-  kPingPong,  ///< a message to rank 1 and back
-  kExchange,  ///< a message in both directions at once
-};
-
 /// The message before a run. No iterations: rank 1 ends.
 struct Run {
   std::uint64_t iterations = 0;
@@ -54,16 +49,15 @@ Handle call(Transport& transport, Pattern pattern, ConstByteSpan bytes) {
   return receive(transport, bytes.size());
 }
 
+/// Both ranks make the same message, so the received bytes equal the sent bytes.
 std::vector<std::byte> message_of(std::size_t bytes) {
   std::vector<std::byte> message(bytes);
   for (std::size_t i = 0; i < bytes; ++i) message[i] = static_cast<std::byte>(i * 31 + i / 251);
   return message;
 }
 
-/// Both ranks make the same message, so the received bytes equal the sent bytes.
-void check(ConstByteSpan sent, ConstByteSpan received) {
-  if (!std::ranges::equal(sent, received))
-    throw Error(fmt::format("the received message of {} bytes differs", sent.size()));
+void tell(Transport& transport, const Run& run) {
+  send(transport, std::as_bytes(std::span(&run, 1)));
 }
 
 void serve_run(Transport& transport, const Run& run) {
@@ -90,92 +84,76 @@ void serve(Transport& transport) {
   }
 }
 
-/// Rank 0 and, in this process, rank 1.
-class TransportBenchmarks::Pair {
- public:
-  explicit Pair(std::function<std::vector<std::unique_ptr<Transport>>()> make)
-      : make_(std::move(make)) {}
-  explicit Pair(Transport& transport) : first_(&transport) {}
-
-  ~Pair() {
-    try {
-      if (first_ != nullptr) tell({});
-    } catch (const std::exception&) {
-      // The failed benchmark was reported.
-    }
-    if (thread_.joinable()) thread_.join();
-  }
-
-  /// After an error, the other rank does not wait for missing messages.
-  void run(benchmark::State& state, Pattern pattern, std::size_t bytes) try {
-    start();
-    const std::vector<std::byte> message = message_of(bytes);
-    const auto iterations = static_cast<std::uint64_t>(state.max_iterations);
-    tell({iterations + 1, bytes, pattern});
-    check(message, call(*first_, pattern, message).received(1));
-    for ([[maybe_unused]] auto iteration : state) call(*first_, pattern, message);
-    if (pattern == Pattern::kExchange) {
-      state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
-    } else {
-      using Counter = benchmark::Counter;
-      const auto seconds = Counter::kIsIterationInvariantRate | Counter::kInvert;
-      state.counters["latency"] = Counter(2, seconds);  // half of a round trip
-    }
-  } catch (const std::exception& error) {
-    if (first_ != nullptr) first_->poison(error.what());
-    throw;
-  }
-
- private:
-  void start() {
-    if (first_ != nullptr) return;
-    transports_ = make_();
-    first_ = transports_[0].get();
-    thread_ = std::thread([&second = *transports_[1]] {
-      try {
-        serve(second);
-      } catch (const std::exception& error) {
-        second.poison(error.what());  // rank 0 reports the error
-      }
-    });
-  }
-  void tell(const Run& run) { send(*first_, std::as_bytes(std::span(&run, 1))); }
-
-  std::function<std::vector<std::unique_ptr<Transport>>()> make_;
-  std::vector<std::unique_ptr<Transport>> transports_;
-  Transport* first_ = nullptr;
-  std::thread thread_;
-};
-
-TransportBenchmarks::~TransportBenchmarks() = default;
-
-void TransportBenchmarks::register_local(
-    const std::string& name, std::function<std::vector<std::unique_ptr<Transport>>()> make) {
-  register_pair(name, std::make_shared<Pair>(std::move(make)));
+TransportBenchmarks::TransportBenchmarks(const std::string& name, Make make)
+    : make_(std::move(make)) {
+  register_all(name);
 }
 
-void TransportBenchmarks::register_remote(const std::string& name, Transport& transport) {
-  register_pair(name, std::make_shared<Pair>(transport));
+TransportBenchmarks::TransportBenchmarks(const std::string& name, Transport& first)
+    : first_(&first) {
+  register_all(name);
 }
 
-void TransportBenchmarks::register_pair(const std::string& name, std::shared_ptr<Pair> pair) {
+TransportBenchmarks::~TransportBenchmarks() {
+  try {
+    if (first_ != nullptr) tell(*first_, {});
+  } catch (const std::exception&) {
+    // The failed benchmark was reported.
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void TransportBenchmarks::register_all(const std::string& name) {
   constexpr std::size_t kSmallest = 8, kLargest = std::size_t{16} << 20;
-  pairs_.push_back(pair);
   for (const auto& [pattern, text] :
        {std::pair(Pattern::kPingPong, "ping_pong"), std::pair(Pattern::kExchange, "exchange")})
     for (std::size_t bytes = kSmallest; bytes <= kLargest; bytes *= 128)
       benchmark::RegisterBenchmark(
           fmt::format("{}/{}/bytes:{}", name, text, bytes).c_str(),
-          [this, pair = pair.get(), pattern = pattern, bytes](benchmark::State& state) {
-            try {
-              pair->run(state, pattern, bytes);
-            } catch (const std::exception& error) {
-              failed_ = true;
-              state.SkipWithError(error.what());
-            }
-          })
+          [this, pattern = pattern, bytes](benchmark::State& state) { run(state, pattern, bytes); })
           ->UseRealTime()
           ->Unit(benchmark::kMicrosecond);
+}
+
+/// After an error, the other rank does not wait for missing messages.
+void TransportBenchmarks::run(benchmark::State& state, Pattern pattern, std::size_t bytes) {
+  try {
+    if (first_ == nullptr) start();
+    time(state, pattern, bytes);
+  } catch (const std::exception& error) {
+    failed_ = true;
+    state.SkipWithError(error.what());
+    if (first_ != nullptr) first_->poison(error.what());
+  }
+}
+
+void TransportBenchmarks::start() {
+  transports_ = make_();
+  first_ = transports_[0].get();
+  thread_ = std::thread([&second = *transports_[1]] {
+    try {
+      serve(second);
+    } catch (const std::exception& error) {
+      second.poison(error.what());  // rank 0 reports the error
+    }
+  });
+}
+
+/// Checks the first message.
+void TransportBenchmarks::time(benchmark::State& state, Pattern pattern, std::size_t bytes) {
+  const std::vector<std::byte> message = message_of(bytes);
+  const auto iterations = static_cast<std::uint64_t>(state.max_iterations);
+  tell(*first_, {iterations + 1, bytes, pattern});
+  if (!std::ranges::equal(message, call(*first_, pattern, message).received(1)))
+    throw Error(fmt::format("the received message of {} bytes differs", bytes));
+  for ([[maybe_unused]] auto iteration : state) call(*first_, pattern, message);
+  if (pattern == Pattern::kExchange) {
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
+  } else {
+    using Counter = benchmark::Counter;
+    const auto seconds = Counter::kIsIterationInvariantRate | Counter::kInvert;
+    state.counters["latency"] = Counter(2, seconds);  // half of a round trip
+  }
 }
 
 }  // namespace tersor::bench

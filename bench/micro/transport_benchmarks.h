@@ -1,13 +1,15 @@
-// Latency and throughput of transports between two ranks.
+// Latency and throughput of a transport between two ranks.
 #pragma once
 
 #include <benchmark/benchmark.h>
 #include <tersor/transport.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tersor::bench {
@@ -15,26 +17,35 @@ namespace tersor::bench {
 /// Sends rank 0's messages back until rank 0 ends.
 void serve(Transport& transport);
 
-/// Rank 0 of two ranks. Rank 1 runs `serve` on a thread of this process or in another process.
+enum class Pattern : std::uint64_t {
+  kPingPong,  ///< a message to rank 1 and back
+  kExchange,  ///< a message in both directions at once
+};
+
+/// The benchmarks of rank 0. Rank 1 runs `serve` on a thread of this process or in another process.
 class TransportBenchmarks {
  public:
+  using Make = std::function<std::vector<std::unique_ptr<Transport>>()>;
+
+  /// `make` is called before the first run and returns both ranks in this process.
+  TransportBenchmarks(const std::string& name, Make make);
+  /// Rank 1 is another process.
+  TransportBenchmarks(const std::string& name, Transport& first);
   ~TransportBenchmarks();
 
-  /// Registers the benchmarks of a transport. `make` is called before the first run and returns
-  /// both ranks in this process.
-  void register_local(const std::string& name,
-                      std::function<std::vector<std::unique_ptr<Transport>>()> make);
-  /// Registers the benchmarks of a transport whose rank 1 is another process.
-  void register_remote(const std::string& name, Transport& transport);
   /// True if a benchmark failed.
   bool failed() const { return failed_; }
 
  private:
-  class Pair;
+  void register_all(const std::string& name);
+  void run(benchmark::State& state, Pattern pattern, std::size_t bytes);
+  void time(benchmark::State& state, Pattern pattern, std::size_t bytes);
+  void start();
 
-  void register_pair(const std::string& name, std::shared_ptr<Pair> pair);
-
-  std::vector<std::shared_ptr<Pair>> pairs_;
+  Make make_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  Transport* first_ = nullptr;  // null before the first run
+  std::thread thread_;
   bool failed_ = false;
 };
 
