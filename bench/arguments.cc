@@ -6,12 +6,29 @@
 #include <tersor/codec.h>
 #include <tersor/inprocess.h>
 
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <string_view>
 #include <utility>
 
+#include "codecs/examples.h"
+
 namespace tersor::bench {
+
+std::vector<std::string> all_specs() {
+  constexpr std::array kShares = {0.1, 0.01, 0.001};  // shares of the maximum of a number
+  std::vector<std::string> specs;
+  for (const CodecInfo& codec : codecs()) {
+    specs.push_back(make_codec(codec.name)->spec().text());
+    for (const auto& option : encoding::option_values(codec, kShares))
+      for (const std::string& value : option.values)
+        specs.push_back(
+            make_codec(fmt::format("{}:{}={}", codec.name, option.key, value))->spec().text());
+  }
+  return without_repeats(specs);
+}
+
 std::string link_text(const std::string& text) { return parse_link(text).text(); }
 
 std::string seconds_text(const std::string& time) {
@@ -96,6 +113,14 @@ void add_fleet(Command& command, FleetOptions& fleet, const std::vector<std::str
 Argument add_codec_threads(Command& command, unsigned& threads) {
   return command.add_option("--threads", threads, "Threads of a codec; 0: one a core")
       .takes("N", from_to(0, 1024));
+}
+
+Argument add_data(Command& command, std::string& source) {
+  return command
+      .add_option("--data", source,
+                  "normal, laplace, student (3 degrees of freedom), narrow, or tensors in FILE.npy "
+                  "or FILE.safetensors")
+      .takes("DATA");
 }
 
 Argument add_json(Command& command, std::filesystem::path& file) {

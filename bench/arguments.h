@@ -19,6 +19,10 @@ namespace tersor::bench {
 /// Selects whether a command accepts "auto" as a codec.
 enum class Automatic : std::uint8_t { kRefused, kTaken };
 
+/// All codecs of the registry: the defaults, and every value of each option. A numeric option takes
+/// a tenth, a hundredth and a thousandth of the maximum.
+std::vector<std::string> all_specs();
+
 /// --codec SPEC…; specs become canonical text.
 Argument add_codecs(Command& command, std::vector<std::string>& specs,
                     Automatic automatic = Automatic::kRefused);
@@ -35,6 +39,9 @@ Argument add_dtype(Command& command, std::string& dtype);
 
 /// --threads N for a codec
 Argument add_codec_threads(Command& command, unsigned& threads);
+
+/// --data DATA for SampleSource
+Argument add_data(Command& command, std::string& source);
 
 /// --json FILE
 Argument add_json(Command& command, std::filesystem::path& file);

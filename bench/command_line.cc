@@ -94,7 +94,8 @@ void report_usage(const CLI::App& program, const std::string& message) {
   const bool is_program = &command == &program;
   fmt::print(stderr, "{}{}: {}\n", program.get_name(), is_program ? "" : " " + command.get_name(),
              message);
-  if (is_program) fmt::print(stderr, "The commands are: {}\n", command_names(program));
+  if (is_program && !program.get_subcommands(nullptr).empty())
+    fmt::print(stderr, "The commands are: {}\n", command_names(program));
   fmt::print(stderr, "The options are: {}\n", option_names(command));
 }
 
@@ -201,6 +202,7 @@ Argument& Argument::excludes(const std::string& other) {
 }
 
 Command Command::add_subcommand(const std::string& name, const std::string& description) {
+  app_->require_subcommand(1);
   return Command(app_->add_subcommand(name, description));
 }
 
@@ -221,6 +223,8 @@ template Argument Command::add_option(const std::string&, std::filesystem::path&
 template Argument Command::add_option(const std::string&, std::vector<int>&, const std::string&);
 template Argument Command::add_option(const std::string&, std::vector<std::uint64_t>&,
                                       const std::string&);
+template Argument Command::add_option(const std::string&, std::vector<unsigned>&,
+                                      const std::string&);
 template Argument Command::add_option(const std::string&, std::vector<std::string>&,
                                       const std::string&);
 
@@ -237,13 +241,9 @@ Argument Command::add_flag(const std::string& name, bool& value, const std::stri
 
 void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }
 
-int run_program(int argc, const char* const* argv) {
-  CLI::App program(
-      "Measures gradient codecs, compressed collectives, and training with them.\n"
-      "docs/how-to/benchmark.md is a guide, bench/records.md explains every record.",
-      "tersor-bench");
-  program.require_subcommand(1);
-  add_commands(Command(&program));
+int run_command(const Program& of, int argc, const char* const* argv) {
+  CLI::App program(of.description, of.name);
+  of.add(Command(&program));
   try {
     program.parse(argc, argv);
     return 0;
@@ -259,6 +259,14 @@ int run_program(int argc, const char* const* argv) {
     report(program, error.what());
     return kFailed;
   }
+}
+
+int run_program(int argc, const char* const* argv) {
+  constexpr const char* kDescription =
+      "Measures compressed collectives, training with them, and the errors of codecs.\n"
+      "docs/how-to/benchmark.md is a guide, bench/records.md explains every "
+      "record.";
+  return run_command({"tersor-bench", kDescription, add_commands}, argc, argv);
 }
 
 }  // namespace tersor::bench

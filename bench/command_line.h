@@ -53,6 +53,7 @@ class Command {
  public:
   explicit Command(CLI::App* app) : app_(app) {}
 
+  /// Adds a command of this program. One command is then required.
   Command add_subcommand(const std::string& name, const std::string& description);
 
   /// Stores the arguments of `names` in `value`: one value, or all values for a vector.
@@ -71,8 +72,17 @@ class Command {
   CLI::App* app_;
 };
 
-/// Runs a command of tersor-bench. Returns the exit code: 0, 1 for a failed run, or 2 for invalid
-/// arguments (the message lists the valid arguments).
+struct Program {
+  std::string name, description;
+  std::function<void(Command command)> add;  ///< adds commands or options, and the callback
+};
+
+/// Parses the arguments and calls the callback. Returns the exit code: 0, 1 for a failed run, or 2
+/// for invalid arguments (the message lists the valid arguments). Each failing rank prints the
+/// reason.
+int run_command(const Program& program, int argc, const char* const* argv);
+
+/// Runs a command of tersor-bench.
 int run_program(int argc, const char* const* argv);
 
 }  // namespace tersor::bench

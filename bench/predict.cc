@@ -176,8 +176,8 @@ class Predictor {
 
   CostFigures figures(const std::string& spec, int ranks) {
     if (options_.hosts > 0 && ranks % options_.hosts != 0)
-      throw InvalidArgumentError(
-          fmt::format("{} ranks do not fill {} hosts", ranks, options_.hosts));
+      throw InvalidArgumentError(fmt::format("{} ranks do not fill {} hosts: give a multiple of {}",
+                                             ranks, options_.hosts, options_.hosts));
     const int near = options_.hosts > 0 ? ranks / options_.hosts : 1;
     return {.network = {.link = link_, .local = local_, .ranks_per_host = near},
             .codec = costs_of(spec),

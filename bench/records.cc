@@ -35,6 +35,8 @@ std::string machine_name() {
   return fmt::format("{}, {} core{}", cpu_name(), cores, cores == 1 ? "" : "s");
 }
 
+std::string commit_name() { return TERSOR_BENCH_COMMIT; }
+
 RecordFile::RecordFile(std::filesystem::path path) : path_(std::move(path)) {
   if (path_.empty()) return;
   if (!std::ofstream(path_, std::ios::app))
@@ -47,7 +49,7 @@ void RecordFile::add_all(std::vector<Record> records) {
   for (Record& record : records) {
     record["machine"] = machine_name();
     record["date"] = utc_now();
-    record["commit"] = TERSOR_BENCH_COMMIT;
+    record["commit"] = commit_name();
     records_.push_back(std::move(record));
   }
   if (path_.empty()) return;

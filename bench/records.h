@@ -13,6 +13,8 @@ using Record = nlohmann::ordered_json;
 
 /// "AMD EPYC, 2 cores".
 std::string machine_name();
+/// The result of `git describe` at configuration.
+std::string commit_name();
 
 /// A file with an array of records. Each record is on disk after `add`: an interrupted run keeps
 /// all earlier records.

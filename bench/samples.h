@@ -13,6 +13,9 @@
 
 namespace tersor::bench {
 
+/// Default number of gradient values, without --count and without a file.
+inline constexpr std::size_t kDefaultCount = std::size_t{1} << 26;
+
 /// A tensor of a source: `count` values from index `first` on.
 struct SampleTensor {
   std::string name;

@@ -19,14 +19,6 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Returns the seconds per call of `function`, over `calls` calls.
-template <typename Function>
-double seconds_per_call(std::size_t calls, Function&& function) {
-  const Stopwatch watch;
-  for (std::size_t call = 0; call < calls; ++call) function();
-  return watch.seconds() / static_cast<double>(calls);
-}
-
 /// Returns the median of at least one value: the mean of the middle two for an even number.
 inline double median(std::vector<double> values) {
   std::ranges::sort(values);

@@ -1,8 +1,8 @@
 """What gpu-check makes of its records: each figure with its aim, and whether it was met.
 
-A record is what `tersor-bench … --json FILE` writes. A figure takes one of the ratios of `codecs
---device cuda`, or the times of two records of the same gradient. Allreduces have a table of their
-own: no aim is set for them where ranks share a GPU.
+A record is what `tersor-bench … --json FILE` writes, or a benchmark of `tersor-microbench`. A
+figure takes one of the ratios of an operation, or the times of two records of the same gradient.
+Allreduces have a table of their own: no aim is set for them where ranks share a GPU.
 """
 
 import collections.abc

@@ -1,6 +1,7 @@
 """The records of `tersor-bench … --json FILE` and `python -m tersor.bench`, with checks.
 
-docs/reference/benchmark-records.md explains the fields. A file is a JSON array of objects.
+bench/records.md explains the fields. A file of `tersor-microbench --benchmark_out=FILE` becomes
+records of `codecs` (microbench.py). Any other file is a JSON array of objects.
 `benchmark` is the kind of an object: codecs, allocate, allreduce, predict, train or backward. Every
 field of the kind's class below is required unless the field has a default. Other fields are
 ignored. If None is allowed, null is also allowed, because JSON libraries write NaN as null. The
@@ -13,6 +14,8 @@ import math
 import pathlib
 import types
 import typing
+
+import microbench
 
 
 class ReportError(Exception):
@@ -209,9 +212,18 @@ def _load_file(path: pathlib.Path) -> list[Record]:
         raise ReportError(f"{path}: nested too deeply") from error
     except ValueError as error:
         raise ReportError(f"{path}: not JSON: {error}") from error
+    if microbench.is_microbench(entries):
+        entries = _from_microbench(entries, path)
     if not isinstance(entries, list):
         raise ReportError(f"{path}: expected an array of records, found {type(entries).__name__}")
     return [_parse(entry, f"{path}: record {i}") for i, entry in enumerate(entries, start=1)]
+
+
+def _from_microbench(document: dict[str, typing.Any], path: pathlib.Path) -> list[typing.Any]:
+    try:
+        return microbench.records_of(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ReportError(f"{path}: no JSON of tersor-microbench: {error!r}") from error
 
 
 def _parse(entry: typing.Any, where: str) -> Record:

@@ -10,7 +10,7 @@
                                                kind with records)
     tersor_report.py --check -o DIR            only check that a report could be written there
 
-docs/reference/benchmark-records.md explains the records. Bad input and unwritable folders print one
+bench/records.md explains the records. Bad input and unwritable folders print one
 line; status 2.
 """
 

@@ -11,9 +11,7 @@ namespace tersor::bench {
 namespace {
 
 const std::map<std::string, std::vector<std::string>> kOptions = {
-    {"codecs",
-     {"--codec", "--all-codecs", "--operation", "--count", "--dtype", "--isa", "--threads",
-      "--data", "--feedback", "--checksum", "--repetitions", "--json"}},
+    {"codecs", {"--codec", "--all-codecs", "--count", "--dtype", "--threads", "--data", "--json"}},
     {"allreduce",
      {"--codec", "--algorithm", "--min", "--max", "--factor", "--ranks", "--transport", "--link",
       "--chunk", "--iterations", "--dtype", "--threads", "--parameters", "--backward", "--json"}},
@@ -67,9 +65,7 @@ TEST(Arguments, AnUnknownCodecListsTheCodecsOrTheKeys) {
 
 TEST(Arguments, OtherBadValuesListTheGoodOnes) {
   expect_usage_error({"codecs", "--dtype", "f64"}, {"f64", "f32", "bf16", "f16"});
-  expect_usage_error({"codecs", "--isa", "mmx"}, {"mmx", "portable", "avx2", "avx512"});
   expect_usage_error({"codecs", "--data", "cauchy"}, {"cauchy", "normal", "laplace", "student"});
-  expect_usage_error({"codecs", "--operation", "squeeze"}, {"squeeze", "encode", "decode-add"});
   expect_usage_error({"codecs", "--count", "64Q"}, {"--count", "q unit"});
   expect_usage_error({"codecs", "--count", "0"}, {"--count"});
   expect_usage_error({"allreduce", "--link", "fast"}, {"fast", "RATE", "none"});

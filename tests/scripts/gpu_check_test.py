@@ -11,14 +11,15 @@ import typing
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+sys.path[:0] = [str(SCRIPTS), str(SCRIPTS.parent / "bench" / "report")]
 sys.dont_write_bytecode = True
 
 import gpu_figures  # noqa: E402
+import microbench  # noqa: E402
 
 MI = 2**20
 
-# Replaces tersor-bench: writes records from a file in the same folder, selected by the arguments.
+# Replace the benchmarks: write results from a file in the same folder, selected by the arguments.
 FAKE_BENCH = """#!/usr/bin/env python3
 import json, pathlib, sys
 words = sys.argv[1:]
@@ -26,22 +27,32 @@ def after(name):
     rest = words[words.index(name) + 1:]
     ends = [i for i, word in enumerate(rest) if word.startswith("--")]
     return rest[: ends[0]] if ends else rest
-if words[0] == "allreduce":
-    known = json.loads(pathlib.Path(__file__).with_name("allreduces.json").read_text())
-    found = [r for r in known if r["algorithm"] == after("--algorithm")[0]
-             and r["graph"] == ("--graph" in words)]
-    pathlib.Path(after("--json")[0]).write_text(json.dumps(found) if found else "")
-    print("a table" if found else "tersor-bench: rank 1 ended with exit status 1")
-    sys.exit(0 if found else 1)
+known = json.loads(pathlib.Path(__file__).with_name("allreduces.json").read_text())
+found = [r for r in known if r["algorithm"] == after("--algorithm")[0]
+         and r["graph"] == ("--graph" in words)]
+pathlib.Path(after("--json")[0]).write_text(json.dumps(found) if found else "")
+print("a table" if found else "tersor-bench: rank 1 ended with exit status 1")
+sys.exit(0 if found else 1)
+"""
+
+FAKE_MICROBENCH = """#!/usr/bin/env python3
+import json, pathlib, re, sys
+words = sys.argv[1:]
+flags = dict(word.split("=", 1) for word in words if word.startswith("--benchmark"))
+def after(name):
+    rest = words[words.index(name) + 1:]
+    ends = [i for i, word in enumerate(rest) if word.startswith("--")]
+    return rest[: ends[0]] if ends else rest
 counts = {"64M": 64 * 2**20, "128M": 128 * 2**20, "256M": 256 * 2**20}
-known = json.loads(pathlib.Path(__file__).with_name("records.json").read_text())
-found = [r for r in known if r["operation"] in after("--operation")
-         and r["count"] == counts[after("--count")[0]]
-         and r["codec"].replace("+ef", "") in [c.replace("+ef", "") for c in after("--codec")]
-         and r["dtype"] == after("--dtype")[0]
-         and r["checksum"] == (after("--checksum")[0] == "on")]
-pathlib.Path(after("--json")[0]).write_text(json.dumps(found))
-print("tersor-bench: half way, the device went away" if not found else "a table")
+whole = json.loads(pathlib.Path(__file__).with_name("benchmarks.json").read_text())
+found = [one for one in whole["benchmarks"]
+         if re.search(flags["--benchmark_filter"], one["run_name"])
+         and one["run_name"].split("/")[2] in [c.replace("+ef", "") for c in after("--codec")]
+         and int(one["run_name"].split("/")[4]) == counts[after("--count")[0]]
+         and one["run_name"].split("/")[3] == after("--dtype")[0]]
+text = json.dumps({**whole, "benchmarks": found}) if found else '{"context": {'
+pathlib.Path(flags["--benchmark_out"]).write_text(text)
+print("tersor-microbench: half way, the device went away" if not found else "a table")
 sys.exit(0 if found else 1)
 """
 
@@ -95,6 +106,25 @@ RECORDS = [
     record("topk:density=0.01+ef", "encode+feedback", count=256 * MI, seconds=1e-3, ratio=0.8),
     record("topk:density=0.01+ef", "encode+feedback (CUB sort)", count=256 * MI, seconds=6e-3),
 ]
+
+
+def benchmark_of(record: gpu_figures.Record) -> dict[str, typing.Any]:
+    """As Google Benchmark writes it."""
+    operations = {record: name for name, record in microbench.OPERATIONS.items()}
+    operation = operations.get(record["operation"], record["operation"])
+    codec = record["codec"].replace("+ef", "")
+    path = f"cuda/{operation}/{codec}/{record['dtype']}/{record['count']}/threads:1"
+    checksum = "on" if record["checksum"] else "off"
+    ratios = {name: value for name, value in record.items() if name.endswith("ratio")}
+    return {
+        "run_name": f"{path}/checksum:{checksum}/manual_time", "run_type": "iteration",
+        "real_time": record["seconds"] * 1e6, "time_unit": "us", "label": "copy",
+        "bytes_per_second": 3e12, "relative_error": 0.0, "payload_bytes": 5.0,
+        "workspace_bytes": 6.0, **ratios,
+    }  # fmt: skip
+
+
+CONTEXT = {"machine": "CPU", "gpu": "GPU", "date": "today", "commit": "abc", "data": "normal"}
 
 
 def allreduce(codec: str, algorithm: str, **changes: typing.Any) -> gpu_figures.Record:
@@ -187,7 +217,9 @@ class Program(unittest.TestCase):
 
     def install_bench(self) -> None:
         self.install("tersor-bench", FAKE_BENCH)
-        (self.folder / "bin" / "records.json").write_text(json.dumps(RECORDS))
+        self.install("tersor-microbench", FAKE_MICROBENCH)
+        benchmarks = {"context": CONTEXT, "benchmarks": [benchmark_of(r) for r in RECORDS]}
+        (self.folder / "bin" / "benchmarks.json").write_text(json.dumps(benchmarks))
         (self.folder / "bin" / "allreduces.json").write_text(json.dumps(ALLREDUCES))
 
     def install_others(self, fails: bool = False) -> None:

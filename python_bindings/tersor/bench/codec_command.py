@@ -66,7 +66,7 @@ def _times(
 ) -> Record:
     """Medians of the action and of a copy that reads and writes as many bytes, in turns.
 
-    The fields are those of ``tersor-bench codecs``. Frames have a checksum, the default.
+    The records of ``tersor-bench report``; frames carry a checksum, the library's default.
     """
     source = np.ones(moved_bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)

@@ -1,4 +1,4 @@
-// An operation of a codec in `tersor-bench codecs`, and its input. Each operation checks its result
+// An operation of a codec in tersor-microbench, and its input. Each operation checks its result
 // before timing: the result must be near the encoded values. On a device, the result must also
 // equal the CPU codec's result byte for byte.
 #pragma once
@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/machine.h"
+#include "bench/micro/machine.h"
 #include "bench/samples.h"
 #include "codecs/planned_codec.h"
 
@@ -39,12 +39,6 @@ struct OperationInput {
   PlanFor plan_on_machine(std::size_t contributions = 1) const;
 };
 
-/// Thrown if the measured path does not occur with these values. The run skips the operation.
-class NotMeasurable : public Error {
- public:
-  using Error::Error;
-};
-
 /// One operation of a codec on a gradient. Calls rotate through several sets of buffers.
 class CodecOperation {
  public:
@@ -54,7 +48,7 @@ class CodecOperation {
   CodecOperation& operator=(const CodecOperation&) = delete;
 
   /// Runs once and checks the result. Returns the relative error of the encoded values. Throws
-  /// Error for a wrong result, and NotMeasurable if the measured path does not occur.
+  /// Error for a wrong result.
   virtual double check() = 0;
   /// Runs one call. On a device, queues the call.
   void run() { call(calls_++); }

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "bench/compare.h"
-#include "bench/device/cub_topk.h"
 #include "bench/device/gpu.h"
-#include "bench/device/operations.h"
-#include "bench/device/two_kernel.h"
-#include "bench/topk_operations.h"
-#include "bench/useful_bytes.h"
+#include "bench/micro/gpu/cub_topk.h"
+#include "bench/micro/gpu/operations.h"
+#include "bench/micro/gpu/two_kernel.h"
+#include "bench/micro/topk_operations.h"
+#include "bench/micro/useful_bytes.h"
 
 namespace tersor::bench {
 namespace {
@@ -85,13 +85,6 @@ class TwoKernels : public CodecOperation {
   Gradients gradients_;
   RotatedBuffer payloads_;
 };
-
-std::size_t selected_of(const PlannedCodec& codec) {
-  double density = TopkOptions{}.density;
-  for (const auto& [key, value] : codec.codec().spec().options)
-    if (key == "density") density = std::stod(value);
-  return topk_selected(codec.count(), density);
-}
 
 class CubTopkOperation : public CodecOperation {
  public:

@@ -7,15 +7,17 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/codec_operation.h"
+#include "bench/micro/codec_operation.h"
 
 namespace tersor::bench {
 
 inline constexpr std::string_view kEncode = "encode";
-inline constexpr std::string_view kFeedback = "encode+feedback";
+inline constexpr std::string_view kFeedback = "encode_feedback";
 inline constexpr std::string_view kDecode = "decode";
-inline constexpr std::string_view kDecodeAdd = "decode-add";
+inline constexpr std::string_view kDecodeAdd = "decode_add";
 inline constexpr std::string_view kReduce = "reduce";
+/// All rounds of a codec without frames, as the only rank.
+inline constexpr std::string_view kRawRounds = "raw_rounds";
 
 /// The names for all machines, in the order of measurement.
 std::vector<std::string> operation_names();
@@ -26,12 +28,5 @@ std::vector<std::string> operations_of(const Machine& machine, const std::string
 
 /// Throws InvalidArgumentError for an unknown operation of the machine.
 std::unique_ptr<CodecOperation> make_operation(std::string_view name, const OperationInput& input);
-
-/// The destination of residuals: in place or elsewhere. Elsewhere keeps every step as hard as the
-/// first step.
-enum class Residuals : std::uint8_t { kInPlace, kElsewhere };
-
-std::unique_ptr<CodecOperation> make_feedback_operation(const OperationInput& input,
-                                                        Residuals residuals);
 
 }  // namespace tersor::bench

@@ -1,5 +1,5 @@
-// The machine of codec operations: memory, clock and baselines. This file declares the host's CPU;
-// bench/device/gpu_machine.h declares a GPU.
+// The machine of codec operations: memory, clock and plain loops. This file declares the host's
+// CPU; bench/micro/gpu/gpu_machine.h declares a GPU.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -24,7 +24,6 @@ namespace tersor::bench {
 class CodecOperation;
 struct OperationInput;
 
-/// A call timed in alternation with other calls.
 struct TimedCall {
   std::string name;
   std::function<void()> run;     ///< on a device, queues the call
@@ -43,21 +42,21 @@ struct MemoryWork {
   std::size_t written = 0;   ///< for kRead
 };
 
-/// The length of a sample.
-struct Sampling {
-  double seconds = 0;
-  std::size_t first_calls = 1;  ///< calls for the first estimate of a call's time
-  std::size_t most_calls = 0;
-  double warm_up_seconds = 0;  ///< warm-up in which clocks rise
+/// A plain loop over memory, by the name of its TimedCall.
+struct MemoryLoop {
+  std::string_view name;
+  Access access = Access::kRead;
 };
 
 struct MachineTraits {
-  std::string name;
+  std::string_view name;  ///< "cpu" or "cuda": the first part of a benchmark's name
   Memory memory = Memory::kHost;
   StreamView stream = {};
-  std::size_t line_bytes = 0;      ///< smallest unit of memory traffic
-  std::size_t reduced_frames = 0;  ///< frames added by "reduce"
-  Sampling sampling = {};
+  std::size_t line_bytes = 0;          ///< smallest unit of memory traffic
+  std::size_t reduced_frames = 0;      ///< frames added by "reduce"
+  double sample_seconds = 0;           ///< length of a sample
+  std::size_t most_calls = 0;          ///< maximum number of calls in a sample
+  std::vector<MemoryLoop> loops = {};  ///< all loops of `baselines`
 };
 
 class Machine {
@@ -84,17 +83,18 @@ class Machine {
 
   /// Returns a copy on the host.
   Buffer on_host(ConstByteSpan bytes);
+  /// The number of calls in a sample.
+  std::size_t calls_per_sample(const TimedCall& call);
+  /// Returns the seconds per call in one sample of `calls` calls.
+  double sample(const TimedCall& call, std::size_t calls) {
+    return seconds_per_call(call.run, calls) / static_cast<double>(call.calls_inside);
+  }
 
  private:
   MachineTraits traits_;
 };
 
 std::unique_ptr<Machine> make_cpu_machine();
-
-/// Returns each call's median seconds per call over `repetitions` rounds. Each round runs every
-/// call once.
-std::vector<double> time_alternately(Machine& machine, const std::vector<TimedCall>& calls,
-                                     int repetitions);
 
 /// Returns the index of the current turn among `count` items. A single item needs no division,
 /// because a division would slow down short calls.
@@ -106,6 +106,8 @@ constexpr std::size_t rotated_index(std::size_t call, std::size_t count) {
 class RotatedBuffer {
  public:
   RotatedBuffer(std::size_t sets, std::size_t bytes, Memory memory);
+  /// Copies `contents` (on the host) to all buffers.
+  RotatedBuffer(std::size_t sets, ConstByteSpan contents, Machine& machine);
 
   std::size_t sets() const { return sets_; }
   std::size_t bytes() const { return bytes_; }
@@ -116,8 +118,6 @@ class RotatedBuffer {
   ValueSpan values(std::size_t call, std::size_t count, Dtype dtype) const {
     return {at(call).data(), count, dtype, memory_.memory()};
   }
-  /// Copies `from` (on the host) to all buffers.
-  void fill(ConstByteSpan from, Machine& machine);
 
  private:
   std::size_t sets_, bytes_, stride_;

@@ -1,5 +1,5 @@
 
-#include "bench/codec_operation.h"
+#include "bench/micro/codec_operation.h"
 
 #include <fmt/format.h>
 
@@ -82,8 +82,7 @@ Gradients::Gradients(const OperationInput& input, std::size_t sets, Steps steps)
     sets_ = {steps == Steps::kAll ? input.gradient : input.step(0)};
     return;
   }
-  copies_.emplace(sets, input.gradient.bytes(), Memory::kDevice);
-  copies_->fill(bytes_of(input.gradient), *input.machine);
+  copies_.emplace(sets, bytes_of(input.gradient), *input.machine);
   for (std::size_t set = 0; set < sets; ++set)
     sets_.push_back(copies_->values(set, input.gradient.count(), input.gradient.dtype()));
 }
@@ -100,9 +99,8 @@ ResidualStates::ResidualStates(const OperationInput& input, std::size_t sets)
     : count_(input.count),
       begin_empty_(!input.machine->on_device()),
       initial_(first_residual(input)),
-      residuals_(sets, initial_.bytes(), input.machine->traits().memory),
+      residuals_(sets, initial_.span(), *input.machine),
       words_(sizeof(StateWords), input.machine->traits().memory) {
-  residuals_.fill(initial_.span(), *input.machine);
   const StateWords words;
   input.machine->copy(std::as_bytes(std::span(&words, 1)), words_.span());
 }

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "bench/codec_operations.h"
 #include "bench/device/gpu.h"
-#include "bench/device/loops.h"
-#include "bench/device/operations.h"
-#include "bench/useful_bytes.h"
+#include "bench/micro/codec_operations.h"
+#include "bench/micro/gpu/loops.h"
+#include "bench/micro/gpu/operations.h"
+#include "bench/micro/useful_bytes.h"
 
 namespace tersor::bench {
 namespace {
@@ -17,7 +17,7 @@ constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
 enum class Capture : std::uint8_t { kNo, kYes };
 
 Capture capture_of(std::string_view name) {
-  return name.ends_with("graph") ? Capture::kYes : Capture::kNo;
+  return name.ends_with("_graph") ? Capture::kYes : Capture::kNo;
 }
 
 /// Groups `calls` calls, as a graph if requested.

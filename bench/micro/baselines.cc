@@ -4,16 +4,17 @@
 #include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "bench/baselines.cc"
+#define HWY_TARGET_INCLUDE "bench/micro/baselines.cc"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "bench/baselines.h"
+#include "bench/micro/baselines.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::bench::HWY_NAMESPACE {
@@ -99,9 +100,10 @@ std::span<T> part(std::span<T> all, std::size_t index, std::size_t parts) {
 
 /// Filled with nonzero values: untouched pages would all map to the same physical page in the
 /// caches.
-Buffer ramp(std::size_t count) {
-  Buffer buffer(count * sizeof(float));
-  const auto values = buffer.values(count, Dtype::kF32).as<float>();
+std::shared_ptr<Buffer> ramp(std::size_t bytes) {
+  const std::size_t count = bytes / sizeof(float);
+  auto buffer = std::make_shared<Buffer>(count * sizeof(float));
+  const auto values = buffer->values(count, Dtype::kF32).as<float>();
   for (std::size_t i = 0; i < count; ++i) values[i] = 1.0f + static_cast<float>(i % 1021) * 1e-3f;
   return buffer;
 }
@@ -110,64 +112,52 @@ std::span<float> floats(const Buffer& buffer) {
   return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32).as<float>();
 }
 
-/// The source and the destination of a loop.
-struct Arrays {
-  explicit Arrays(std::size_t bytes)
-      : source(ramp(bytes / sizeof(float))), destination(ramp(bytes / sizeof(float))) {}
+/// A call of `body(index, parts)` on each thread.
+template <typename Body>
+TimedCall loop(std::string_view name, Threads& threads, Body body) {
+  return {std::string(name), [&threads, body] {
+            const std::size_t parts = threads.count();
+            threads.run(parts, [&](std::size_t index) { body(index, parts); });
+          }};
+}
 
-  Buffer source, destination;
-};
+std::vector<TimedCall> read_loops(const MemoryWork& work, Threads& threads) {
+  const auto seen = std::make_shared<std::atomic<std::uint64_t>>(0);  // keeps the reads
+  const auto share = ramp(work.written);
+  const ConstByteSpan input = work.input;
+  return {loop(kReadLoop, threads,
+               [=](std::size_t index, std::size_t parts) {
+                 const ConstByteSpan own = part(input, index, parts);
+                 *seen ^= HWY_DYNAMIC_DISPATCH(read_all)(own.data(), own.size());
+               }),
+          loop(kShareLoop, threads, [=](std::size_t index, std::size_t parts) {
+            const ConstByteSpan own = part(input, index, parts);
+            const ByteSpan to = part(share->span(), index, parts);
+            HWY_DYNAMIC_DISPATCH(read_and_share)(own.data(), own.size(), to.data(), to.size());
+          })};
+}
 
 }  // namespace
 
-TimedCall read_baseline(ConstByteSpan bytes, Threads& threads) {
-  const auto seen =
-      std::make_shared<volatile std::uint64_t>(0);  // keeps the compiler from removing reads
-  return {"read", [bytes, seen, &threads] {
-            std::vector<std::uint64_t> results(threads.count());
-            threads.run(results.size(), [&](std::size_t index) {
-              const ConstByteSpan own = part(bytes, index, results.size());
-              results[index] = HWY_DYNAMIC_DISPATCH(read_all)(own.data(), own.size());
-            });
-            for (const std::uint64_t result : results) *seen = *seen ^ result;
-          }};
-}
-
-TimedCall share_baseline(ConstByteSpan bytes, std::size_t written, Threads& threads) {
-  const auto share = std::make_shared<Buffer>(ramp(written / sizeof(float)));
-  return {"share", [bytes, share, &threads] {
-            const std::size_t parts = threads.count();
-            threads.run(parts, [&](std::size_t index) {
-              const ConstByteSpan own = part(bytes, index, parts);
-              const ByteSpan to = part(share->span(), index, parts);
-              HWY_DYNAMIC_DISPATCH(read_and_share)(own.data(), own.size(), to.data(), to.size());
-            });
-          }};
-}
-
-TimedCall copy_baseline(std::size_t moved_bytes, Threads& threads) {
-  const auto arrays = std::make_shared<Arrays>(moved_bytes / 2);
-  return {"memcpy", [arrays, &threads] {
-            const std::size_t parts = threads.count();
-            threads.run(parts, [&](std::size_t index) {
-              const ByteSpan from = part(arrays->source.span(), index, parts);
-              std::memcpy(part(arrays->destination.span(), index, parts).data(), from.data(),
-                          from.size());
-            });
-          }};
-}
-
-TimedCall triad_baseline(std::size_t moved_bytes, Threads& threads) {
-  const auto arrays = std::make_shared<Arrays>(moved_bytes / 3);
-  return {"triad", [arrays, &threads, factor = 0.5f]() mutable {
-            const std::size_t parts = threads.count();
-            factor = -factor;  // undoes the previous addition
-            threads.run(parts, [&](std::size_t index) {
-              const std::span<float> addends = part(floats(arrays->source), index, parts);
-              const std::span<float> values = part(floats(arrays->destination), index, parts);
-              HWY_DYNAMIC_DISPATCH(triad)(factor, addends.data(), values.data(), values.size());
-            });
-          }};
+std::vector<TimedCall> memory_loops(const MemoryWork& work, Threads& threads) {
+  if (work.access == Access::kRead) return read_loops(work, threads);
+  const bool copies = work.access == Access::kWrite;
+  const std::size_t bytes = work.bytes / (copies ? 2 : 3);
+  const auto source = ramp(bytes), destination = ramp(bytes);
+  if (copies)
+    return {loop(kCopyLoop, threads, [=](std::size_t index, std::size_t parts) {
+      const ByteSpan from = part(source->span(), index, parts);
+      std::memcpy(part(destination->span(), index, parts).data(), from.data(), from.size());
+    })};
+  return {loop(kTriadLoop, threads,
+               [=, factor = std::make_shared<std::vector<float>>(threads.count(), 0.5f)](
+                   std::size_t index, std::size_t parts) {
+                 const std::span<float> addends = part(floats(*source), index, parts);
+                 const std::span<float> values = part(floats(*destination), index, parts);
+                 (*factor)[index] *= -1;  // undoes the previous addition
+                 HWY_DYNAMIC_DISPATCH(triad)
+                 ((*factor)[index], addends.data(), values.data(), values.size());
+               })};
 }
 
 }  // namespace tersor::bench

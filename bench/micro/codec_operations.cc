@@ -1,23 +1,24 @@
 // Encode, encode with feedback, decode, decode and add, reduce.
 
-#include "bench/codec_operations.h"
+#include "bench/micro/codec_operations.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "bench/compare.h"
-#include "bench/device/names.h"
-#include "bench/topk_operations.h"
-#include "bench/useful_bytes.h"
+#include "bench/micro/gpu/operations.h"
+#include "bench/micro/topk_operations.h"
+#include "bench/micro/useful_bytes.h"
+#include "codecs/loss.h"
 
 namespace tersor::bench {
 namespace {
 
 constexpr std::string_view kOperationNames[] = {
-    kEncode,           kTwoKernels,      kFeedback,   kFeedbackMiss,
-    kFeedbackOverflow, kFeedbackFarMiss, kCubSort,    kCubSelect,
-    kDecode,           kDecodeAdd,       kReduce,     kMultiTensor,
-    kMultiTensorGraph, kSmall,           kSmallGraph, kSelectReference};
+    kEncode,           kTwoKernels, kFeedback,   kFeedbackFarMiss, kCubSort,
+    kCubSelect,        kDecode,     kDecodeAdd,  kReduce,          kMultiTensor,
+    kMultiTensorGraph, kSmall,      kSmallGraph, kSelectReference, kRawRounds};
 
 /// The maximum rounding error of a sum in the gradient's type, relative to the values.
 double rounding_of(Dtype dtype) { return dtype == Dtype::kF32 ? 1e-6 : 1e-2; }
@@ -73,6 +74,10 @@ class EncodeOperation : public PlannedOperation {
   Gradients gradients_;
   RotatedBuffer frames_;
 };
+
+/// The destination of residuals: in place or elsewhere. Elsewhere keeps every step as hard as the
+/// first step.
+enum class Residuals : std::uint8_t { kInPlace, kElsewhere };
 
 class FeedbackOperation : public PlannedOperation {
  public:
@@ -140,6 +145,17 @@ class FeedbackOperation : public PlannedOperation {
   std::optional<RotatedBuffer> written_;
 };
 
+/// Residuals are written elsewhere, because in-place residuals would spread the values over many
+/// magnitudes.
+std::unique_ptr<CodecOperation> make_far_miss(OperationInput input) {
+  const std::size_t count = input.gradient.count();
+  const Dtype dtype = input.gradient.dtype();
+  input.source = std::make_shared<SampleSource>("narrow");
+  input.storage = std::make_shared<Buffer>(sample_buffer(*input.source, count, dtype, 1));
+  input.gradient = input.storage->values(count, dtype);
+  return std::make_unique<FeedbackOperation>(input, Residuals::kElsewhere);
+}
+
 class DecodeOperation : public PlannedOperation {
  public:
   DecodeOperation(const OperationInput& input, DecodeMode mode)
@@ -148,11 +164,8 @@ class DecodeOperation : public PlannedOperation {
         frame_(host_codec_.frame()),
         values_(decoded_frame()),
         sets_(sets_for(work())),
-        frames_(rotated(sets_, used_bytes(frame_).size())),
-        outputs_(rotated(sets_, values_.bytes())) {
-    frames_.fill(used_bytes(frame_), *input.machine);
-    outputs_.fill(copy_of_gradient().span(), *input.machine);
-  }
+        frames_(sets_, used_bytes(frame_), *input.machine),
+        outputs_(sets_, copy_of_gradient().span(), *input.machine) {}
 
   double check() override {
     const double error = relative_error(gradient(), as_gradient(values_));
@@ -252,8 +265,7 @@ class ReduceOperation : public PlannedOperation {
   void encode_rank(std::size_t rank) {
     const Buffer& frame = host_frames_.emplace_back(encoder_.frame());
     encoder_.encode(as_gradient(of_rank(rank)), frame.span());
-    RotatedBuffer& copies = copies_.emplace_back(rotated(sets_, used_bytes(frame).size()));
-    copies.fill(used_bytes(frame), *input_.machine);
+    const RotatedBuffer& copies = copies_.emplace_back(sets_, used_bytes(frame), *input_.machine);
     for (std::size_t set = 0; set < sets_; ++set) frames_[set].push_back(copies.at(set));
   }
 
@@ -287,6 +299,44 @@ class ReduceOperation : public PlannedOperation {
   std::vector<std::vector<ConstByteSpan>> frames_;  // by set
 };
 
+/// Plans a codec without frames for several ranks, and a matrix codec for the widest matrix of
+/// `count` values.
+PlanFor for_raw_rounds(PlanFor plan_for, const std::string& spec) {
+  plan_for.contributions = kSharingRanks;
+  if (!make_codec(spec)->traits().needs_shape) return plan_for;
+  plan_for.rows = static_cast<std::size_t>(std::sqrt(static_cast<double>(plan_for.count)));
+  while (plan_for.count % plan_for.rows != 0) --plan_for.rows;
+  plan_for.columns = plan_for.count / plan_for.rows;
+  return plan_for;
+}
+
+/// Encode and decode of all rounds, with the values of a single rank.
+class RawRoundsOperation : public CodecOperation {
+ public:
+  explicit RawRoundsOperation(const OperationInput& input)
+      : CodecOperation(input),
+        codec_(input.codec, for_raw_rounds(input.plan_on_host(), input.codec)),
+        output_(gradient().bytes()) {
+    workspace_bytes_ = codec_.plan().workspace_bytes;
+    work_ = {.access = Access::kWrite, .bytes = gradient().bytes() + output_.bytes()};
+  }
+
+  double check() override {
+    run();
+    const double error = relative_error(gradient(), as_gradient(output_));
+    require_within(error, 1.0, "all rounds of raw values");
+    return error;
+  }
+
+  void call(std::size_t) override {
+    payload_bytes_ = codec_.exchange_raw(gradient(), as_gradient(output_));
+  }
+
+ private:
+  PlannedCodec codec_;
+  Buffer output_;
+};
+
 /// True if a codec supports residuals.
 bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
   try {
@@ -301,6 +351,7 @@ bool has_operation(std::string_view name, const Machine& machine, const PlannedC
                    bool feedback) {
   if (name == kEncode || name == kDecode || name == kDecodeAdd) return true;
   if (name == kFeedback) return feedback;
+  if (name == kFeedbackFarMiss) return has_far_miss(codec);
   if (name == kReduce) return feedback && codec.reduces();
   return machine.has_operation(name, codec);
 }
@@ -314,8 +365,10 @@ std::vector<std::string> operation_names() {
 std::vector<std::string> operations_of(const Machine& machine, const std::string& spec,
                                        std::size_t count, Dtype dtype) {
   const PlanFor plan_for{.count = count, .dtype = dtype};
+  const std::vector<std::string> raw_rounds(machine.on_device() ? 0 : 1, std::string(kRawRounds));
+  if (make_codec(spec)->traits().needs_shape) return raw_rounds;
   const PlannedCodec codec(spec, plan_for);
-  if (!codec.has_frames()) return {};
+  if (!codec.has_frames()) return raw_rounds;
   const bool feedback = accepts_feedback(spec, plan_for);
   std::vector<std::string> names = operation_names();
   std::erase_if(names, [&](const std::string& name) {
@@ -326,16 +379,13 @@ std::vector<std::string> operations_of(const Machine& machine, const std::string
 
 std::unique_ptr<CodecOperation> make_operation(std::string_view name, const OperationInput& input) {
   if (name == kEncode) return std::make_unique<EncodeOperation>(input);
-  if (name == kFeedback) return make_feedback_operation(input, Residuals::kInPlace);
+  if (name == kFeedback) return std::make_unique<FeedbackOperation>(input, Residuals::kInPlace);
+  if (name == kFeedbackFarMiss) return make_far_miss(input);
   if (name == kDecode) return std::make_unique<DecodeOperation>(input, DecodeMode::kAssign);
   if (name == kDecodeAdd) return std::make_unique<DecodeOperation>(input, DecodeMode::kAdd);
   if (name == kReduce) return std::make_unique<ReduceOperation>(input);
+  if (name == kRawRounds) return std::make_unique<RawRoundsOperation>(input);
   return input.machine->make_operation(name, input);
-}
-
-std::unique_ptr<CodecOperation> make_feedback_operation(const OperationInput& input,
-                                                        Residuals residuals) {
-  return std::make_unique<FeedbackOperation>(input, residuals);
 }
 
 }  // namespace tersor::bench

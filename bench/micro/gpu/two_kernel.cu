@@ -2,7 +2,7 @@
 // of 256 values. A thread of the second kernel loads and stores four values in one access each. The
 // kernels read the gradient twice (9 bytes per f32 value) and divide each value by the scale.
 
-#include "bench/device/two_kernel.h"
+#include "bench/micro/gpu/two_kernel.h"
 
 #include "bench/device/gpu.h"
 

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "bench/machine.h"
+#include "bench/micro/machine.h"
 
 namespace tersor::bench {
 

@@ -1,13 +1,12 @@
 // Times calls by events. The baselines are a copy, a read and a memset of as many bytes. Buffers
 // rotate and have left the cache before the next use.
 
-#include "bench/device/gpu_machine.h"
+#include "bench/micro/gpu/gpu_machine.h"
 
-#include "bench/codec_operations.h"
 #include "bench/device/gpu.h"
-#include "bench/device/loops.h"
-#include "bench/device/operations.h"
-#include "bench/topk_operations.h"
+#include "bench/micro/codec_operations.h"
+#include "bench/micro/gpu/loops.h"
+#include "bench/micro/gpu/operations.h"
 
 namespace tersor::bench {
 namespace {
@@ -48,29 +47,19 @@ struct Arena {
   std::size_t call = 0;
 };
 
-/// Top-k on values of nearly equal magnitude: only digits can determine the k-th value. Residuals
-/// are written elsewhere, because in-place residuals would spread the values over many magnitudes.
-std::unique_ptr<CodecOperation> make_far_miss(OperationInput input) {
-  const std::size_t count = input.gradient.count();
-  const Dtype dtype = input.gradient.dtype();
-  input.source = std::make_shared<SampleSource>("narrow");
-  input.storage = std::make_shared<Buffer>(sample_buffer(*input.source, count, dtype, 1));
-  input.gradient = input.storage->values(count, dtype);
-  return make_feedback_operation(input, Residuals::kElsewhere);
-}
-
 class GpuMachine : public Machine {
  public:
   GpuMachine(const Gpu& gpu, StreamView stream)
-      : Machine({.name = gpu.name,
+      : Machine({.name = "cuda",
                  .memory = Memory::kDevice,
                  .stream = stream,
                  .line_bytes = 32,  // a sector
                  .reduced_frames = 8,
-                 .sampling = {.seconds = 3e-3,
-                              .first_calls = 2,
-                              .most_calls = 1000,  // about the capacity of a queue
-                              .warm_up_seconds = 0.1}}),
+                 .sample_seconds = 3e-3,
+                 .most_calls = 1000,  // about the capacity of a queue
+                 .loops = {{"copy", Access::kRead},
+                           {"read", Access::kRead},
+                           {"memset", Access::kWrite}}}),
         cache_bytes_(gpu.cache_bytes),
         clock_(stream) {}
 
@@ -94,13 +83,11 @@ class GpuMachine : public Machine {
   }
 
   bool has_operation(std::string_view name, const PlannedCodec& codec) const override {
-    if (name == kFeedbackFarMiss) return has_topk_operation(name, codec);
     return has_launch_operation(name, codec) || has_operation_without_us(name, codec);
   }
 
   std::unique_ptr<CodecOperation> make_operation(std::string_view name,
                                                  const OperationInput& input) override {
-    if (name == kFeedbackFarMiss) return make_far_miss(input);
     if (auto launching = make_launch_operation(name, input)) return launching;
     return make_operation_without_us(name, input);
   }

@@ -1,0 +1,127 @@
+// tersor-microbench: operations of codecs, memory loops and transports as benchmarks of Google
+// Benchmark.
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+#include <tersor/error.h>
+#include <tersor/inprocess.h>
+#include <tersor/isa.h>
+#include <tersor/stream.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "bench/micro/codec_benchmarks.h"
+#include "bench/micro/transport_benchmarks.h"
+#include "bench/records.h"
+#if TERSOR_HAS_CUDA
+#include "bench/device/gpu.h"
+#include "bench/micro/gpu/gpu_machine.h"
+#endif
+#if TERSOR_HAS_MPI
+#include "bench/micro/mpi/mpi_rank.h"
+#endif
+
+namespace tersor::bench {
+namespace {
+
+constexpr const char* kDescription =
+    "Times codecs, memory loops and transports with Google Benchmark. A name has all fields:\n"
+    "  cpu/encode/int8/f32/67108864/threads:1/checksum:off    cuda/...    cpu/memory/read/...\n"
+    "  inproc/ping_pong/bytes:8    tcp/exchange/bytes:131072    mpi/... under mpirun -n 2\n"
+    "Options of Google Benchmark, each as --NAME=VALUE:\n"
+    "  --benchmark_filter=REGEX --benchmark_list_tests=true --benchmark_repetitions=N\n"
+    "  --benchmark_enable_random_interleaving=true --benchmark_out=FILE.json\n"
+    "docs/how-to/benchmark.md is a guide.";
+
+/// The current GPU, if this machine has a GPU.
+class OptionalGpu {
+ public:
+  OptionalGpu() {
+    try {
+      stream_.emplace();
+#if TERSOR_HAS_CUDA
+      machine_ = make_gpu_machine(stream_->view());
+      benchmark::AddCustomContext("gpu", current_gpu().name);
+#endif
+    } catch (const CudaError& error) {
+      reason_ = error.what();
+    }
+  }
+
+  Machine* machine() const { return machine_.get(); }
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::optional<Stream> stream_;
+  std::unique_ptr<Machine> machine_;
+  std::string reason_;
+};
+
+void add_context(const MicroOptions& options) {
+  benchmark::AddCustomContext("machine", machine_name());
+  benchmark::AddCustomContext("commit", commit_name());
+  benchmark::AddCustomContext("data", options.source);
+  benchmark::AddCustomContext("isa", std::string(isa_name(current_isa())));
+}
+
+/// Google Benchmark has printed that nothing matches, or why the filter is invalid.
+[[noreturn]] void refuse_filter(const OptionalGpu& gpu) {
+  const std::string why_no_gpu =
+      gpu.machine() == nullptr ? fmt::format(" (no benchmarks of cuda: {})", gpu.reason()) : "";
+  throw InvalidArgumentError(
+      fmt::format("no benchmark matches --benchmark_filter={}; a name is like "
+                  "cpu/encode/int8/f32/67108864/threads:1/checksum:off, and "
+                  "--benchmark_list_tests=true prints all names{}",
+                  benchmark::GetBenchmarkFilter(), why_no_gpu));
+}
+
+void run_all(const MicroOptions& options, Transport* mpi) {
+  if (!options.isa.empty()) force_isa(parse_isa(options.isa));
+  add_context(options);
+  const OptionalGpu gpu;
+  const std::unique_ptr<Machine> cpu = make_cpu_machine();
+  CodecBenchmarks codecs(options);
+  codecs.register_on(*cpu);
+  if (gpu.machine() != nullptr) codecs.register_on(*gpu.machine());
+  std::deque<TransportBenchmarks> transports;
+  transports.emplace_back("inproc", [] { return make_inprocess_transports(2); });
+#if TERSOR_HAS_TCP
+  transports.emplace_back("tcp", make_tcp_pair);
+#endif
+  if (mpi != nullptr) transports.emplace_back("mpi", *mpi);
+  if (benchmark::RunSpecifiedBenchmarks() == 0) refuse_filter(gpu);
+  if (codecs.failed() || std::ranges::any_of(transports, &TransportBenchmarks::failed))
+    throw Error("a benchmark failed, see above");
+}
+
+void run(const MicroOptions& options) {
+#if TERSOR_HAS_MPI
+  if (started_by_mpi()) {
+    MpiRank rank;
+    if (rank.transport().rank() != 0) return serve(rank.transport());
+    return run_all(options, &rank.transport());
+  }
+#endif
+  run_all(options, nullptr);
+}
+
+}  // namespace
+}  // namespace tersor::bench
+
+int main(int argc, char** argv) {
+  using namespace tersor::bench;
+  const bool help = std::any_of(
+      argv, argv + argc, [](std::string_view word) { return word == "--help" || word == "-h"; });
+  if (!help) benchmark::Initialize(&argc, argv);  // takes --help for its own options alone
+  MicroOptions options;
+  const auto add = [&options](Command command) {
+    add_micro_options(command, options);
+    command.callback([&options] { run(options); });
+  };
+  return run_command({"tersor-microbench", kDescription, add}, argc, argv);
+}
