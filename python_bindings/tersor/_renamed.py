@@ -120,6 +120,8 @@ def renamed_attribute(new: str) -> Any:
     """Returns a property that reads and sets the attribute ``new``, and warns once."""
 
     class Renamed:
+        __doc__ = f"The old name of ``{new}``."
+
         def __set_name__(self, owner: type, name: str) -> None:
             self._owner, self._old = owner.__qualname__, f"{owner.__qualname__}.{name}"
 

@@ -91,7 +91,7 @@ def test_plain_keywords_warn_once_and_count() -> None:
 
 
 def test_an_option_given_twice_with_two_values_is_refused() -> None:
-    old: dict[str, Any] = {"threads": 2, "seed": 3}
+    old: dict[str, Any] = {"seed": 3}
     message = r"compressed\(\) got seed= and advanced=AdvancedOptions\(seed=\.\.\.\)"
     with pytest.raises(TypeError, match=message):
         compressed("model", advanced=AdvancedOptions(seed=1), **old)
