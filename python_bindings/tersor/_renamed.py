@@ -128,11 +128,11 @@ def renamed_attribute(new: str) -> Any:
         def __get__(self, instance: Any, owner: type) -> Any:
             if instance is None:
                 return self
-            warn_once(self._owner, self._old, f".{new}", stacklevel=2)
+            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
             return getattr(instance, new)
 
         def __set__(self, instance: Any, value: Any) -> None:
-            warn_once(self._owner, self._old, f".{new}", stacklevel=2)
+            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
             setattr(instance, new, value)
 
     return Renamed()

@@ -113,8 +113,10 @@ class Decaying:
 
 def test_an_old_attribute_is_the_new_one_and_warns_once() -> None:
     one: Any = Decaying()
-    with pytest.warns(DeprecationWarning, match=r"Decaying.residual_factor .* use .error_decay"):
+    message = r"Decaying.residual_factor .* use .error_decay"
+    with pytest.warns(DeprecationWarning, match=message) as told:
         one.residual_factor = 0.5
+    assert {warning.filename for warning in told} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert one.residual_factor == one.error_decay == 0.5
