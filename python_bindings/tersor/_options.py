@@ -85,8 +85,12 @@ def _moved(
     who: str, own: list[str], kind: type[Any], advanced: object, plain: Mapping[str, object]
 ) -> object:
     """Returns ``advanced`` with the fields of the plain keywords."""
-    known = [one.name for one in dataclasses.fields(kind)]
+    known = {one.name: one.default for one in dataclasses.fields(kind)}
     for key, value in plain.items():
+        if key in known and getattr(advanced, key, known[key]) not in (known[key], value):
+            raise TypeError(
+                f"{who}() got {key}= and advanced={kind.__name__}({key}=...): leave {key}= out"
+            )
         if key == "elastic" and value:
             raise InvalidArgumentError(
                 f"elastic=True: the process group of {who} does not survive the loss of a rank; "

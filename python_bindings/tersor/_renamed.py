@@ -116,6 +116,28 @@ def renamed_keywords(
     return decorate
 
 
+def renamed_attribute(new: str) -> Any:
+    """Returns a property that reads and sets the attribute ``new``, and warns once."""
+
+    class Renamed:
+        __doc__ = f"The old name of ``{new}``."
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._owner, self._old = owner.__qualname__, f"{owner.__qualname__}.{name}"
+
+        def __get__(self, instance: Any, owner: type) -> Any:
+            if instance is None:
+                return self
+            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
+            return getattr(instance, new)
+
+        def __set__(self, instance: Any, value: Any) -> None:
+            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
+            setattr(instance, new, value)
+
+    return Renamed()
+
+
 def move_keywords(
     function: Callable[..., object],
     options: dict[str, Any],

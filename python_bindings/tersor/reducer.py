@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from tersor import _core
 from tersor._core import Transport, Tuner
 from tersor._options import expect, fill
+from tersor._renamed import renamed_keywords
 from tersor.collectives import Algorithm, GridOptions, Reduction
 
 if TYPE_CHECKING:
@@ -283,6 +284,7 @@ class GradientReducer(_core.GradientReducer):
         reducer.add("weight", gradient)
     """
 
+    @renamed_keywords(least_ranks="min_ranks")
     def __init__(self, transport: Transport, **options: Unpack[ReducerOptions]) -> None:
         expect(
             transport,
@@ -294,7 +296,7 @@ class GradientReducer(_core.GradientReducer):
                 "GradientReducer(missing=) is deprecated and ends with the next release: leave "
                 "the option out",
                 DeprecationWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         super().__init__(transport, fill(_core.ReducerOptions(), options))
         if options.get("trace"):

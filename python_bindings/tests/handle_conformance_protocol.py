@@ -181,6 +181,17 @@ def test_a_wrapped_optimizer_saves_residuals_on_request(rank: int, count: int) -
         optimizer.state_dict("whole")
 
 
+@ranks.on(1)
+def test_residuals_that_the_wrapped_optimizer_loaded_are_not_saved(rank: int, count: int) -> None:
+    model = torch.nn.Linear(8, 8)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    wrapped = tersor.torch.DistributedOptimizer(first, codec="int4+ef")
+    second.load_state_dict(wrapped.state_dict("exact"))
+    assert "tersor" in second.param_groups[0]
+    again = tersor.torch.DistributedOptimizer(second, codec="int4+ef")
+    assert "tersor" not in again.state_dict()["param_groups"][0]
+
+
 @ranks.on(2)
 def test_a_state_with_a_damaged_group_changes_nothing(rank: int, count: int) -> None:
     training = HANDLES["DistributedOptimizer"](FEW_BITS)

@@ -121,6 +121,15 @@ def test_every_set_that_goes_at_a_stage(
             assert metrics["clients"] == len(there)
 
 
+def test_a_format_of_another_release_is_refused() -> None:
+    record = secure_wire.SumFormat(8, 16, 1.0, 0, "num-examples").record()
+    assert secure_wire.SumFormat.of(record).record() == record
+    before = {"lanes": record.pop("accumulator_bits"), "most_examples": record.pop("max_examples")}
+    message = "the server sent no accumulator_bits, max_examples: install the same release"
+    with pytest.raises(tersor.InvalidArgumentError, match=message):
+        secure_wire.SumFormat.of(record | before)
+
+
 def test_masks_leave_the_sum_of_codes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: list[Any] = []
     encode = secure_wire.SumFormat.encode

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 import ranks
+import tersor
 from tersor.torch import fsdp
 from tersor.torch._src.fsdp.layout import ModuleLayout
 
@@ -288,6 +289,19 @@ def test_weights_come_ahead_of_their_use_until_the_handle_is_removed(rank: int, 
         handle.remove()
         backward(model, rank, 0)
         assert set(asked) == {False}
+
+
+@ranks.on(2)
+def test_after_remove_a_number_of_samples_is_refused(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, codec="none", weighted=True)
+    handle.samples = 2 + rank
+    backward(model, rank, 0)
+    handle.remove()
+    backward(model, rank, 0)
+    handle.samples = None
+    with pytest.raises(tersor.InvalidArgumentError, match=r"samples=3 after remove\(\)"):
+        handle.samples = 3
 
 
 @ranks.on(2)

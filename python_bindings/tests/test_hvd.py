@@ -337,6 +337,7 @@ def test_arguments_of_optimizers_are_taken_or_named(rank: int, count: int) -> No
             "no groups: use bucket_bytes": {"groups": [parameters]},
             r"no codec: use compression=hvd\.Compression": {"codec": "int8"},
             "no reduction: use op=": {"reduction": "sum"},
+            "in advanced: use op=": {"advanced": tersor.AdvancedOptions(reduction="sum")},
             "no process_set: use.*group=": {"process_set": 1},
             "no option 'foo'": {"foo": 1},
             "op='adasum'": {"op": "adasum"},

@@ -77,7 +77,7 @@ def test_other_options_are_refused() -> None:
 def test_plain_keywords_warn_once_and_count() -> None:
     old: dict[str, Any] = {"threads": 2, "seed": 3}
     with pytest.warns(DeprecationWarning, match="use advanced") as told:
-        found = compressed("model", "int8", advanced=AdvancedOptions(seed=1, dims=[2, 2]), **old)
+        found = compressed("model", "int8", advanced=AdvancedOptions(seed=3, dims=[2, 2]), **old)
     assert found == ("model", "int8", AdvancedOptions(threads=2, seed=3, dims=[2, 2]))
     assert [str(one.message) for one in told] == [
         f"compressed({name}=) is deprecated and ends with the next release: use "
@@ -88,6 +88,13 @@ def test_plain_keywords_warn_once_and_count() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compressed(model="model", **old) == ("model", "bf16", AdvancedOptions(**old))
+
+
+def test_an_option_given_twice_with_two_values_is_refused() -> None:
+    old: dict[str, Any] = {"seed": 3}
+    message = r"compressed\(\) got seed= and advanced=AdvancedOptions\(seed=\.\.\.\)"
+    with pytest.raises(TypeError, match=message):
+        compressed("model", advanced=AdvancedOptions(seed=1), **old)
 
 
 def test_options_without_an_effect_are_left_out() -> None:
@@ -131,3 +138,15 @@ def missing(transport: tersor.Transport) -> None:
 
 def test_a_reducer_ignores_missing_with_a_warning() -> None:
     tersor.local.run(1, missing)
+
+
+def least_ranks(transport: tersor.Transport) -> None:
+    old: dict[str, Any] = {"least_ranks": 1, "elastic": True}
+    with pytest.warns(DeprecationWarning, match=r"GradientReducer\(least_ranks=\).*min_ranks="):
+        GradientReducer(transport, codec="none", **old)
+    with pytest.raises(TypeError, match="min_ranks= and least_ranks="):
+        GradientReducer(transport, codec="none", min_ranks=1, **old)
+
+
+def test_a_reducer_takes_the_old_name_of_min_ranks() -> None:
+    tersor.local.run(1, least_ranks)

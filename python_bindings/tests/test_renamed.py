@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 
@@ -104,3 +105,18 @@ def test_a_renamed_keyword_of_a_class_is_named_by_the_class() -> None:
 
     with pytest.warns(DeprecationWarning, match=r"Made\(root=\) is deprecated .* use src="):
         assert Made(**{"root": 4}).src == 4
+
+
+class Decaying:
+    residual_factor = _renamed.renamed_attribute("error_decay")
+
+
+def test_an_old_attribute_is_the_new_one_and_warns_once() -> None:
+    one: Any = Decaying()
+    message = r"Decaying.residual_factor .* use .error_decay"
+    with pytest.warns(DeprecationWarning, match=message) as told:
+        one.residual_factor = 0.5
+    assert {warning.filename for warning in told} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert one.residual_factor == one.error_decay == 0.5

@@ -156,6 +156,20 @@ def test_statistics_are_read_as_dicts_for_a_release() -> None:
         assert one.statistics()[0]["codec"] == "int8"
 
 
+@pytest.mark.filterwarnings("ignore:statistics:DeprecationWarning")
+def test_a_field_that_is_not_known_is_not_in_the_dict() -> None:
+    one = ParameterStatistics("weight", "int8", "", 1, 8.0, 8.0, 2.0, 0.1, 0.1, 0.1)
+    assert "sent_bytes" in one
+    assert "residual_norm" not in one
+    assert one.get("sent_bytes") == 2.0
+    assert one.get("residual_norm", 5.0) == 5.0
+    assert one.get("relative_error", 5.0) is None
+    found: Any = one
+    assert dict(found)["codec"] == "int8"
+    with pytest.raises(KeyError, match="residual_norm"):
+        one["residual_norm"]
+
+
 def test_counts_of_reducers_are_restarted() -> None:
     def restarted(transport: _core.Transport) -> None:
         reducer = GradientReducer(transport, codec="int8")

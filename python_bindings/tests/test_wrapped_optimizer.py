@@ -16,6 +16,7 @@ import tersor
 import tersor.torch
 from tersor.torch import DistributedOptimizer
 from tersor.torch._src.gradients.copies import SentGradients
+from tersor.torch._src.optim.state import check_groups
 
 
 def clamp(gradient: torch.Tensor) -> None:
@@ -237,3 +238,22 @@ def test_on_a_device_an_edit_of_the_bits_is_reported_one_step_later() -> None:
         reports.append(sent.changed({"weight": weight}))
         assert len(sent.end()) == (0 if step == 2 else 1)
     assert reports == [[], [], ["weight", "weight"], []]
+
+
+class Clipped(torch.optim.SGD):
+    """An optimizer with options that are no finite numbers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.defaults.update(largest=float("inf"), schedule={"warmup": 5}, rule=torch.sign)
+        self.param_groups[0].update(self.defaults)
+
+
+def test_a_state_with_any_kind_of_option_is_accepted() -> None:
+    optimizer = Clipped([torch.nn.Parameter(torch.zeros(2))])
+    check_groups(optimizer, optimizer.state_dict())
+    for name, wrong in {"largest": float("nan"), "schedule": 5, "lr": float("inf")}.items():
+        state = optimizer.state_dict()
+        state["param_groups"][0][name] = wrong
+        with pytest.raises(tersor.InvalidArgumentError, match=f"the state's {name} of a group"):
+            check_groups(optimizer, state)

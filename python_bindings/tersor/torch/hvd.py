@@ -415,8 +415,12 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
     codec = _spec(compression)
     if codec == Compression.fp16.spec:
         options.setdefault("rules", [("*", codec)])
-    advanced = options.pop("advanced", None) or AdvancedOptions()
-    options["advanced"] = dataclasses.replace(advanced, reduction=reduction_of(op))
+    advanced, reduction = options.pop("advanced", None) or AdvancedOptions(), reduction_of(op)
+    if advanced.reduction not in ("mean", reduction):
+        raise InvalidArgumentError(
+            "hvd.DistributedOptimizer takes no reduction in advanced: use op="
+        )
+    options["advanced"] = dataclasses.replace(advanced, reduction=reduction)
     options |= {"codec": codec, "backward_passes_per_step": backward_passes_per_step}
     return TersorOptimizer(optimizer, named_parameters, **options)
 

@@ -60,7 +60,13 @@ class SumFormat:
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> SumFormat:
-        return SumFormat(**{one.name: record[one.name] for one in dataclasses.fields(SumFormat)})
+        names = [one.name for one in dataclasses.fields(SumFormat)]
+        if absent := [name for name in names if name not in record]:
+            raise InvalidArgumentError(
+                f"the server sent no {', '.join(absent)}: install the same release of Tersor on "
+                "the server and on all clients"
+            )
+        return SumFormat(**{name: record[name] for name in names})
 
     def check_room(self, clients: int) -> None:
         """Raises InvalidArgumentError if the accumulators cannot hold the codes of the clients."""

@@ -35,9 +35,10 @@ def load_checkpoint(
 ) -> None:
     """Loads a handle from a checkpoint of ``torch.distributed.checkpoint.save``.
 
-    The checkpoint was saved with ``{key: handle}`` or ``{key: handle.state_dict(mode)}``. A
-    collective call between two steps. If the checkpoint has no ``key``, residuals start at zero
-    with a warning.
+    The checkpoint was saved with ``{key: handle}`` or ``{key: handle.state_dict(mode)}``. For a
+    ``DistributedOptimizer``, only ``state_dict(mode)`` has residuals; without residuals in the
+    checkpoint, its residuals stay as they are. A collective call between two steps. If the
+    checkpoint has no ``key``, residuals start at zero with a warning.
 
     Args:
         handle: The handle of the training.

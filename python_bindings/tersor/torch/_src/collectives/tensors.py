@@ -47,7 +47,7 @@ class FeedbackState(collectives.FeedbackState):
     All residuals start at zero. The memory is on the device of ``like``.
 
     Args:
-        like: The first tensor of the collective's calls; the values do not matter.
+        like: The tensor that the calls send (``tensor`` or ``input``); the values do not matter.
         process_group: The ranks of the calls. Default: all ranks.
         dtype: Of the residuals, ``"f32"`` or ``"bf16"``. A residual has one value per value of
             ``like``; two-shot adds one per value that this rank reduces.

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgumentError
 from tersor._options import expect, takes_advanced
-from tersor._renamed import renamed_keywords
+from tersor._renamed import renamed_attribute, renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode, save_reducer
 from tersor.torch._src.collectives.models import broadcast_start
@@ -104,6 +104,9 @@ class DiLoCo(FragmentExchange):
     """
 
     _exchange: TensorExchange
+    every = renamed_attribute("sync_every")
+    mix = renamed_attribute("fragment_update_alpha")
+    residual_factor = renamed_attribute("error_decay")
 
     @renamed_keywords(
         delay="fragment_sync_delay",

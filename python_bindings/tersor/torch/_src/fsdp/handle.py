@@ -162,6 +162,7 @@ class ShardedHandle(Reporting, Weighed):
         for exchange in self._exchanges:
             exchange.remove()
         self._sender.drop()
+        self._samples.ended = "after remove(), FSDP2 gives all ranks equal weights: set no samples"
 
     def reset(self) -> None:
         """Reconnects the ranks after an error that ended an exchange.

@@ -23,6 +23,7 @@ class Samples:
         self.weighted: bool = options.get("weighted", False)
         self._sums = options.get("reduction") == "sum"
         self.count: float | None = None  #: of the next pass
+        self.ended = ""  #: the reason why counts have no effect any longer
         self._step: float | None = None  # of the current pass
         self._told = False
         self._share: float | None = None
@@ -114,6 +115,8 @@ class Weighed:
 
     @samples.setter
     def samples(self, count: float | None) -> None:
+        if count is not None and self._samples.ended:
+            raise InvalidArgumentError(f"samples={count} {self._samples.ended}")
         self._samples.count = count
 
 

@@ -30,7 +30,13 @@ from tersor.torch._src.gradients.exchange import (
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_of
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.optim.averaging import AveragedGradients
-from tersor.torch._src.optim.state import load_with, plain_state, residuals_of, with_residuals
+from tersor.torch._src.optim.state import (
+    load_with,
+    plain_groups,
+    plain_state,
+    residuals_of,
+    with_residuals,
+)
 from tersor.torch._src.optim.wrapper import OwnMethod, merged
 from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
 
@@ -335,8 +341,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
             torch.save(optimizer.state_dict("exact"), f"optimizer{dist.get_rank()}.pt")
         """
         state = self.optimizer.state_dict()
-        if mode is None:
-            return state
+        if mode is None:  # without residuals that the wrapped optimizer loaded before
+            return {**state, "param_groups": plain_groups(state)}
         return with_residuals(state, self._residuals(mode))
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:

@@ -123,7 +123,10 @@ def _alike(found: Any, value: Any) -> bool:
         return isinstance(found, type(value))
     if value is None and not isinstance(found, int | float | Tensor):
         return found is None
-    return isinstance(found, int | float | Tensor) and math.isfinite(found)
+    if value is not None and not isinstance(value, int | float | Tensor):
+        return isinstance(found, type(value))
+    is_number = isinstance(found, int | float | Tensor)
+    return is_number and (math.isfinite(found) or found == value)
 
 
 def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -59,7 +59,8 @@ class Handle(Protocol):
         Args:
             mode: ``"exact"`` has the residuals of each rank; the same number of ranks continues
                 bit for bit. ``"portable"`` has the sum of the residuals over ranks, for any number
-                of ranks, and is a collective call.
+                of ranks, and is a collective call. ``DistributedOptimizer`` saves residuals only
+                if ``mode`` is passed.
         """
 
     def load_state_dict(self, state: Any, /) -> None:

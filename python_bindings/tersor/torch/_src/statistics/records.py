@@ -69,7 +69,23 @@ class ParameterStatistics:
             DeprecationWarning,
             stacklevel=2,
         )
+        if field not in self:
+            raise KeyError(field)
         return getattr(self, field)
+
+    def __contains__(self, field: object) -> bool:  # of the dict in the last release
+        known = self.keys()
+        return field in known
+
+    def keys(self) -> list[str]:
+        """Deprecated: returns the names of the known fields."""
+        values = dataclasses.asdict(self)
+        return [k for k, one in values.items() if one is not None or k == "relative_error"]
+
+    def get(self, field: str, default: Any = None) -> Any:
+        """Deprecated: returns a field, or ``default`` if the field is not known."""
+        known = self.keys()
+        return self[field] if field in known else default
 
 
 _BYTES = ("gradient_bytes", "uncompressed_bytes", "sent_bytes")
