@@ -50,12 +50,18 @@ TEST(TcpConnections, ADroppedSendLeavesItsMemory) {
         std::ranges::fill(*memory, std::byte{0xee});
         memory.reset();
       }
-      const std::jthread sender(
-          [&] { transports[0]->receive({.tag = 2}, 1, 0).wait_synchronize(); });
-      Handle handle = transports[1]->receive({.name = "send", .tag = 1, .timeout = 20s}, 0, bytes);
-      handle.wait_synchronize();
-      EXPECT_TRUE(equal_bytes(handle.received(0), sent)) << bytes << " bytes";
+      const std::jthread sender([&] {
+        transports[0]->receive({.tag = 2}, 1, 0).wait_synchronize();
+        transports[0].reset();
+      });
+      {
+        Handle handle =
+            transports[1]->receive({.name = "send", .tag = 1, .timeout = 20s}, 0, bytes);
+        handle.wait_synchronize();
+        EXPECT_TRUE(equal_bytes(handle.received(0), sent)) << bytes << " bytes";
+      }
       transports[1]->send({.tag = 2}, 0, {}).wait_synchronize();
+      transports[1].reset();
     }
 }
 
