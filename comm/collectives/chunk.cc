@@ -42,7 +42,10 @@ void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint
   ticked_ = false;
 }
 
+// After an error, the network may still read the host memory of the step.
 void ChunkTask::drop() {
+  if (on_wire() && plan_->memory == Memory::kHost)
+    for (auto& buffer : made_) buffer = std::make_shared<Buffer>();
   handle_ = {};
   retained_ = {};
   blocks_ = {};
@@ -141,7 +144,7 @@ void ChunkTask::begin_native() {
   messages_.encode_native(std::span(plan_->shards).subspan(step().first_shard, step().shard_count),
                           parts_);
   Operation operation = this->operation();
-  if (is_in_place()) operation.keep_alive = {};  // the caller may free the gradient after an error
+  if (is_in_place()) operation.keep_alive = {};  // the caller owns the gradient
   Transport& transport = *context_->adder;
   handle_ = step().native == Native::kSum ? transport.sum(operation, parts_)
                                           : transport.maximum(operation, parts_);

@@ -189,6 +189,8 @@ struct Gossip::State {
       std::ranges::transform(now, known[i], changed[i].begin(),
                              [](double x, double y) { return static_cast<float>(x - y); });
     }
+    // After an error, the network may still read the last message.
+    if (message.use_count() > 1) message = std::make_shared<Buffer>(message->bytes());
     const std::vector<ConstValueSpan> changes(changed.begin(), changed.end());
     const auto step = static_cast<std::uint32_t>(seen.steps);
     const Head head{.epoch = epoch, .step = step};
@@ -277,8 +279,7 @@ struct Gossip::State {
     }
   }
 
-  // Removes the neighbours lost during `work`. Then copies the message, because the network may
-  // still read the old bytes.
+  // Removes the neighbours lost during `work`.
   template <typename Work>
   void for_each_neighbour(const Work& work) {
     for (Neighbour& link : links) try {
@@ -286,12 +287,8 @@ struct Gossip::State {
       } catch (const PeerLostError&) {
         give_up(link);
       }
-    if (std::erase_if(links, [](const Neighbour& link) { return link.is_lost; }) == 0) return;
-    is_broken = true;
-    const Buffer& old = *message;
-    auto anew = std::make_shared<Buffer>(old.bytes());
-    std::memcpy(anew->pointer(), old.pointer(), old.bytes());
-    message = std::move(anew);
+    if (std::erase_if(links, [](const Neighbour& link) { return link.is_lost; }) != 0)
+      is_broken = true;
   }
 
   void mix() {

@@ -22,10 +22,8 @@ namespace {
 constexpr double kEnvelope = sizeof(host::Envelope);
 
 struct Stages {
-  double work = 0;
-  double wire = 0;
-  double latency = 0;
-  double moving = 0, bytes = 0;
+  double work = 0, wire = 0, latency = 0, moving = 0;
+  double bytes = 0;  ///< sent
 
   double chain() const { return work + wire + latency; }
 };

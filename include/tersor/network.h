@@ -108,6 +108,8 @@ class Wire {
     /// True if the wire sends from any memory. If false, payloads above copied_bytes must lie in
     /// blocks.
     bool sends_in_place = true;
+    /// True if the wire implements `keep`, which ends the use of the sender's memory at any time.
+    bool borrows = false;
     /// Credit of each peer in bytes for messages without a matching receive. Messages beyond the
     /// credit wait at their sender.
     std::size_t most_eager_bytes = std::size_t{16} << 20;
@@ -119,7 +121,7 @@ class Wire {
 
   /// A payload in transfer.
   struct Job {
-    std::shared_ptr<const void> keep_alive;  ///< owner of the bytes, or null
+    std::shared_ptr<const void> keep_alive;  ///< owner of the bytes, or null; see `keep`
     Block memory;                            ///< block with the bytes, or empty; used by the wire
     /// Called after the bytes were sent or received; may be empty.
     std::function<void(Job& job)> done;
@@ -188,6 +190,11 @@ class Wire {
 
   /// Starts a message of `head.payload_bytes()` bytes to rank `peer`; never waits.
   virtual void send(int peer, MessageHead head, Payload payload) = 0;
+  /// Called if the operation of a job ends early. Copies the unsent bytes of the job's payload to
+  /// `peer` into a block, because the payload may change or end afterwards, despite its owner.
+  /// `job` may point to a job that ended. Throws nothing. Only wires with `borrows` implement this
+  /// function.
+  virtual void keep(int /*peer*/, const Job* /*job*/) {}
   /// Starts to receive the payload of an arrival that is not whole.
   virtual void receive_rest(const Arrival& /*arrival*/, ByteSpan /*into*/,
                             const std::shared_ptr<Job>& /*job*/) {}

@@ -76,16 +76,18 @@ struct Operation {
   /// of these sums then use one order. If 0, each part is added in the order of ranks owner + 1, …,
   /// owner.
   std::size_t whole_bytes = 0;
-  /// Owner of the sent bytes. A transport keeps the owner as long as the network may read the
-  /// bytes. After a failed operation, this time can exceed the handle's lifetime. The owner's
-  /// destructor must not call the transport.
+  /// Owner of the sent bytes, or null. A transport keeps the owner as long as the network may read
+  /// the bytes. After a failed operation, this time can exceed the handle's lifetime: do not
+  /// overwrite the bytes then. The owner's destructor must not call the transport. Without an
+  /// owner, the transport copies bytes that the network may read after the handle's lifetime.
   std::shared_ptr<const void> keep_alive = {};
   /// The block that contains the messages: a result of `Transport::block`, or null. No thread may
   /// write to the block any more.
   const Block* block = nullptr;
 };
 
-/// A message of an exchange. The bytes must outlive the handle's completion.
+/// A message of an exchange. The bytes must outlive the operation: until the handle is done, throws
+/// or is dropped.
 struct SendTo {
   int peer = 0;              ///< the other rank
   ConstByteSpan bytes = {};  ///< the message

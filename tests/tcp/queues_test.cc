@@ -53,6 +53,11 @@ class Pair {
     }
   }
 
+  void keep(const Job* job) {
+    for (SendQueue& queue : out_)
+      queue.keep(job, [this](std::size_t bytes) { return pool_.take(bytes); });
+  }
+
   /// Moves at most `most` bytes on a connection with one write and one read. Returns the number of
   /// bytes.
   std::size_t move(std::size_t connection, std::size_t most) {
@@ -141,6 +146,38 @@ TEST(TcpQueues, MessagesComeWholeAndInOrder) {
         EXPECT_TRUE(test::equal_bytes(arrival.payload.bytes(), sent[number]))
             << "message " << number << ", seed " << seed << ", " << connections << " connections";
       }
+    }
+}
+
+// Each payload is overwritten after a random number of sent bytes.
+TEST(TcpQueues, KeptPayloadsMayBeOverwritten) {
+  for (const std::size_t connections : {1u, 2u, 5u})
+    for (unsigned seed = 1; seed <= 10; ++seed) {
+      std::mt19937 random(seed);
+      Pair pair(connections);
+      std::vector<std::vector<std::byte>> payloads;
+      for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, std::size_t{9'000},
+                                      std::size_t{70'000}, kLeastShared, std::size_t{1'000'003}})
+        payloads.push_back(test::pattern(bytes, static_cast<int>(payloads.size()), 0));
+      const auto sent = payloads;
+      std::vector<std::shared_ptr<Job>> jobs;
+      for (const auto& payload : payloads) {
+        jobs.push_back(std::make_shared<Job>());
+        pair.send(head_of(payload.size(), static_cast<std::uint32_t>(jobs.size() - 1)), payload,
+                  jobs.back());
+      }
+      for (std::size_t number = 0; number < jobs.size(); ++number) {
+        for (int move = 0; move < 3; ++move)
+          pair.move(random() % connections, std::size_t{1} << (random() % 20));
+        for (int again = 0; again < 2; ++again) pair.keep(jobs[number].get());
+        std::ranges::fill(payloads[number], std::byte{0xee});
+      }
+      pair.move_all();
+      EXPECT_EQ(pair.done().size(), jobs.size());
+      ASSERT_EQ(pair.came().size(), sent.size());
+      for (std::size_t number = 0; number < sent.size(); ++number)
+        EXPECT_TRUE(test::equal_bytes(pair.came()[number].payload.bytes(), sent[number]))
+            << "message " << number << ", seed " << seed << ", " << connections << " connections";
     }
 }
 

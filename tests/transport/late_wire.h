@@ -15,7 +15,6 @@
 #include <random>
 #include <set>
 
-#include "comm/transport/forwarding.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {
@@ -35,11 +34,27 @@ class LateNetwork {
   };
   static constexpr std::size_t kShortBytes = 250;
 
+  explicit LateNetwork(bool borrows = false) : borrows_(borrows) {}
+
+  bool borrows() const { return borrows_; }
+
   void post(SentMessage message) {
     const std::lock_guard lock(mutex_);
     if (gone_.contains(message.to) || killed_.contains(message.from)) return;
     if (message.payload.job != nullptr) message.payload.job->open = 1;
     messages_.push_back(std::move(message));
+  }
+
+  /// Copies the payload of a job, which may be freed or overwritten afterwards.
+  void keep(const Wire::Job* job, const std::function<Block(std::size_t bytes)>& make_block) {
+    const std::lock_guard lock(mutex_);
+    for (SentMessage& message : messages_) {
+      Wire::Payload& payload = message.payload;
+      if (payload.job.get() != job || payload.block || !message.is_long()) continue;
+      payload.block = make_block(payload.bytes.size());
+      std::memcpy(payload.block.writable().data(), payload.bytes.data(), payload.bytes.size());
+      payload.bytes = payload.block.bytes();
+    }
   }
 
   /// Kills a rank. At most `messages` unread messages of the rank are still delivered to each rank.
@@ -124,6 +139,7 @@ class LateNetwork {
     });
   }
 
+  const bool borrows_;
   mutable std::mutex mutex_;
   std::mt19937 random_{12345};
   std::list<SentMessage> messages_;
@@ -138,8 +154,10 @@ class LateWire final : public Wire {
       : network_(std::move(network)), rank_(rank), ranks_(ranks) {}
 
   Traits traits() const override {
-    return {
-        .reports_losses = true, .most_eager_bytes = 4000, .copied_bytes = LateNetwork::kShortBytes};
+    return {.reports_losses = true,
+            .borrows = network_->borrows(),
+            .most_eager_bytes = 4000,
+            .copied_bytes = LateNetwork::kShortBytes};
   }
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
@@ -162,6 +180,10 @@ class LateWire final : public Wire {
       message.payload = {.bytes = message.came, .job = std::move(message.payload.job)};
     }
     network_->post(std::move(message));
+  }
+
+  void keep(int, const Job* job) override {
+    network_->keep(job, [this](std::size_t bytes) { return take_block(bytes); });
   }
 
   bool poll() override {
@@ -203,32 +225,10 @@ inline Fabric late_fabric() {
   return {"LateQueues", run, sizeof(MessageHead)};
 }
 
-/// Declares summed values as owned, so the transport sends from the values' memory.
-class SumsInPlace final : public ForwardingTransport {
- public:
-  explicit SumsInPlace(std::unique_ptr<Transport> inner) : ForwardingTransport(std::move(inner)) {}
-
-  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
-    return inner().sum(owned(operation), parts);
-  }
-  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
-    return inner().maximum(owned(operation), parts);
-  }
-
- private:
-  static Operation owned(Operation operation) {
-    operation.keep_alive = std::make_shared<int>();
-    return operation;
-  }
-};
-
-/// Only for bodies waiting for all handles, because sent memory must stay valid.
+/// Sums are sent from the values' memory.
 inline Fabric in_place_fabric() {
   const auto run = [](int ranks, const Body& body) {
-    auto transports = late_transports(ranks);
-    for (auto& transport : transports)
-      transport = std::make_unique<SumsInPlace>(std::move(transport));
-    run_ranks(std::move(transports), body);
+    run_ranks(late_transports(ranks, std::make_shared<LateNetwork>(true)), body);
   };
   return {"LateSendsInPlace", run, sizeof(MessageHead)};
 }

@@ -25,8 +25,8 @@ struct MessageKey {
   friend bool operator==(const MessageKey&, const MessageKey&) = default;
 };
 
-/// A send. The payload is read until the batch is closed. If `block` holds the payload, the network
-/// keeps a reference to the block instead, for as long as needed.
+/// A send. The payload is read until the batch is closed or cancelled. If `block` holds the
+/// payload, the network keeps a reference to the block instead, for as long as needed.
 struct Outgoing {
   int peer = 0;
   ConstByteSpan payload = {};

@@ -76,6 +76,11 @@ void HostTransfer::address(Batch& batch, std::uint32_t part) const {
   if (operation_.block != nullptr) batch.block = *operation_.block;
 }
 
+void HostTransfer::lend(Batch& batch) const {
+  if (batch.keep_alive == nullptr && channel_->engine().traits().borrows)
+    batch.keep_alive = {batch.keep_alive, this};  // until `cancel`, this operation is the owner
+}
+
 void HostTransfer::cancel(Batch& batch) const {
   if (!batch.closed()) channel_->engine().cancel(channel_->state(), batch);
 }

@@ -68,6 +68,9 @@ class HostTransfer : public Transfer {
   void require_done() const;
   /// Initializes a batch of this operation.
   void address(Batch& batch, std::uint32_t part) const;
+  /// Sends from memory that the caller keeps until the operation ends, if the wire can end this use
+  /// of the memory at any time. Otherwise, payloads without an owner are copied.
+  void lend(Batch& batch) const;
   void cancel(Batch& batch) const;
 
  private:

@@ -139,9 +139,12 @@ void ProgressEngine::raise_all(const std::string& cause) {
   for (const auto& domain : domains()) raise_locked(*domain, cause);
 }
 
-// Returns the credits of unexpected messages, because other fault domains continue.
+// Returns the credits of unexpected messages, because other fault domains continue. Copies unsent
+// payloads first: once the domain is faulty, calls throw, and their callers may free the payloads.
 void ProgressEngine::poison(FaultDomain& domain, const Fault& fault) {
   if (domain.faulty) return;
+  for (const auto& [job, send] : sends_)
+    if (send.channel->domain.get() == &domain) wire_->keep(send.channel->member(send.peer), job);
   domain.fault = fault;
   if (domain.fault.text.size() > kMostFaultBytes) domain.fault.text.resize(kMostFaultBytes);
   if (domain.fault.disagreement.size() > kMostDifferences)

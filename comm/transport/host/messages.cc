@@ -152,9 +152,16 @@ void ProgressEngine::cancel(ChannelState& channel, Batch& batch) {
   take_back(channel, batch);
 }
 
-// Messages of the batch become available to other batches.
+// After this call, the network reads no memory of the batch. Received messages of the batch become
+// available to other batches.
 void ProgressEngine::take_back(ChannelState& channel, Batch& batch) {
-  std::erase_if(sends_, [&](const auto& send) { return send.second.batch == &batch; });
+  keep_held(batch);
+  for (auto send = sends_.begin(); send != sends_.end();) {
+    const auto& [job, outstanding] = *send;
+    const bool ends = outstanding.batch == &batch;
+    if (ends) wire_->keep(channel.member(outstanding.peer), job);
+    send = ends ? sends_.erase(send) : std::next(send);
+  }
   const std::vector<IncomingMessage*> taken = channel.match_queue.cancel(batch);
   if (channel.faulty()) return drop_unclaimed(channel);
   for (IncomingMessage* message : taken) paired(channel, *message);

@@ -237,6 +237,8 @@ class ProgressEngine {
   const Flow& flow(int peer) const { return flows_[static_cast<std::size_t>(peer)]; }
   void check_announced(const ChannelState& channel, const Batch& batch) const;
   void hold(int peer, Head head, Wire::Payload payload);
+  void keep(Wire::Payload& payload);
+  void keep_held(const Batch& batch);
   void take_request(const Head& head, int peer);
   void drop_held(int peer, const ChannelState* channel);
   void drop_announced(int peer);

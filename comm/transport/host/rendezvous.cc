@@ -18,17 +18,30 @@ void ProgressEngine::check_announced(const ChannelState& channel, const Batch& b
   }
 }
 
+void ProgressEngine::keep(Wire::Payload& payload) {
+  payload.block = in_block(payload.bytes);
+  payload.bytes = payload.block.bytes();
+}
+
 // Stores the message before sending the announcement, because the request may arrive immediately.
 void ProgressEngine::hold(int peer, Head head, Wire::Payload payload) {
-  if (!payload.block && payload.job->keep_alive == nullptr) {
-    payload.block = in_block(payload.bytes);
-    payload.bytes = payload.block.bytes();
-  }
+  if (!payload.block && payload.job->keep_alive == nullptr) keep(payload);
   head.kind = Kind::kAnnounced;
   head.envelope.bytes = payload.bytes.size();
   ++flow(peer).waiting;
   held_[{peer, flow(peer).announced++}] = {head.channel, std::move(payload)};
   wire_->send(peer, to_message_head(head), {});
+}
+
+// Copies the announced payloads of a batch that ends early.
+void ProgressEngine::keep_held(const Batch& batch) try {
+  for (auto& [number, held] : held_) {
+    const auto send = sends_.find(held.payload.job.get());
+    const bool ends = send != sends_.end() && send->second.batch == &batch;
+    if (ends && !held.payload.block) keep(held.payload);
+  }
+} catch (const std::exception& error) {
+  raise_all(error.what());
 }
 
 void ProgressEngine::take_request(const Head& head, int peer) {

@@ -85,6 +85,7 @@ class Ring final : public HostTransfer {
       outgoing_[at] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
       Batch& batch = sends_[at];
       address(batch, static_cast<std::uint32_t>(sent_));
+      lend(batch);
       batch.outgoing = {&outgoing_[at], 1};
       channel().post(batch);
       if (left_ == sent_ && batch.closed()) ++left_;
@@ -142,10 +143,15 @@ class Direct final : public HostExchange {
       : HostExchange(start, work.parts.size() - 1),
         parts_(work.parts.begin(), work.parts.end()),
         combine_(work.combine) {
-    own_.reserve(bytes_of_all(parts_));
-    for (const ValueSpan& part : parts_)
-      own_.insert(own_.end(), part.pointer(), part.pointer() + part.bytes());
-    add_all(own_, own_.size(), own_.size());
+    const std::size_t bytes = bytes_of_all(parts_);
+    own_ = channel().engine().pools().host().take(bytes);
+    std::byte* next = own_.writable().data();
+    for (const ValueSpan& part : parts_) {
+      if (!part.empty()) std::memcpy(next, part.pointer(), part.bytes());
+      next += part.bytes();
+    }
+    add_all(own_.bytes(), bytes, bytes);
+    for (Outgoing& message : outgoing()) message.block = own_;
   }
 
   bool step() override {
@@ -161,7 +167,7 @@ class Direct final : public HostExchange {
     const ValueSpan values = parts_[part];
     for (std::size_t distance = 1; distance <= parts_.size(); ++distance) {
       const auto rank = static_cast<int>((part + distance) % parts_.size());
-      const ConstByteSpan all = rank == channel().rank() ? ConstByteSpan(own_) : payload_of(rank);
+      const ConstByteSpan all = rank == channel().rank() ? own_.bytes() : payload_of(rank);
       const ConstByteSpan theirs = all.subspan(offset, values.bytes());
       if (distance == 1)
         copy_values(values, theirs);
@@ -172,7 +178,7 @@ class Direct final : public HostExchange {
 
   std::vector<ValueSpan> parts_;
   Combine combine_;
-  std::vector<std::byte> own_;  // local values, part after part
+  Block own_;  // local values, part after part
 };
 
 /// The first byte of all non-empty parts if the parts are contiguous; otherwise null.
@@ -197,15 +203,14 @@ class SmallSum final : public Stepwise {
         dtype_(start.envelope.dtype) {}
 
   void begin() override {
-    std::byte* row = begin_of_row(parts_);
-    if (row == nullptr) {
-      block_ = pool().take(envelope().count * dtype_bytes(dtype_));
-      row = block_.writable().data();
+    if (std::byte* const row = begin_of_row(parts_); row != nullptr) {
+      lie_at(row);
+    } else {
+      take_items(envelope().count);
       for_each_part([](ValueSpan part, std::byte* target) {
         std::memcpy(target, part.pointer(), part.bytes());
       });
     }
-    lie_at(row);
     Stepwise::begin();
   }
 
@@ -221,16 +226,16 @@ class SmallSum final : public Stepwise {
   }
 
   void finish() override {
-    if (!block_) return;
+    if (!owns_items()) return;
     for_each_part([](ValueSpan part, std::byte* target) {
       std::memcpy(part.pointer(), target, part.bytes());
     });
   }
 
-  /// Calls `copy(values of a part, address in the block)`.
+  /// Calls `copy(values of a part, address in the transfer's own items)`.
   template <typename Copy>
   void for_each_part(Copy&& copy) const {
-    std::byte* next = block_.writable().data();
+    std::byte* next = at(0);
     for (const ValueSpan& part : parts_) {
       if (!part.empty()) copy(part, next);
       next += part.bytes();
@@ -240,7 +245,6 @@ class SmallSum final : public Stepwise {
   std::vector<ValueSpan> parts_;
   Combine combine_;
   Dtype dtype_;
-  Block block_;  // all values, if the parts are not contiguous
 };
 
 bool is_exact(Dtype dtype) {

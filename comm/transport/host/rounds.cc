@@ -25,8 +25,7 @@ class GatherInRounds final : public Stepwise {
 
   void begin() override {
     if (send_.size() > capacity_) refuse(channel().rank(), send_.size());
-    records_ = pool().take(static_cast<std::size_t>(channel().ranks()) * record_bytes(capacity_));
-    lie_at(records_.writable().data());
+    take_items(static_cast<std::size_t>(channel().ranks()));
     const std::uint64_t length = send_.size();
     std::memset(at(0), 0, record_bytes(capacity_));
     std::memcpy(at(0), &length, sizeof(length));
@@ -65,7 +64,6 @@ class GatherInRounds final : public Stepwise {
 
   ConstByteSpan send_;
   std::size_t capacity_;
-  Block records_;
 };
 
 }  // namespace

@@ -8,6 +8,12 @@ namespace tersor::host {
 Stepwise::Stepwise(const Start& start, HostSteps steps, std::size_t item_bytes)
     : HostTransfer(start), steps_(std::move(steps)), item_bytes_(item_bytes) {}
 
+void Stepwise::take_items(std::size_t count) {
+  owner_ =
+      std::make_shared<const Block>(channel().engine().pools().host().take(count * item_bytes_));
+  items_ = owner_->writable().data();
+}
+
 void Stepwise::begin() {
   if (!steps_.empty()) post();
 }
@@ -15,6 +21,8 @@ void Stepwise::begin() {
 void Stepwise::post() {
   const HostStep& step = steps_[now_];
   address(batch_, 0);  // steps of two ranks match in order
+  if (owns_items()) batch_.keep_alive = owner_;
+  lend(batch_);
   batch_.outgoing = {};
   batch_.incoming = {};
   if (step.to != HostStep::kNobody) {

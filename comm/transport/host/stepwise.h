@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "comm/transport/host/channel.h"
@@ -24,8 +25,10 @@ class Stepwise : public HostTransfer {
   /// Sets the memory of the items, valid from `begin` to the end of the last step. A message is
   /// read from this memory until the end of its step.
   void lie_at(std::byte* items) { items_ = items; }
+  /// Allocates memory for the items. The network keeps this memory after an error.
+  void take_items(std::size_t count);
+  bool owns_items() const { return owner_ != nullptr; }
   std::byte* at(std::size_t item) const { return items_ + item * item_bytes_; }
-  BlockPool& pool() const { return channel().engine().pools().host(); }
 
   /// Combines received items with local items. `came` may be overwritten.
   virtual void combine(const HostStep& /*step*/, Block /*came*/) {}
@@ -40,7 +43,8 @@ class Stepwise : public HostTransfer {
   const HostSteps steps_;
   const std::size_t item_bytes_;
   std::byte* items_ = nullptr;
-  std::size_t now_ = 0;  // index of the current step
+  std::shared_ptr<const Block> owner_;  // of the items, or null
+  std::size_t now_ = 0;                 // index of the current step
   Outgoing outgoing_;
   Incoming incoming_;
   Batch batch_;

@@ -21,6 +21,12 @@ void Connection::send(SendItem item) {
   if (!std::exchange(wanted_, true)) owner_.connect();
 }
 
+void Connection::keep(const Job* job) try {
+  send_queue_.keep(job, owner_.make_block);
+} catch (const std::exception& error) {
+  owner_.lose(error.what());
+}
+
 void Connection::open(Socket socket) {
   wanted_ = true;
   socket_.emplace(std::move(socket));

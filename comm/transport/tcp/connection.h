@@ -18,11 +18,11 @@ class Connection final : public Watched {
  public:
   struct Owner {
     Reactor& reactor;
-    std::vector<std::shared_ptr<Job>>& done;             ///< completed sends
-    std::function<Block(std::size_t bytes)> make_block;  ///< for copied payloads
-    std::function<void()> connect;                       ///< requests the connection
-    std::function<void()> read;                          ///< called after received bytes
-    std::function<void()> read_rest;  ///< reads all connections before one is lost
+    std::vector<std::shared_ptr<Job>>& done;  ///< completed sends
+    MakeBlock make_block;                     ///< for copied payloads
+    std::function<void()> connect;            ///< requests the connection
+    std::function<void()> read;               ///< called after received bytes
+    std::function<void()> read_rest;          ///< reads all connections before one is lost
     std::function<void(const std::string& cause)> lose;  ///< called after a broken connection
   };
 
@@ -33,6 +33,8 @@ class Connection final : public Watched {
   /// Queues an item in order; faults go before all items not yet begun. Copies payloads without an
   /// owner, unless sent at once.
   void send(SendItem item);
+  /// Copies the unsent bytes of a job into a block. If memory is exhausted, the connection is lost.
+  void keep(const Job* job);
   /// True if everything has left, except goodbyes to a peer without a connection.
   bool quiet() const { return !waits() || (!socket_ && send_queue_.only_goodbyes()); }
   /// Continues with an established connection.

@@ -14,6 +14,16 @@ std::array<ConstByteSpan, 2> SendItem::rest() const {
   return {ConstByteSpan(), payload.subspan(sent - head_bytes)};
 }
 
+// Copies to the same offset, because `sent` counts from the first byte of the header.
+void SendItem::keep(const MakeBlock& make_block) {
+  const ConstByteSpan unsent = rest()[1];
+  if (unsent.empty() || block) return;
+  block = make_block(payload.size());
+  const ByteSpan copy = block.writable().last(unsent.size());
+  std::memcpy(copy.data(), unsent.data(), unsent.size());
+  payload = block.bytes();
+}
+
 bool SendQueue::only_goodbyes() const {
   return std::ranges::all_of(
       items_, [](const SendItem& item) { return item.headed && item.head.is_goodbye(); });
@@ -24,14 +34,15 @@ void SendQueue::add_first(SendItem item) {
   items_.insert(items_.begin() + (begun ? 1 : 0), std::move(item));
 }
 
-void SendQueue::keep_last(const std::function<Block(std::size_t bytes)>& make_block) {
+void SendQueue::keep_last(const MakeBlock& make_block) {
   if (items_.empty()) return;
   SendItem& item = items_.back();
-  const bool owned = item.job != nullptr && item.job->keep_alive != nullptr;
-  if (item.payload.empty() || item.block || owned) return;
-  item.block = make_block(item.payload.size());
-  std::memcpy(item.block.writable().data(), item.payload.data(), item.payload.size());
-  item.payload = item.block.bytes();
+  if (item.job == nullptr || item.job->keep_alive == nullptr) item.keep(make_block);
+}
+
+void SendQueue::keep(const Job* job, const MakeBlock& make_block) {
+  for (SendItem& item : items_)
+    if (item.job.get() == job) item.keep(make_block);
 }
 
 Pieces SendQueue::next() const {

@@ -13,6 +13,7 @@
 namespace tersor::tcp {
 
 using Job = Wire::Job;
+using MakeBlock = std::function<Block(std::size_t bytes)>;
 
 /// A message, or a part of a message without a header.
 struct SendItem {
@@ -26,6 +27,9 @@ struct SendItem {
   std::size_t bytes() const { return (headed ? sizeof(MessageHead) : 0) + payload.size(); }
   /// The unsent bytes of the header and of the payload.
   std::array<ConstByteSpan, 2> rest() const;
+  /// Copies the unsent bytes of a payload outside of a block into a block, because the caller may
+  /// free the payload.
+  void keep(const MakeBlock& make_block);
 };
 
 /// The spans of a single system call.
@@ -40,9 +44,10 @@ class SendQueue {
   void add(SendItem item) { items_.push_back(std::move(item)); }
   /// Queues an item before all items not yet begun.
   void add_first(SendItem item);
-  /// Copies the last item's payload into a block if the payload has no owner, because the caller
-  /// may free the payload.
-  void keep_last(const std::function<Block(std::size_t bytes)>& make_block);
+  /// Keeps the last item unless the payload has an owner.
+  void keep_last(const MakeBlock& make_block);
+  /// Keeps all items of a job.
+  void keep(const Job* job, const MakeBlock& make_block);
   /// The next bytes to send; unused spans are empty.
   Pieces next() const;
   /// Records sent bytes. Adds completed jobs to `done`.

@@ -114,6 +114,10 @@ void TcpWire::send(int to, MessageHead head, Payload payload) {
   report_done();
 }
 
+void TcpWire::keep(int to, const Job* job) {
+  for (const auto& connection : peer(to).connections) connection->keep(job);
+}
+
 void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
   const std::size_t bytes = payload.bytes.size();
   const std::size_t parts = bytes < kLeastShared ? 1 : address_.connections;

@@ -37,7 +37,10 @@ class TcpWire final : public Wire {
   ~TcpWire() override;
 
   Traits traits() const override {
-    return {.waiting = Waiting::kRest, .reports_losses = true, .copied_bytes = kCopiedBytes};
+    return {.waiting = Waiting::kRest,
+            .reports_losses = true,
+            .borrows = true,
+            .copied_bytes = kCopiedBytes};
   }
   int rank() const override { return address_.rank; }
   int ranks() const override { return static_cast<int>(address_.endpoints.size()); }
@@ -46,6 +49,7 @@ class TcpWire final : public Wire {
   void start(Events events) override;
   bool end(Parting parting) override;
   void send(int peer, MessageHead head, Payload payload) override;
+  void keep(int peer, const Job* job) override;
   bool poll() override;
   bool quiet() const override;
   void rest(int alarm, Clock::time_point until) const override;
