@@ -112,10 +112,13 @@ class OutOfMemoryError : public Error {
   using Error::Error;
 };
 
-// The former names work for one release.
+/// Former name of InvalidArgumentError; works for one release.
 using InvalidArgument [[deprecated("use InvalidArgumentError")]] = InvalidArgumentError;
+/// Former name of PeerLostError; works for one release.
 using PeerLost [[deprecated("use PeerLostError")]] = PeerLostError;
+/// Former name of RanksLostError; works for one release.
 using RanksLost [[deprecated("use RanksLostError")]] = RanksLostError;
+/// Former name of OutOfMemoryError; works for one release.
 using OutOfMemory [[deprecated("use OutOfMemoryError")]] = OutOfMemoryError;
 
 }  // namespace tersor

@@ -46,7 +46,7 @@ class ParameterStatistics:
     hidden_seconds: float | None = None  #: part of ``wire_seconds`` behind computation
     exposed_seconds: float | None = None  #: part of ``wire_seconds`` during which training waited
     algorithm: str = ""
-    #: |gradient - decoded| / |gradient| of the last step, with ``measure_error=True``
+    #: ``|gradient - decoded| / |gradient|`` of the last step, with ``measure_error=True``
     relative_error: float | None = None
     residual_norm: float | None = None  #: Euclidean norm, with ``residual_norms=True``
     steps_discarded: int | None = None
