@@ -2,29 +2,29 @@
 // the package's .py files.
 #include "python_bindings/src/bindings.h"
 
+#include <string_view>
+#include <tuple>
+
 namespace {
 
-namespace nb = nanobind;
-
-/// Returns the compiler and the optional parts of this module, for `tersor.build_info`.
-nb::dict build_info() {
-  nb::dict info;
+/// Returns the compiler, and whether this module has CUDA kernels and the NCCL transport.
+std::tuple<std::string_view, bool, bool> build_info() {
 #ifdef __clang__
-  info["compiler"] = "clang " __clang_version__;
+  constexpr std::string_view kCompiler = "clang " __clang_version__;
 #else
-  info["compiler"] = "gcc " __VERSION__;
+  constexpr std::string_view kCompiler = "gcc " __VERSION__;
 #endif
 #ifdef TERSOR_HAS_CUDA
-  info["cuda"] = true;
+  constexpr bool kCuda = true;
 #else
-  info["cuda"] = false;
+  constexpr bool kCuda = false;
 #endif
 #ifdef TERSOR_HAS_NCCL
-  info["nccl"] = true;
+  constexpr bool kNccl = true;
 #else
-  info["nccl"] = false;
+  constexpr bool kNccl = false;
 #endif
-  return info;
+  return {kCompiler, kCuda, kNccl};
 }
 
 }  // namespace

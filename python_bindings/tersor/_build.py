@@ -43,10 +43,13 @@ def build_info() -> BuildInfo:
 
         print(tersor.build_info().cuda)  # False: the wheel for CPUs
     """
+    compiler, cuda, nccl = _core.build_info()
     return BuildInfo(
         version=_core.version,
         path=Path(_core.__file__),
+        compiler=compiler,
         instruction_set=_core.instruction_set(),
+        cuda=cuda,
+        nccl=nccl,
         mpi=importlib.util.find_spec("tersor._mpi") is not None,
-        **_core.build_info(),
     )
