@@ -128,7 +128,7 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(tersor.InvalidArgumentError, match=r"without \+ef"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"leave out \+ef"):
         tersor.ray.ParameterServer(zeros(), pull="int8+ef")
     with pytest.raises(tersor.InvalidArgumentError, match="no option 'pul'"):
         tersor.ray.ParameterServer(zeros(), pul="int8")  # type: ignore[call-arg]
@@ -175,9 +175,10 @@ def test_what_an_update_raises_reaches_every_worker() -> None:
 
 def raw_push(client: Any, clock: int, of: dict[str, np.ndarray[Any, Any]]) -> Any:
     """A push of a worker that keeps to nothing."""
-    frame = np.empty(client._frames[0].push_capacity, np.uint8)
-    used = client._frames[0].encode(list(of.values()), clock, frame)
-    return client._actors[0].push.remote(client._worker, client._lives[0], clock, frame[:used])
+    actor, frames, life = client._servers[0]
+    frame = np.empty(frames.push_capacity, np.uint8)
+    used = frames.encode(list(of.values()), clock, frame)
+    return actor.push.remote(client._worker, life, clock, frame[:used])
 
 
 def test_a_server_refuses_a_third_unanswered_push() -> None:
