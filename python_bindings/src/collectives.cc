@@ -123,39 +123,34 @@ CollectiveStatistics all_to_all_array(nb::handle transport, nb::handle input, nb
                      });
 }
 
-constexpr const char* kRootedArguments =
-    "\n\n"
-    "Args:\n"
-    "  transport: Connects the ranks.\n"
+/// Returns the docstring of a collective. `arrays` describes its own arguments, a line each.
+std::string doc_of(std::string_view summary, std::string_view arrays) {
+  return std::string(summary) + "\n\nArgs:\n  transport: Connects the ranks.\n" +
+         std::string(arrays) +
+         "  options: The CallOptions.\n"
+         "  stream: Stream of arrays on a device; None: the current stream.\n\n"
+         "Returns:\n"
+         "  The CollectiveStatistics.\n\n"
+         "Raises:\n"
+         "  InvalidArgumentError: An argument is invalid on this rank.\n"
+         "  TransportError: A rank failed, is late, or passed other arguments.";
+}
+
+constexpr std::string_view kRootedArguments =
     "  input, shard, output: Arrays; None is allowed where only the root needs the array.\n"
-    "  root: The root's rank.\n"
-    "  options: The CallOptions.\n"
-    "  stream: Stream of arrays on a device; None: the current stream.\n\n"
-    "Returns:\n"
-    "  The CollectiveStatistics.\n\n"
-    "Raises:\n"
-    "  InvalidArgumentError: An argument is invalid on this rank.\n"
-    "  TransportError: A rank failed, is late, or passed other arguments.";
+    "  root: The root's rank.\n";
 
 void bind_rooted(nb::module_& module) {
   using namespace nb::literals;
   module.def("broadcast", &broadcast_array, "transport"_a, "values"_a, "root"_a, "options"_a,
              "stream"_a = nb::none(),
-             "Sends the root's values to all ranks.\n\n"
-             "Args:\n"
-             "  transport: Connects the ranks.\n"
-             "  values: Array, read on the root and overwritten on other ranks.\n"
-             "  root: Rank that sends.\n"
-             "  options: The CallOptions.\n"
-             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
-             "Returns:\n"
-             "  The CollectiveStatistics.\n\n"
-             "Raises:\n"
-             "  InvalidArgumentError: An argument is invalid on this rank.\n"
-             "  TransportError: A rank failed, is late, or passed other arguments.");
+             doc_of("Sends the root's values to all ranks.",
+                    "  values: Array, read on the root and overwritten on other ranks.\n"
+                    "  root: Rank that sends.\n")
+                 .c_str());
   const auto define = [&](const char* name, auto function, auto input, auto output,
                           const std::string& text) {
-    const std::string doc = text + kRootedArguments;
+    const std::string doc = doc_of(text, kRootedArguments);
     module.def(name, function, "transport"_a, input, output, "root"_a, "options"_a,
                "stream"_a = nb::none(), doc.c_str());
   };
@@ -236,62 +231,30 @@ void bind_collectives(nb::module_& module) {
   bind_rooted(module);
   module.def("allreduce", &allreduce_array, "transport"_a, "gradient"_a, "options"_a,
              "stream"_a = nb::none(),
-             "Sums (or averages) arrays over all ranks, in place.\n\n"
-             "Args:\n"
-             "  transport: Connects the ranks.\n"
-             "  gradient: Dense array, overwritten by the result.\n"
-             "  options: The CallOptions.\n"
-             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
-             "Returns:\n"
-             "  The CollectiveStatistics.\n\n"
-             "Raises:\n"
-             "  InvalidArgumentError: An argument is invalid on this rank.\n"
-             "  TransportError: A rank failed, is late, or passed other arguments.");
+             doc_of("Sums (or averages) arrays over all ranks, in place.",
+                    "  gradient: Dense array, overwritten by the result.\n")
+                 .c_str());
   module.def("reduce_scatter", &reduce_scatter_array, "transport"_a, "input"_a, "shard"_a,
              "options"_a, "stream"_a = nb::none(),
-             "Sums (or averages) arrays over all ranks; each rank gets one part.\n\n"
-             "Args:\n"
-             "  transport: Connects the ranks.\n"
-             "  input: Array with one part per rank.\n"
-             "  shard: This rank's part of the result.\n"
-             "  options: The CallOptions.\n"
-             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
-             "Returns:\n"
-             "  The CollectiveStatistics.\n\n"
-             "Raises:\n"
-             "  InvalidArgumentError: An argument is invalid on this rank.\n"
-             "  TransportError: A rank failed, is late, or passed other arguments.");
+             doc_of("Sums (or averages) arrays over all ranks; each rank gets one part.",
+                    "  input: Array with one part per rank.\n"
+                    "  shard: This rank's part of the result.\n")
+                 .c_str());
   module.def("allgather", &allgather_array, "transport"_a, "shard"_a, "output"_a, "options"_a,
              "stream"_a = nb::none(),
-             "Collects the shards of all ranks on all ranks.\n\n"
-             "Args:\n"
-             "  transport: Connects the ranks.\n"
-             "  shard: This rank's part.\n"
-             "  output: The parts of all ranks, in rank order.\n"
-             "  options: The CallOptions.\n"
-             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
-             "Returns:\n"
-             "  The CollectiveStatistics.\n\n"
-             "Raises:\n"
-             "  InvalidArgumentError: An argument is invalid on this rank.\n"
-             "  TransportError: A rank failed, is late, or passed other arguments.");
+             doc_of("Collects the shards of all ranks on all ranks.",
+                    "  shard: This rank's part.\n"
+                    "  output: The parts of all ranks, in rank order.\n")
+                 .c_str());
   module.def("all_to_all", &all_to_all_array, "transport"_a, "input"_a, "output"_a, "columns"_a,
              "sent"_a, "received"_a, "options"_a, "stream"_a = nb::none(),
-             "Sends rows to each rank, and receives rows from each rank.\n\n"
-             "Args:\n"
-             "  transport: Connects the ranks.\n"
-             "  input: Rows for rank 0, 1, …\n"
-             "  output: Rows from rank 0, 1, …\n"
-             "  columns: Number of values per row.\n"
-             "  sent: Number of rows for each rank.\n"
-             "  received: Number of rows from each rank.\n"
-             "  options: The CallOptions.\n"
-             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
-             "Returns:\n"
-             "  The CollectiveStatistics.\n\n"
-             "Raises:\n"
-             "  InvalidArgumentError: An argument is invalid on this rank.\n"
-             "  TransportError: A rank failed, is late, or passed other arguments.");
+             doc_of("Sends rows to each rank, and receives rows from each rank.",
+                    "  input: Rows for rank 0, 1, …\n"
+                    "  output: Rows from rank 0, 1, …\n"
+                    "  columns: Number of values per row.\n"
+                    "  sent: Number of rows for each rank.\n"
+                    "  received: Number of rows from each rank.\n")
+                 .c_str());
 }
 
 }  // namespace tersor::python

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ranks  # noqa: E402  torch comes first
-from tersor.bench import hooks, split_hooks  # noqa: E402
+from tersor.bench import hook_kinds, split_hooks  # noqa: E402
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
 from tersor.bench.measures import Traffic  # noqa: E402
@@ -153,11 +153,11 @@ def whole(experts: int, count: int) -> tuple[float, dict[str, Any]]:
             for block in model.blocks:
                 block.expansion[1].likings.zero_()
             crowd(model)
-        losses.append(float(hooks.Hook.learn(Whole(model), batch(rank))))
+        losses.append(float(hook_kinds.Hook.learn(Whole(model), batch(rank))))
     return sum(losses) / len(losses), {k: g / len(losses) for k, g in gradients(model).items()}
 
 
-class Whole(hooks.Hook):
+class Whole(hook_kinds.Hook):
     """A model that is not split."""
 
     bytes_are = "counted"

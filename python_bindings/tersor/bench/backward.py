@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from tersor.bench import hooks, sharded_hooks, split_hooks
 from tersor.bench.errors import BenchmarkError, check_error
+from tersor.bench.hook_kinds import Hook
 from tersor.bench.measures import mark_of, parameter_count
 from tersor.bench.models import MixtureOfExperts
 from tersor.bench.records import Record
@@ -68,7 +69,7 @@ class Shape:
         layers = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(self.layers))
         return nn.Sequential(*layers).to(device)
 
-    def attach(self, name: str, device: torch.device) -> hooks.Hook:
+    def attach(self, name: str, device: torch.device) -> Hook:
         """The layers on all ranks with a hook."""
         if self.parallel == "experts":
             return split_hooks.ExpertHook(self.chain(device), name)
@@ -94,7 +95,7 @@ class Pass:
     """
 
     def __init__(
-        self, model: nn.Module, name: str, shape: Shape, world: World, hook: hooks.Hook | None
+        self, model: nn.Module, name: str, shape: Shape, world: World, hook: Hook | None
     ) -> None:
         """``hook``: the model's hook with this ``name``, or None."""
         self._model, self._world, self._hook = model, world, hook

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.hooks import CountedHook, Hook, PyTorchHook, adamw
+from tersor.bench.hook_kinds import CountedHook, Hook, PyTorchHook, adamw
 from tersor.bench.measures import Mark, Span, mark_of, parameter_count, ring_bytes
 from tersor.bench.models import Batch
 from tersor.bench.optimizers import MuonBesideAdamW

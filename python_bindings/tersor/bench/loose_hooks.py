@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.hooks import Hook, first_word
+from tersor.bench.hook_kinds import Hook
+from tersor.bench.hooks import first_word
 from tersor.bench.measures import Mark, Span, Traffic, mark_of
 from tersor.bench.models import Batch
 

@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.hooks import OURS, THEIRS, CountedHook, Hook, PyTorchHook
+from tersor.bench.hook_kinds import CountedHook, Hook, PyTorchHook
+from tersor.bench.hooks import OURS, THEIRS
 from tersor.bench.measures import parameter_count, ring_bytes
 from tersor.bench.split_hooks import CASTS
 from tersor.torch import fsdp

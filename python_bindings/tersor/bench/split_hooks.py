@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import tersor.torch
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError, stateless_codec
-from tersor.bench.hooks import OURS, THEIRS, Hook
+from tersor.bench.hook_kinds import Hook
+from tersor.bench.hooks import OURS, THEIRS
 from tersor.bench.measures import Mark, MarkKind, Span, Traffic, mark_of
 from tersor.bench.models import Batch, Carrier, Gpt, GptStage, MixtureOfExperts
 from tersor.torch._src.process_group import connections

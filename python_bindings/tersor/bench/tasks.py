@@ -13,6 +13,7 @@ from torch import nn
 
 from tersor.bench import data, hooks, loose_hooks, split_hooks
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.hook_kinds import Hook
 from tersor.bench.models import Batch, Gpt, GptShape, convolutional_net, normalised_net
 
 CPU_GPT = GptShape(layers=4, heads=4, width=128, context=64)
@@ -56,7 +57,7 @@ class Task:
     splits: typing.ClassVar[bool] = False  # True if the model is split over the ranks
     recipe: Recipe
 
-    def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
+    def attach(self, model: nn.Module, hook: str) -> Hook:
         """The model on all ranks with a hook."""
         if loose_hooks.has(hook):
             return loose_hooks.attach(model, hook)
@@ -203,7 +204,7 @@ class ExpertTask(TextTask):
         split_hooks.check_ranks(self.experts, options.ranks)
         super().__init__(options)
 
-    def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
+    def attach(self, model: nn.Module, hook: str) -> Hook:
         return split_hooks.ExpertHook(model, hook)
 
 
@@ -221,7 +222,7 @@ class StageTask(TextTask):
         if batch % (count := split_hooks.MICROBATCHES):
             raise BenchmarkError(f"a batch of {batch} is not a multiple of {count} microbatches")
 
-    def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
+    def attach(self, model: nn.Module, hook: str) -> Hook:
         return split_hooks.StageHook(typing.cast(Gpt, model), hook)
 
     def batch(self, seed: int, step: int, share: Share) -> Batch:
