@@ -1,6 +1,6 @@
-"""How the project's pictures look: paper, ink, and one hue for each family of codecs.
+"""The style of the project's pictures: paper, ink, and a hue for each codec.
 
-Hues are Okabe and Ito's colour-blind-safe set, shifted where black or yellow would vanish on paper.
+Hues are Okabe and Ito's colour-blind-safe set, shifted if black or yellow would vanish on paper.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 INK = "#1f2328"
 PAPER = "#ffffff"
 GRID = "#d9dee4"
-QUIET = "#6a737d"  # text and bars of second rank
+QUIET = "#6a737d"  # secondary text and bars
 
 _CODECS = {
     "none": "#868686",
@@ -52,13 +52,13 @@ STYLE: Any = {
 
 
 def colour(spec: str) -> str:
-    """Of a codec: options do not change it, error feedback makes it darker."""
+    """The codec's colour. Options do not change the colour. Error feedback darkens the colour."""
     family = spec.split(":")[0].split("+")[0]
     feedback = "+ef" if spec.endswith("+ef") else ""
     return _CODECS.get(family + feedback) or _CODECS.get(family, _OTHER)
 
 
 def faint(shade: str, share: float = 0.35) -> str:
-    """``share`` of a colour, the rest paper; both as #rrggbb."""
+    """Mixes ``share`` of a colour with paper. Colours are #rrggbb."""
     channels = zip(bytes.fromhex(shade[1:]), bytes.fromhex(PAPER[1:]), strict=True)
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)

@@ -15,10 +15,10 @@ from typing import Any, ParamSpec, TypeVar
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-#: The old spellings that have warned: qualified name of the function, and the spelling.
+#: The old spellings with a past warning: the function's qualified name, and the spelling.
 _warned: set[tuple[str, str]] = set()
 
-#: Old name: the module, and the public name in the warning.
+#: The module of each old name, and the public name for the warning.
 _RENAMED = {
     f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}")
     for old, new in {
@@ -36,7 +36,7 @@ _RENAMED = {
         "compressed_muon": ("optim.muon", ".optim"),
         "compressed_optimizer": ("optim.compressed", ".optim"),
         "compressed_sgd": ("optim.sgd", ".optim"),
-        "copied": ("ddp.copies", ""),  # models that were saved whole name this module
+        "copied": ("ddp.copies", ""),  # models saved whole refer to this module
         "ddp": ("ddp.hook", ""),
         "distributed_checkpoint": ("checkpoint.distributed", ".load_checkpoint"),
         "group": ("process_group.connections", ".close and tersor.torch.transport"),
@@ -48,7 +48,7 @@ _RENAMED = {
     }.items()
 }
 
-#: Package: old and new attributes.
+#: The old and new attributes of each package.
 _ATTRIBUTES = {
     "tersor": {
         "InvalidArgument": "InvalidArgumentError",
@@ -60,7 +60,7 @@ _ATTRIBUTES = {
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a renamed module by its old name."""
+    """Imports a renamed module by the old name."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -88,17 +88,17 @@ def attribute(package: str, name: str) -> Any:
 def renamed_keywords(
     **new_names: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Makes a function accept old keywords; each one warns once.
+    """Makes a function accept old keywords. Each old keyword warns once.
 
     Args:
         new_names: The new keyword of each old keyword.
 
     Returns:
-        A decorator for a function or method that takes the new keywords. The old keywords work at
+        A decorator for a function or method with the new keywords. The old keywords work at
         run time only: type checkers see the function's own signature.
 
     Raises:
-        TypeError: In a call of the function that passes an old keyword together with the new one.
+        TypeError: A call of the function passes both an old keyword and the new keyword.
 
     Example:
         >>> @renamed_keywords(group="process_group")
@@ -117,7 +117,7 @@ def renamed_keywords(
 
 
 def renamed_attribute(new: str) -> Any:
-    """Returns a property that reads and sets the attribute ``new``, and warns once."""
+    """Returns a property for the attribute ``new``. Reading or setting the property warns once."""
 
     class Renamed:
         __doc__ = f"The old name of ``{new}``."
@@ -144,7 +144,7 @@ def move_keywords(
     new_names: Mapping[str, str],
     stacklevel: int,
 ) -> None:
-    """Gives the old keywords of a call their new names; see :func:`renamed_keywords`."""
+    """Replaces the old keywords of a call by the new keywords; see :func:`renamed_keywords`."""
     name = function.__qualname__.removesuffix(".__init__")
     for old in new_names.keys() & options.keys():
         new = new_names[old]
@@ -155,7 +155,7 @@ def move_keywords(
 
 
 def warn_once(owner: str, old: str, new: str, stacklevel: int) -> None:
-    """Warns of one old spelling of ``owner``, a function or module, once per process."""
+    """Warns of an old spelling of ``owner``, a function or module, once per process."""
     if (owner, old) not in _warned:
         _warned.add((owner, old))
         _warn(old, new, stacklevel + 1)
@@ -176,4 +176,4 @@ def _warn(old: str, new: str, stacklevel: int) -> None:
     )
 
 
-sys.meta_path.insert(0, _Finder())  # also before folders that an old name left
+sys.meta_path.insert(0, _Finder())  # before folders left behind by an old name

@@ -1,4 +1,4 @@
-"""Quantities and tables as people read them."""
+"""Readable quantities and tables."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def magnitude(value: float | None) -> str:
 
 
 def short(quantity: str) -> str:
-    """As in "8 ms" for "8.00 ms", where a round number is meant."""
+    """As in "8 ms" for "8.00 ms", if the number is round."""
     number, _, unit = quantity.partition(" ")
     return f"{float(number):g} {unit}" if float(number) else "0"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first and the last are aligned to the left."""
+    """Columns as wide as the widest cell. The first and the last column are left-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for first, *middle, last in (head, *rows):
@@ -55,7 +55,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _scaled(value: float | None, units: Sequence[tuple[float, str]]) -> str:
-    """Three figures that mean something, in the first unit that the value reaches."""
+    """Three significant figures, in the largest unit not above the value."""
     if value is None:
         return ABSENT
     scale, unit = next((pair for pair in units if abs(value) >= 0.9995 * pair[0]), units[-1])

@@ -9,7 +9,7 @@ import tersor.bench
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import add_option
 
-# Each command with the package that it needs.
+# Each command with the required package.
 _COMMANDS = {
     "codec": "numpy",
     "gossip": "numpy",
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _has(package: str) -> bool:
-    """True if a package is installed; a folder of that name does not count."""
+    """True if a package is installed. A folder of the package's name does not count."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
 

@@ -1,4 +1,4 @@
-"""Errors that the user of the benchmark can correct."""
+"""Errors for the user of the benchmark to correct."""
 
 import tersor
 
@@ -8,7 +8,7 @@ class BenchmarkError(Exception):
 
 
 def check_error(name: str, what: str, relative_error: float) -> None:
-    """Raises BenchmarkError for an error as large as that of zeros: wrong results are not timed."""
+    """Raises BenchmarkError for an error of 1 (all zeros) or more. Wrong results are not timed."""
     if not relative_error < 1.0:
         raise BenchmarkError(f"{name}: the relative error of {what} is {relative_error:.3g}")
 

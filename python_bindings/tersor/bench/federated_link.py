@@ -1,6 +1,7 @@
-"""Flower's own processes on the loopback: a SuperLink, SuperNodes, and runs between them.
+"""Flower's own processes on the loopback: a SuperLink, SuperNodes, and runs.
 
-The processes use no other network: no telemetry, no version check, no dependencies of an app.
+The processes use only the loopback. Telemetry, version checks and the installation of an app's
+dependencies are disabled.
 """
 
 import os
@@ -56,15 +57,15 @@ class Link:
         self._folder, self._clients = folder, clients
         own = {
             "FLWR_HOME": str(folder / "home"),
-            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}",  # for each other
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}",  # of other programs
         }
         self._environment = os.environ | QUIET | own
         self._processes: list[subprocess.Popen[bytes]] = []
         self._terminated: Any = signal.getsignal(signal.SIGTERM)
 
     def open(self) -> None:
-        """Raises BenchmarkError if Flower does not start; ``close`` ends the started processes.
-        SIGTERM becomes SystemExit, so ``close`` runs then, too."""
+        """Starts the processes. Raises BenchmarkError if Flower does not start. ``close`` ends the
+        started processes in both cases. SIGTERM becomes SystemExit to let ``close`` run."""
         if not (PROGRAMS / "flower-superlink").exists():
             raise BenchmarkError(f"no flower-superlink in {PROGRAMS}: pip install 'flwr>=1.30'")
         self._terminated = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -92,7 +93,7 @@ class Link:
         signal.signal(signal.SIGTERM, self._terminated)
 
     def run(self, config: Mapping[str, Any], timeout: float) -> None:
-        """Runs the app to its end. Raises BenchmarkError if the app wrote no result."""
+        """Runs the app to the end. Raises BenchmarkError if the app wrote no result."""
         app = self._folder / "app"
         app.mkdir(exist_ok=True)
         lines = [f"{key} = {_toml(value)}\n" for key, value in config.items()]

@@ -1,4 +1,4 @@
-"""Clients of Flower that take turns in this process, each with its own state."""
+"""Runs Flower clients in turn in this process. Each client keeps a separate state."""
 
 import contextlib
 import copy
@@ -14,14 +14,14 @@ from flwr.serverapp import Grid
 
 
 def name_this_process() -> None:
-    """Sets the identity that Flower 1.38 and later require for messages."""
+    """Sets the identity required by Flower 1.38 and later for messages."""
     with contextlib.suppress(ModuleNotFoundError):
         identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         identity.task_id = identity.run_id = identity.node_id = 1
 
 
 class Nodes(Grid):
-    """Nodes. A node that raises answers an error, as in Flower's own processes."""
+    """Runs the nodes. If a node raises, the answer is an error, as in Flower's own processes."""
 
     def __init__(
         self, app: ClientApp, nodes: Iterable[int], run_config: Mapping[str, Any] | None = None
@@ -31,11 +31,11 @@ class Nodes(Grid):
         name_this_process()
 
     def set_run(self, run: Any) -> None:
-        """Ignored: there is one run."""
+        """Ignored, because all messages belong to the same run."""
 
     @property
     def run(self) -> Any:
-        """The run, with its number only."""
+        """The run, with only the run's number."""
         return types.SimpleNamespace(run_id=1)
 
     def push_messages(self, *_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A rank of ``goodput``: its steps, its stalls, its record of common steps, and its ways."""
+"""A rank of ``goodput``: steps, stalls, the record of common steps, and the ways to exchange."""
 
 import argparse
 import functools
@@ -21,8 +21,8 @@ WIDTH = 64
 
 
 def times(chosen: argparse.Namespace, kind: str, rank: int) -> list[float]:
-    """The times of a rank's "stall"s or "death"s, in seconds since the start. A server does not
-    die."""
+    """The times of a rank's stalls or deaths (``kind``), in seconds since the start. A server does
+    not die."""
     if kind == "death" and rank == 0 and chosen.ways[0] == "server":
         return []
     mean, drawn = getattr(chosen, f"{kind}_every"), random.Random(f"{chosen.seed} {kind} {rank}")
@@ -47,7 +47,7 @@ class Pace:
         self._start = 0.0
 
     def begin(self) -> None:
-        """Waits until all ranks have started. A restarted rank continues from now."""
+        """Waits until all ranks have started. A restarted rank skips earlier stalls."""
         (self._folder / f"ready.{self.rank}").touch()
         while not (go := self._folder / "go").exists():
             time.sleep(POLL_SECONDS)
@@ -66,7 +66,7 @@ class Pace:
         (self.model(inputs) - inputs.sin()).square().mean().backward()
 
     def count(self, steps: int) -> None:
-        """Records steps that entered the common weights."""
+        """Records steps added to the common weights."""
         self._counted.write(f"{time.time() - self._start} {steps}\n")
         self._counted.flush()
 
@@ -80,7 +80,7 @@ def counted(folder: pathlib.Path, rank: int) -> list[tuple[float, int]]:
 
 
 def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
-    """An exchange of gradients in each step."""
+    """Trains with an exchange of gradients in each step."""
     optimizer = tersor.torch.DistributedOptimizer(
         pace.inner,
         pace.model.named_parameters(),
@@ -100,7 +100,7 @@ def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
 
 
 def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
-    """An exchange every few steps."""
+    """Trains with an exchange every few steps."""
     outer = tersor.torch.DiLoCo(
         pace.model,
         sync_every=chosen.every,
@@ -123,7 +123,7 @@ def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
 
 
 def server(pace: Pace, chosen: argparse.Namespace) -> None:
-    """A parameter server on rank 0, which also works."""
+    """Trains with a parameter server on rank 0. Rank 0 also trains."""
     workers = range(chosen.ranks)
     options: Any = {"staleness": chosen.staleness, "push": chosen.codec, "workers": workers}
     own = None
@@ -153,5 +153,5 @@ WAYS: dict[str, Callable[[Pace, Any], None]] = {
 def train(chosen: argparse.Namespace, rank: int) -> None:
     """Trains until this process is killed."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of lost ranks, which are measured
+    warnings.simplefilter("ignore")  # about lost ranks, because the losses are intended
     WAYS[chosen.ways[0]](Pace(chosen, rank), chosen)

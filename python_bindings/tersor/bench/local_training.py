@@ -1,7 +1,7 @@
 """DiLoCo in a training: Tersor's and torchft's. Each rank's own optimizer changes the weights.
 
-``diloco=EVERY[,rate=R][,…]:CODEC`` is Tersor's, ``torchft=EVERY[,fragments=P][,delay=T][:CODEC]``
-torchft's.
+``diloco=EVERY[,rate=R][,…]:CODEC`` selects Tersor's DiLoCo, and
+``torchft=EVERY[,fragments=P][,delay=T][:CODEC]`` selects torchft's DiLoCo.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tersor.bench.torchft_ways import manager
 from tersor.torch._src.diloco.fragments import Timetable
 
 SGD_DEFAULTS = {"rate": 0.7, "momentum": 0.9}  # of the DiLoCo paper's outer optimizer
-_LARGE = 4096  # values; smaller parameters, and vectors, have a codec of their own in CODEC/SMALL
+_LARGE = 4096  # values; CODEC/SMALL compresses vectors and smaller parameters by SMALL
 _LIMIT = timedelta(seconds=120)
 
 
@@ -42,7 +42,7 @@ def _parsed(options: str) -> tuple[Timetable, dict[str, float]]:
 
 
 def check(options: str) -> None:
-    """Raises BenchmarkError if options that match the pattern cannot be combined."""
+    """Raises BenchmarkError for conflicting options. The options must match the pattern."""
     try:
         _parsed(options)
     except tersor.InvalidArgumentError as error:
@@ -60,10 +60,10 @@ def _rules(module: nn.Module, codec: str) -> dict[str, Any]:
 
 class LocalHook(Hook):
     """Ranks train alone, and exchange every few steps. Between two steps, the model may show the
-    values that all ranks have in common."""
+    common values of all ranks."""
 
-    _span: Span  # the part of the last step that is not the inner optimizer's
-    _shown: list[tuple[Tensor, Tensor]]  # parameters, and their own values
+    _span: Span  # the part of the last step after the inner optimizer
+    _shown: list[tuple[Tensor, Tensor]]  # parameters, and this rank's own values
 
     def __init__(self, module: nn.Module, *arguments: Any) -> None:
         super().__init__(module, *arguments)
@@ -71,7 +71,7 @@ class LocalHook(Hook):
 
     @abc.abstractmethod
     def _common(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter with its common values."""
+        """Each parameter with the common values."""
 
     def learn(self, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -81,7 +81,7 @@ class LocalHook(Hook):
         return super().learn(batch)
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        """All of DiLoCo, including the step of its outer optimizer."""
+        """All of DiLoCo, including the step of the outer optimizer."""
         return [self._span]
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class LocalHook(Hook):
 
 
 class DiLoCoHook(LocalHook, CountedHook):
-    """Tersor's DiLoCo, of AdamW or Muon."""
+    """Tersor's DiLoCo, with AdamW or Muon as the inner optimizer."""
 
     def __init__(self, module: nn.Module, options: str, codec: str) -> None:
         table, told = _parsed(options)
@@ -132,11 +132,11 @@ class DiLoCoHook(LocalHook, CountedHook):
 
 
 class TorchftHook(LocalHook, PyTorchHook):
-    """torchft's DiLoCo with one replica per rank, all alive. The bytes are computed; with a codec,
-    the bytes of the interface are right."""
+    """torchft's DiLoCo with a replica per rank, all alive. The bytes are computed. With a codec,
+    only the bytes of the interface are right."""
 
     def __init__(self, module: nn.Module, options: str, codec: str) -> None:
-        """Without ``codec``, torchft uses its own gloo. Raises BenchmarkError without torchft."""
+        """Without ``codec``, torchft's own gloo sends. Raises BenchmarkError without torchft."""
         first, *given = options.split(",")
         told = {key: int(value) for key, value in (one.split("=") for one in given)}
         self.period, self._delay = int(first), told.get("delay", 0)
@@ -171,7 +171,7 @@ class TorchftHook(LocalHook, PyTorchHook):
             sync_every=self.period,
             pin_memory=False,
             fragment_sync_delay=self._delay,
-            fragment_update_alpha=0.5 if self._delay else 0.0,  # as Tersor's
+            fragment_update_alpha=0.5 if self._delay else 0.0,  # as in Tersor
         )
         self._around.__enter__()
 
@@ -212,7 +212,7 @@ _server: list[Any] = []  # rank 0's lighthouse lives as long as the process
 
 
 def _lighthouse(address: str) -> str:
-    """The address of torchft's lighthouse, which rank 0 runs. A collective call."""
+    """The address of torchft's lighthouse on rank 0. A collective call."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         from torchft.coordination import LighthouseServer
@@ -224,7 +224,7 @@ def _lighthouse(address: str) -> str:
 
 
 def _own_address() -> str:
-    """The address at which the other hosts reach this host."""
+    """The address of this host for other hosts."""
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         probe.connect((master, 9))

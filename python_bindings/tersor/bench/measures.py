@@ -1,4 +1,4 @@
-"""Clocks of the host and of CUDA devices, and the bytes that a rank sends."""
+"""Clocks of the host and of CUDA devices, and counts of sent bytes."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ class Mark:
             self._event.record()
 
     def seconds_until(self, later: "Mark") -> float:
-        """The seconds until a mark of the same device. Waits for that mark."""
+        """The seconds until a later mark of the same device. Waits for the later mark."""
         if self._event is None:
             return later._seconds - self._seconds
         later._event.synchronize()
@@ -36,19 +36,19 @@ Span = tuple[Mark, Mark]  # from, until
 
 
 def mark_of(device: torch.device) -> MarkKind:
-    """A function that marks the current point in time of a device."""
+    """A function for marking the current point in time of a device."""
     return functools.partial(Mark, device)
 
 
 def seconds_in(spans: Iterable[Span]) -> float:
-    """The sum of spans."""
+    """The total seconds of spans."""
     return sum(start.seconds_until(end) for start, end in spans)
 
 
 class LastGradient:
-    """Marks when a backward pass computed its last gradient. The rest of the pass is waiting.
+    """Marks the time of the last gradient of a backward pass. The rest of the pass is waiting.
 
-    The marks come from the parameters, and so do not depend on the hook.
+    The parameters' own hooks set the mark, independently of the benchmarked hook.
     """
 
     def __init__(self, model: nn.Module, kind: MarkKind) -> None:
@@ -63,7 +63,7 @@ class LastGradient:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The bytes that one rank sent, and the seconds of the parts; None: PyTorch does not report."""
+    """The sent bytes of a rank, and the seconds of each part. None: not reported by PyTorch."""
 
     sent_bytes: float | None
     encode_seconds: float | None = None
@@ -71,7 +71,7 @@ class Traffic:
     decode_seconds: float | None = None
 
     def since(self, before: "Traffic") -> "Traffic":
-        """The difference to an earlier traffic."""
+        """The traffic since an earlier count."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
         return Traffic(*(None if now is None else now - (was or 0) for now, was in pairs))
 
@@ -81,14 +81,14 @@ class Traffic:
         return {"wire_bytes": rest.pop("sent_bytes"), **rest}
 
     def mean(self, steps: int, world: World) -> "Traffic":
-        """The mean of one step over the ranks. A collective call."""
+        """The mean per step over the ranks. A collective call."""
         own = dataclasses.astuple(self)
         means = iter(world.mean([value / steps for value in own if value is not None]))
         return Traffic(*(None if value is None else next(means) for value in own))
 
 
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:
-    """The bytes that each rank sends in a ring all-reduce (Patarasuk and Yuan 2009)."""
+    """The bytes sent by each rank in a ring all-reduce (Patarasuk and Yuan 2009)."""
     return 2 * (ranks - 1) / ranks * reduced_bytes
 
 

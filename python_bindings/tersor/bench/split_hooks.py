@@ -1,8 +1,8 @@
-"""Ways to exchange activations and their gradients in models that are split over ranks.
+"""Exchanges activations and gradients of activations in models split over ranks.
 
-``none`` sends float32 values by PyTorch; ``torch:bf16`` and ``torch:fp16`` cast values before. Any
-other word is a codec, also ``tersor:none``. A second codec after a slash is for gradients:
-``int8/bf16``. Experts exchange rows by `all_to_all_single`, pipelines by
+``none`` sends float32 values with PyTorch. ``torch:bf16`` and ``torch:fp16`` cast the values before
+sending. Any other name is a codec, including ``tersor:none``. A second codec after a slash is for
+gradients: ``int8/bf16``. Experts exchange rows with `all_to_all_single`, pipelines with
 `torch.distributed.pipelining`.
 """
 
@@ -35,11 +35,11 @@ SUMMARY = (
     "without +ef; CODEC/CODEC: another codec for gradients"
 )
 HELP = f"For activations, between experts or stages: {SUMMARY}; default: {' '.join(DEFAULT)}"
-MICROBATCHES = 4  # of a step of a pipeline
+MICROBATCHES = 4  # per step of a pipeline
 
 
 def check(name: str) -> None:
-    """Raises BenchmarkError for an unknown way."""
+    """Raises BenchmarkError for an unknown name."""
     if name in CASTS:
         return
     if name.startswith(THEIRS):
@@ -49,13 +49,13 @@ def check(name: str) -> None:
 
 
 def codecs_of(name: str) -> tuple[str, str]:
-    """The codecs of activations and of their gradients."""
+    """The codecs of activations and of gradients."""
     codec, _, backward = name.removeprefix(OURS).partition("/")
     return codec, backward or codec
 
 
 class Waits:
-    """The spans in which a rank waited for other ranks."""
+    """The spans of waiting for other ranks."""
 
     def __init__(self, kind: MarkKind) -> None:
         self._kind, self._start = kind, kind()
@@ -76,7 +76,7 @@ class Waits:
 
 
 class SplitHook(Hook):
-    """A model of which each rank trains a part."""
+    """A model split over ranks. Each rank trains a part."""
 
     def __init__(self, model: nn.Module, name: str, waits: Waits) -> None:
         super().__init__(model)
@@ -85,7 +85,7 @@ class SplitHook(Hook):
 
     @abc.abstractmethod
     def owners(self) -> list[tuple[nn.Module, int]]:
-        """Each part that only one rank trains, and this rank."""
+        """Each part with a single training rank, and this rank."""
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
         return self._waits.take()
@@ -100,7 +100,7 @@ class SplitHook(Hook):
 
 
 class Rows(Carrier, abc.ABC):
-    """Carries rows between all ranks. Each rank waits for its rows."""
+    """Exchanges rows between all ranks. Each rank waits for the received rows."""
 
     def __init__(self, waits: Waits) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -129,14 +129,14 @@ class Rows(Carrier, abc.ABC):
 
     @abc.abstractmethod
     def sent_bytes(self) -> float:
-        """The bytes that this rank has sent."""
+        """The bytes sent by this rank."""
 
     def close(self) -> None:
         """Ends the connections."""
 
 
 class PlainRows(Rows):
-    """Rows by PyTorch, cast to a dtype."""
+    """Sends rows with PyTorch, cast to a dtype."""
 
     def __init__(self, dtype: torch.dtype, waits: Waits) -> None:
         super().__init__(waits)
@@ -157,7 +157,7 @@ class PlainRows(Rows):
 
 
 class EncodedRows(Rows):
-    """Rows by Tersor, over separate connections, so only their bytes are counted."""
+    """Sends rows with Tersor over separate connections, to count only the rows' bytes."""
 
     def __init__(self, name: str, waits: Waits, device: torch.device) -> None:
         super().__init__(waits)
@@ -182,7 +182,7 @@ class EncodedRows(Rows):
 
 
 class ExpertHook(SplitHook):
-    """A model whose experts are spread over the ranks. DDP averages the rest in float32."""
+    """A model with experts spread over the ranks. DDP averages the rest in float32."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         check(name)
@@ -219,7 +219,7 @@ def check_ranks(experts: int, ranks: int) -> None:
 
 
 def _distribute_the_rest(module: nn.Module) -> DistributedDataParallel:
-    """DDP without the experts, and without the biases, which are equal on all ranks anyway."""
+    """DDP without the experts and the routers' biases. The biases are equal on all ranks."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     own = [name for name, _ in tensors if ".experts." in f".{name}" or name.endswith("likings")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
@@ -229,7 +229,7 @@ def _distribute_the_rest(module: nn.Module) -> DistributedDataParallel:
 
 
 class StageHook(SplitHook):
-    """A GPT in stages, one on each rank, with a 1F1B schedule."""
+    """A GPT with a stage on each rank and a 1F1B schedule."""
 
     def __init__(self, gpt: Gpt, name: str) -> None:
         check(name)
@@ -249,7 +249,7 @@ class StageHook(SplitHook):
         self._width, self._sent_count = gpt.shape.width, 0
 
     def _working(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Computation. The rest of a step is waiting."""
+        """Counts ``compute`` as computation. The rest of a step is waiting."""
 
         def computed(*arguments: Any, **keywords: Any) -> Any:
             self._waits.end()
@@ -260,8 +260,8 @@ class StageHook(SplitHook):
         return computed
 
     def learn(self, batch: Batch) -> Tensor:
-        """The loss times the ranks on the last rank, 0 on others: the mean over ranks is the
-        loss."""
+        """The loss times the number of ranks on the last rank, 0 on all other ranks. The mean over
+        ranks is the loss."""
         inputs, classes = batch
         losses: list[Tensor] = []
         given = (inputs,) if self._stage.is_first else ()

@@ -1,4 +1,4 @@
-"""One training: a model, a hook, and the measurements of each epoch."""
+"""Trains a model with a hook, and measures each epoch."""
 
 import dataclasses
 import random
@@ -21,20 +21,20 @@ WARMUP_STEPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """The pause of a step after its backward pass. In each step one rank, drawn from the seed,
-    waits ``slow`` times as long."""
+    """The pause after the backward pass of a step. In each step, the seed selects a rank. The
+    selected rank waits ``slow`` times as long."""
 
     step_seconds: float = 0.0
     slow: float = 1.0
 
     def wait(self, seed: int, step: int, share: Share) -> None:
-        """Waits on one rank."""
+        """Pauses this rank."""
         is_slow = random.Random(f"{seed} {step}").randrange(share.ranks) == share.rank
         time.sleep(self.step_seconds * (self.slow if is_slow else 1.0))
 
 
 class Training:
-    """The training of a model with a hook, equal for equal seeds."""
+    """Trains a model with a hook. Equal seeds give equal trainings."""
 
     def __init__(
         self, task: AnyTask, hook: str, seed: int, world: World, pace: Pace | None = None
@@ -51,7 +51,7 @@ class Training:
         self._optimizer = self.hook.optimizer(task.optimizer(self._module))
 
     def epochs(self) -> Iterator[Record]:
-        """Trains, and yields each epoch. Raises BenchmarkError if ranks end with other weights."""
+        """Trains, and yields each epoch. Raises BenchmarkError if the ranks' weights differ."""
         seconds = 0.0
         for number in range(1, self.task.recipe.epochs + 1):
             epoch = self._epoch(number, seconds)
@@ -62,12 +62,12 @@ class Training:
                 raise BenchmarkError(f"ranks ended with different values of {name}")
 
     def warm_up(self) -> None:
-        """A few steps and an evaluation, so the first hook does not pay for one-time work."""
+        """Trains a few steps and evaluates. The first hook then does not pay for one-time work."""
         self._steps(range(WARMUP_STEPS))
         self._test()
 
     def _epoch(self, number: int, seconds_before: float) -> Record:
-        """Times and bytes are of one step: means over the epoch's steps and all ranks."""
+        """Trains an epoch. Times and bytes are means per step over all steps and ranks."""
         steps = self.task.recipe.steps
         self.world.meet()
         sent_before = interface_bytes()
@@ -113,7 +113,7 @@ class Training:
 
     @torch.no_grad()
     def _test(self) -> tuple[float, float]:
-        """Accuracy and mean loss on the test data, of which each rank reads a part."""
+        """Accuracy and mean loss on the test data. Each rank reads a part of the test data."""
         self.hook.gather()
         right = loss = count = 0.0
         for batch in self.task.test_batches(self._share):
@@ -125,7 +125,7 @@ class Training:
         return right / count, loss / count
 
     def _check_steps(self) -> None:
-        """Raises BenchmarkError if ranks that train alone would not exchange at the end."""
+        """Raises BenchmarkError if the training would not end with an exchange."""
         steps, period = self.task.recipe.epochs * self.task.recipe.steps, self.hook.period
         if steps % period:
             raise BenchmarkError(

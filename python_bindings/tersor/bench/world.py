@@ -1,4 +1,4 @@
-"""The processes of a benchmark: their start, their ranks, and their common options."""
+"""The processes of a benchmark: start, ranks, and common options."""
 
 import argparse
 import dataclasses
@@ -36,7 +36,7 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         parser,
         "timeout",
         3600.0,
-        "seconds after which the ranks are ended",
+        "seconds until the ranks are ended",
         float,
         metavar="SECONDS",
     )
@@ -69,7 +69,7 @@ class World:
         }
 
     def meet(self) -> None:
-        """A barrier of all ranks, and of the work on their devices."""
+        """Waits for all ranks, and for the work on each rank's device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.barrier()
@@ -104,7 +104,7 @@ def run_on_ranks(
     """Starts the ranks or, in a rank, calls ``body``. Returns the exit status."""
     if not (
         "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    ):  # neither torchrun nor we started it
+    ):  # started neither by torchrun nor by _run_ranks
         return _run_ranks(chosen.ranks, sys.argv[1:], chosen.timeout)
     world = enter(chosen.device, chosen.threads, chosen.backend)
     try:
@@ -140,7 +140,7 @@ def local_store(address: str = "127.0.0.1") -> Any:
 def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
     """Runs ``python -m tersor.bench ARGUMENTS`` as processes of this host.
 
-    Returns the first exit status that is not 0, after ending the other processes. Returns 124 after
+    Returns the first nonzero exit status, after ending the other processes, or 0. Returns 124 after
     the timeout.
     """
     store = local_store()
@@ -164,9 +164,9 @@ def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
 
 
 def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """The variables of torchrun, which torch.distributed reads. The launcher has the store.
+    """The variables of torchrun for torch.distributed. The launcher has the store.
 
-    Several ranks on one GPU each claim a host of their own, otherwise NCCL refuses them.
+    If ranks share a GPU, each rank claims a separate host. Otherwise, NCCL refuses the ranks.
     """
     variables = {
         "RANK": str(rank),
@@ -202,7 +202,7 @@ def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
 
 
 def interface_bytes() -> int:
-    """The bytes that the kernel sent through gloo's interface, headers included.
+    """The bytes sent by the kernel through gloo's interface, including headers.
 
     The ranks of a network namespace share an interface. Without namespaces, all ranks send through
     the loopback.

@@ -1,5 +1,7 @@
-"""The cryptography of secure sums, by libraries that Flower installs: agreed keys, masks from a
-key, and sealed shares of a secret."""
+"""The cryptography of secure sums: agreed keys, masks from a key, and sealed shares of a secret.
+
+Flower installs the required libraries.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from tersor.federated.sums import Accumulators
 
 SECRET_BYTES = 32
 TAG_BYTES = 16
-_HALF = 16  # bytes of Shamir's field
+_HALF = 16  # bytes per element of Shamir's field
 _NONCE = 12
-SEALED_BYTES = _NONCE + SECRET_BYTES + 16  #: of a sealed share
+SEALED_BYTES = _NONCE + SECRET_BYTES + 16  #: length of a sealed share
 _ZEROS = memoryview(bytes(1 << 17))  # fits in a cache
 
 
@@ -34,12 +36,12 @@ def new_key() -> tuple[bytes, bytes]:
 
 
 def public_of(private: bytes) -> bytes:
-    """The public key of a private one."""
+    """The public key of a private key."""
     return bytes(X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
 
 def agreed_key(private: bytes, public: bytes, purpose: str, *about: object) -> bytes:
-    """32 bytes that only the two nodes know, different for each purpose, round and pair (HKDF).
+    """32 bytes known to only the two nodes, different for each purpose, round and pair (HKDF).
     Raises TypeError or ValueError for an unusable public key."""
     shared = X25519PrivateKey.from_private_bytes(private).exchange(
         X25519PublicKey.from_public_bytes(public)
@@ -48,24 +50,25 @@ def agreed_key(private: bytes, public: bytes, purpose: str, *about: object) -> b
 
 
 def pair_key(private: bytes, public: bytes, digest: bytes, one: int, other: int) -> bytes:
-    """The key of the mask that one node of a pair adds and the other node subtracts. Nodes with
-    different round digests derive different keys, so their masks do not cancel."""
+    """The key of a pair's mask. The node with the lower number adds the mask, and the other node
+    subtracts the mask. If the round digests differ, the two nodes derive different keys, and the
+    masks do not cancel."""
     return agreed_key(private, public, "mask", digest.hex(), min(one, other), max(one, other))
 
 
 def share_key(channel: bytes, secret: str, owner: int, holder: int) -> bytes:
-    """The key that seals the share of one of the owner's two secrets for the holder."""
+    """The key for sealing the holder's share of the owner's secret (``own`` or ``mask``)."""
     return hmac.digest(channel, _info("share", secret, owner, holder), "sha256")
 
 
 def tag(channel: bytes, stage: str, digest: bytes, sender: int, receiver: int) -> bytes:
-    """Proves to the receiver that the sender passed this stage with the same round digest."""
+    """A proof for the receiver: the sender passed this stage with the same round digest."""
     info = _info(stage, digest.hex(), sender, receiver)
     return hmac.digest(channel, info, "sha256")[:TAG_BYTES]
 
 
 def is_tag(found: object, expected: bytes) -> bool:
-    """Compares in constant time."""
+    """True if ``found`` is the expected tag. Compares in constant time."""
     return isinstance(found, bytes) and hmac.compare_digest(found, expected)
 
 
@@ -74,8 +77,8 @@ def _info(*words: object) -> bytes:
 
 
 def apply_mask(parts: Sequence[Accumulators], key: bytes, sign: int) -> None:
-    """Adds or subtracts the stream of a key that is used once: AES in counter mode, with one range
-    of the counter for each part."""
+    """Adds (``sign`` is 1) or subtracts (``sign`` is -1) the stream of a key: AES in counter mode,
+    with a separate counter range for each part. Use each key only once."""
     combine = np.add if sign > 0 else np.subtract
     for place, part in enumerate(parts):
         counter = bytes([place]) + bytes(15)
@@ -90,7 +93,7 @@ def apply_mask(parts: Sequence[Accumulators], key: bytes, sign: int) -> None:
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of 32 bytes (Shamir 1979). `threshold` shares give the secret, fewer nothing."""
+    """Shares of 32 bytes (Shamir 1979). `threshold` shares give the secret, fewer give nothing."""
     halves = [
         Shamir.split(threshold, count, secret[i : i + _HALF]) for i in range(0, SECRET_BYTES, _HALF)
     ]
@@ -98,7 +101,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from shares by their index in `split`'s list."""
+    """The secret of shares. A key of ``shares`` is the share's index in the result of `split`."""
     halves = (
         Shamir.combine([(place + 1, share[i : i + _HALF]) for place, share in shares.items()])
         for i in range(0, SECRET_BYTES, _HALF)
@@ -107,7 +110,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 
 def seal(key: bytes, secret: bytes) -> bytes:
-    """Encrypted and authenticated."""
+    """The encrypted and authenticated secret."""
     nonce = os.urandom(_NONCE)
     return nonce + bytes(ChaCha20Poly1305(key).encrypt(nonce, secret, None))
 

@@ -1,37 +1,36 @@
-"""A client of a secure sum. The client masks its update; masks cancel only in the sum of many.
+"""A client of a secure sum. The update is masked. Masks cancel only in a sum of many updates.
 
-The protocol of a round follows Bell et al. (2020), with the acknowledgements of their malicious
-variant. A client has ``m`` neighbours. The threshold ``t`` is more than half of ``m``. The digest
-``D`` covers all values that clients must receive alike (``round_digest``). Two neighbours derive a
-channel key that nobody else knows. Each share is encrypted and authenticated with a key of its own,
-which follows from the channel key. A tag is a MAC under the channel key over a stage, ``D``, the
-sender and the receiver.
+The protocol of a round follows Bell et al. (2020), with the acknowledgements of the paper's
+malicious variant. A client has ``m`` neighbours. The threshold ``t`` is more than half of ``m``.
+The digest ``D`` (``round_digest``) covers all values required to be equal on all clients. Two
+neighbours derive a channel key unknown to all other nodes. Each share is encrypted and
+authenticated with a separate key, derived from the channel key. A tag is a MAC under the channel
+key over a stage, ``D``, the sender and the receiver.
 
-1. ``keys``: the client sends three new public keys: for its own mask, for the masks of pairs, and
-   for channels. The public key of the own mask shows later that a reconstructed secret is right.
-2. ``shares``: the client gets its neighbours' keys and ``t``. The client splits the private keys
-   of its own mask and of the pairs' masks into ``m`` shares each. Any ``t`` shares give the secret.
-   Each neighbour gets one encrypted share of each secret.
-3. ``masked``: the client gets the shares that its neighbours encrypted, and trains. The client
-   sends its update plus its own mask, plus or minus one mask for each sender of a share. The keys
-   of these pair masks depend on ``D``. Each sender also gets a tag: "my update has a mask with
-   you".
-4. ``confirm``: the server divides the senders into alive and gone, and relays the tags of the
-   alive. The client keeps this division. Each alive neighbour with a correct tag gets a second
-   tag: "I was told that you are alive".
-5. ``unmask``: the client gets the second tags. With ``t`` correct tags the client reveals one
+1. ``keys``: the client sends three new public keys: for the own mask, for the masks of pairs, and
+   for channels. The public key of the own mask later serves to check a reconstructed secret.
+2. ``shares``: the client gets the neighbours' keys and ``t``. The client splits two secrets, the
+   private keys of the own mask and of the pairs' masks, into ``m`` shares each. Any ``t`` shares
+   give the secret. Each neighbour gets one encrypted share of each secret.
+3. ``masked``: the client gets the neighbours' encrypted shares, and trains. The client sends the
+   update plus the own mask, plus or minus a pair mask for each sender of a share. The keys of pair
+   masks depend on ``D``. Each sender also gets a tag: "my update has a mask with you".
+4. ``confirm``: the server divides the senders into alive and gone nodes, and relays the tags of
+   the alive nodes. The client keeps this division. Each alive neighbour with a correct tag gets a
+   second tag: "the server lists you as alive".
+5. ``unmask``: the client gets the second tags. With ``t`` correct tags, the client reveals one
    share for each neighbour: of the own mask if the neighbour is alive, of the mask key if the
-   neighbour is gone. The client sends the key of the encrypted share, which the server decrypts. A
-   holder therefore cannot change a share, and a wrong secret is the fault of its owner.
+   neighbour is gone. The client sends the key of the encrypted share, and the server decrypts the
+   share. A holder therefore cannot change a share, and a wrong secret is the fault of the owner.
 
-Why ``confirm`` suffices: a victim's own mask needs shares from ``t`` neighbours. Each of these
-neighbours has ``t`` confirmations. At most ``m - t`` nodes remain that could reveal shares of such
-a neighbour's mask key, which are fewer than ``t``. Each of these neighbours has the victim's tag,
-so the victim's update has a mask with each of them. These masks cancel only in a sum with all of
-them. A sum therefore has at least ``t + 1`` clients, whatever the server sends. If up to
-``c`` neighbours of each client collude with the server, and ``c < 2 t - m``, a sum has at least
-``t + 1 - c`` clients that do not collude. The keys must be the clients' own:
-docs/explain/security.md.
+Why ``confirm`` suffices: the server needs shares from ``t`` neighbours to remove a victim's own
+mask. Each of the ``t`` neighbours has ``t`` confirmations. At most ``m - t`` other nodes could
+therefore reveal shares of a neighbour's mask key, fewer than the required ``t``. Each of the ``t``
+neighbours also has the victim's tag. The victim's update therefore has a mask with each of the
+``t`` neighbours. The pair masks cancel only in a sum with all ``t`` neighbours. A sum therefore has
+at least ``t + 1`` clients, regardless of the server's messages. If up to ``c`` neighbours of each
+client collude with the server, and ``c < 2 t - m``, a sum has at least ``t + 1 - c`` clients
+without collusion. The keys must be the clients' own: docs/explain/security.md.
 """
 
 from __future__ import annotations
@@ -76,20 +75,20 @@ def secure(
 ) -> Callable[[Call], Call]:
     """A decorator for a training function, for clients of ``SecureStrategy``.
 
-    The server learns the sums of the clients' updates, of their weights and of the clipped counts,
-    and neither arrays nor metrics of one client. The client refuses requests out of order, keys
-    that two nodes share, and a threshold that lets the server ask for both secrets of a node. The
-    client's secrets stay in ``context.state`` until the end of the round.
+    The server learns the sums of the clients' updates, weights and clipped counts. The server
+    learns neither the arrays nor the metrics of a single client. The client refuses requests out of
+    order, equal keys of two nodes, and a threshold for which the server could ask for both secrets
+    of a node. The client's secrets stay in ``context.state`` until the end of the round.
 
     Args:
         app: The client app. The decorator registers all stages of the protocol.
-        mods: Flower's mods around the function. Their result is masked.
-        min_clients: The client refuses a round whose sum could have fewer clients.
-        min_neighbours: The client refuses a round in which it has fewer neighbours.
+        mods: Flower's mods around the function. The result of the mods is masked.
+        min_clients: The client refuses a round if the sum could have fewer clients.
+        min_neighbours: The client refuses a round with fewer neighbours.
         max_clip: The client refuses a round with a larger ``clip``.
         example_step: With ``SecureStrategy(max_examples=)``, the number of examples is rounded up
             to a multiple of this number. If the configuration has Flower's ``clipping_norm``, the
-            norm of the rounded update stays within that norm.
+            norm of the rounded update stays within ``clipping_norm``.
 
     Returns:
         The decorator, which returns the function unchanged.
@@ -119,7 +118,7 @@ def secure(
 
 
 def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: Context) -> Message:
-    """The reply of a stage. Raises InvalidArgumentError for a request that is out of turn."""
+    """The reply of a stage. Raises InvalidArgumentError for a request out of turn."""
     told = unpacked(message.content[KEY])
     state = unpacked(context.state.config_records.get(_STATE, {}))
     _check_turn(stage, told, state)
@@ -169,7 +168,7 @@ class _Turn:
         return {name: public for name, (_, public) in pairs.items()}
 
     def shares(self) -> Fields:
-        """The client's two secrets, in sealed shares for its neighbours."""
+        """The client's two secrets, in sealed shares for the neighbours."""
         own, told, state = self.own, self.told, self.state
         keys = [*told["mask"].values(), *told["seal"].values()]
         if own in told["mask"] or told["mask"].keys() != told["seal"].keys():
@@ -251,16 +250,16 @@ class _Turn:
         return key, format.encode(changes, weight, _norm_of(self.message))
 
     def confirm(self) -> Fields:
-        """Acknowledges each alive neighbour with a correct tag. The server sends the tags of the
-        alive; the other senders of shares are gone."""
+        """Acknowledges each alive neighbour with a correct tag. The server sends the tags of
+        alive neighbours. All other senders of shares are gone."""
         alive, state = self.told["tags"], self.state
         if not alive.keys() <= state["channel"].keys():
-            raise InvalidArgumentError("the server lists a node as alive that sent no shares")
+            raise InvalidArgumentError("the server lists a node without shares as alive")
         right = self.right("masked", alive)
         if len(right) < state["threshold"]:
             raise InvalidArgumentError(
                 f"{len(right)} of {len(alive)} neighbours masked an update of this round and "
-                f"digest, {state['threshold']} are needed: the server sent them other data"
+                f"digest, {state['threshold']} are needed: the server sent other data to the rest"
             )
         gone = state["channel"].keys() - alive.keys()
         state["secret"] = dict.fromkeys(right, "own") | dict.fromkeys(gone, "mask")
@@ -268,8 +267,8 @@ class _Turn:
         return {"tags": self.tags("alive", right), "bad": bad}
 
     def unmask(self) -> Fields:
-        """One share per neighbour: of an alive one's own mask, or of a gone one's mask key.
-        The client reveals nothing before enough neighbours confirmed that the client is alive."""
+        """A share per neighbour: of an alive neighbour's own mask, or of a gone neighbour's mask
+        key. The client reveals nothing before ``t`` neighbours confirm this client as alive."""
         secrets, threshold = self.state["secret"], self.state["threshold"]
         found = {node: tag for node, tag in self.told["tags"].items() if secrets.get(node) == "own"}
         right = self.right("alive", found)
@@ -282,7 +281,7 @@ class _Turn:
         return {"shares": shares, "bad": dict.fromkeys(found.keys() - right, True)}
 
     def sealed(self, name: str) -> dict[int, bytes]:
-        """The shares of one secret for the neighbours, in the order of their numbers."""
+        """The sealed shares of a secret, for the neighbours in ascending order."""
         own, channels = self.own, self.state["channel"]
         nodes = sorted(channels)
         shares = masks.split(self.state[name], self.state["threshold"], len(nodes))
@@ -311,7 +310,7 @@ class _Turn:
 
 
 def _norm_of(message: Message) -> float:
-    """The norm that bounds an update: Flower's strategies send it to their clipping mods."""
+    """The limit of an update's norm. Flower's strategies send the limit to clipping mods."""
     records = message.content.config_records.values()
     return min(
         (float(one["clipping_norm"]) for one in records if "clipping_norm" in one), default=math.inf

@@ -1,4 +1,4 @@
-"""Rows of tensors to the ranks that need them, with gradients."""
+"""Exchanges rows of tensors between ranks, with gradients."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def all_to_all_single(
 
     Each row is encoded separately. Rows of whole codec blocks (``int8``: 256 values, ``int4``: 128)
     need no extra bytes. If a single row would not become shorter, all rows for one rank are encoded
-    together. With a ``workspace``, calls with one codec, dtype and row length share the prepared
-    buffers, whatever the splits are.
+    together. With a ``workspace``, calls with equal codec, dtype and row length share the prepared
+    buffers, regardless of the splits.
 
     Args:
         output: Contiguous; receives the rows from rank 0, rank 1 and so on. The rows have the shape
@@ -71,17 +71,17 @@ def all_to_all_single(
         input_split_sizes: Number of rows for each rank. Default: equal numbers.
         codec: Spec of the codec; ``+ef`` is refused.
         backward_codec: Spec of the gradients' codec. Default: ``codec``.
-        process_group: The ranks that take part. Default: all ranks.
+        process_group: The participating ranks. Default: all ranks.
         options: As in :class:`tersor.collectives.Keywords`.
 
     Returns:
-        ``output``, through which gradients reach ``input``. Either all ranks need gradients of
+        ``output``. Gradients of ``output`` reach ``input``. Either all ranks need gradients of
         ``input``, or no rank does.
 
     Raises:
         InvalidArgumentError: The splits or the output do not match the rows, or the codec has
             ``+ef``.
-        WireError: The splits of two ranks differ; TransportError on one of the ranks.
+        WireError: The splits of two ranks differ. One of the ranks raises TransportError.
 
     Example:
         >>> output = torch.empty_like(tokens)

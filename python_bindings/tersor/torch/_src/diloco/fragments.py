@@ -13,14 +13,15 @@ from tersor import _text
 from tersor._core import InvalidArgumentError, ReducerStatistics
 from tersor._options import expect
 
-_HIDDEN_ENOUGH = 0.05  # share of the exchange that training may wait for
+_HIDDEN_ENOUGH = 0.05  # accepted share of waiting in the time of the exchange
 
 
 @dataclasses.dataclass(frozen=True)
 class Timetable:
-    """Rounds of ``sync_every`` inner steps, counted from 1. In a round, each fragment has a turn.
+    """Rounds of ``sync_every`` inner steps, counted from 1. Each fragment has a turn per round.
 
-    The update by a fragment is ``fragment_sync_delay`` steps after its turn, before the next turn.
+    A fragment updates the weights ``fragment_sync_delay`` steps after the fragment's turn and
+    before the next turn.
     """
 
     sync_every: int
@@ -28,7 +29,7 @@ class Timetable:
     fragment_sync_delay: int
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError for numbers that do not fit together."""
+        """Raises InvalidArgumentError for invalid or conflicting numbers."""
         for name, value, least in (
             ("sync_every", self.sync_every, 1),
             ("fragments", self.fragments, 1),
@@ -39,8 +40,8 @@ class Timetable:
                 raise InvalidArgumentError(f"{name}={value}: give at least {least}")
         if self.fragments > self.sync_every:
             raise InvalidArgumentError(
-                f"fragments={self.fragments} with sync_every={self.sync_every}: use at most one "
-                "per step"
+                f"fragments={self.fragments} with sync_every={self.sync_every}: use at most "
+                "one fragment per step"
             )
         if self.fragment_sync_delay * self.fragments >= self.sync_every:
             raise InvalidArgumentError(
@@ -51,22 +52,23 @@ class Timetable:
             )
 
     def turn_of(self, step: int) -> int | None:
-        """The fragment whose turn is after this step."""
+        """The fragment with a turn after this step, or None."""
         place = (step - 1) % self.sync_every + 1
         fragment = (
             -(-place * self.fragments // self.sync_every) - 1
-        )  # the first that ends here or later
+        )  # the first fragment with an end at this step or later
         return fragment if self.end_of(fragment) == place else None
 
     def end_of(self, fragment: int) -> int:
-        """The step of a round after which the fragment has its turn."""
+        """The last step of a round before the fragment's turn."""
         return (fragment + 1) * self.sync_every // self.fragments
 
 
 def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
-    """Divides parameters in order into lists with about equal numbers of values, none empty.
+    """Divides parameters, in order, into non-empty lists with similar numbers of values.
 
-    ``counts``: the number of values of each. Raises InvalidArgumentError for too few parameters.
+    ``counts``: the number of values per parameter. Raises InvalidArgumentError if ``fragments`` is
+    larger than the number of parameters.
     """
     if fragments > len(counts):
         raise InvalidArgumentError(
@@ -77,7 +79,7 @@ def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
     total, before, last = max(sum(counts.values()), 1), 0, -1
     for number, (name, count) in enumerate(counts.items()):
         middle = (2 * before + count) * fragments // (2 * total)
-        missing = fragments - (len(counts) - number)  # from here on, one parameter per list
+        missing = fragments - (len(counts) - number)  # from here on, a parameter per list
         last = min(max(middle, last, missing), last + 1, fragments - 1)
         divided[last].append(name)
         before += count
@@ -87,7 +89,7 @@ def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
 def differences(
     pairs: Mapping[str, tuple[Tensor, Tensor]],
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yields the differences of all pairs of one dtype: contiguous memory, and views by name."""
+    """Yields the differences of all pairs, per dtype: contiguous memory, and views by name."""
     alike: dict[torch.dtype, list[str]] = {}
     for name, (first, _) in pairs.items():
         alike.setdefault(first.dtype, []).append(name)
@@ -105,32 +107,32 @@ def differences(
 
 
 def hidden(delay: int, sofar: ReducerStatistics) -> str:
-    """A line on the share of the exchange that the delay hides; empty without a delay."""
+    """A line about the exposed share of the exchange. The line is empty without a delay."""
     if not (delay and sofar.wire_seconds):
         return ""
     waited = sofar.exposed_seconds / sofar.wire_seconds
     hint = ": a longer delay hides more" if waited > _HIDDEN_ENOUGH else ""
     spent = _text.seconds(sofar.wire_seconds)
-    share = f"{100 * waited:.0f} % of {spent} of exchange waited for"
+    share = f"{100 * waited:.0f} % of {spent} of exchange was waiting"
     return f"fragment_sync_delay={delay}: {share}{hint}\n"
 
 
 @dataclasses.dataclass
 class UnderWay:
-    """A fragment that was sent."""
+    """A sent fragment, before the update of the weights."""
 
     due: int  #: the inner step after which the mean updates the weights
-    mix: float  #: the share of its own weights that a rank keeps then
-    mean: dict[str, Tensor]  #: over ranks, once ``is_here``
+    mix: float  #: the share of the rank's own weights in this update
+    mean: dict[str, Tensor]  #: over ranks, valid if ``is_here``
     is_here: bool = False
 
     def state(self) -> dict[str, Any]:
-        """A copy, once ``is_here``."""
+        """A copy. ``is_here`` must be true."""
         mean = {name: one.clone() for name, one in self.mean.items()}
         return {"due": self.due, "mix": self.mix, "mean": mean}
 
     @classmethod
     def of(cls, state: Mapping[str, Any], like: Mapping[str, Tensor]) -> UnderWay:
-        """From the result of ``state``, on the devices of the tensors ``like``."""
+        """Restores the result of ``state`` on the devices of the tensors ``like``."""
         mean = {name: one.to(like[name].device, copy=True) for name, one in state["mean"].items()}
         return cls(state["due"], state["mix"], mean, is_here=True)

@@ -23,7 +23,7 @@ Op = Reduction | None
 Change = Callable[[Tensor], Tensor]
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_WAITING = "the call without async, which waits (hvd.DistributedOptimizer does not)"
+_WAITING = "the call without async: the call waits (hvd.DistributedOptimizer does not)"
 _BACKEND = "torch.distributed.get_backend_config()"
 _REDUCTION = "op=hvd.Average or op=hvd.Sum"
 _INSTEAD = {
@@ -39,7 +39,7 @@ _INSTEAD = {
     "codec": "compression=hvd.Compression.spec(codec)",
     "cross_rank cross_size is_homogeneous": "hvd.rank() and hvd.local_size()",
     "elastic": "torchrun --max-restarts, and checkpoints",
-    "gradient_predivide_factor": 'compression=hvd.Compression.spec("bf16") where halves overflow',
+    "gradient_predivide_factor": 'compression=hvd.Compression.spec("bf16") if float16 overflows',
     "grouped_allgather grouped_allreduce_ grouped_reducescatter": "the call for each tensor",
     "join": "as many batches on each rank, as torch.utils.data.DistributedSampler gives",
     "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built": _BACKEND,
@@ -52,15 +52,15 @@ _INSTEAD = {
 }
 ADVICE = {name: advice for names, advice in _INSTEAD.items() for name in names.split()}
 _FACTORS = ("prescale_factor", "postscale_factor", "gradient_predivide_factor")
-# The values of arguments that change nothing; all other arguments: None.
+# The values of arguments without an effect. The value is None for all other arguments.
 _NOTHING = {"num_groups": 0, "sparse": False, **dict.fromkeys(_FACTORS, 1.0)}
 
 
 class Call:
-    """One call of a rank. Ranks compare their calls, because names do not match calls."""
+    """A call on this rank. Ranks compare calls, because calls are not matched by name."""
 
     def __init__(self, what: str, name: str | None, others: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for any of the ``others``, and before ``init``."""
+        """Raises InvalidArgumentError for unsupported ``others``, and before ``init``."""
         place()
         self.what, self._name = f"hvd.{what}", name
         for other, value in others.items():
@@ -97,7 +97,7 @@ class Call:
             raise TransportError(f"{self.what} failed: {error}") from error
 
     def take(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
-        """Returns the tensor without its history.
+        """Returns the tensor without autograd history.
 
         Raises:
             InvalidArgumentError: The backends cannot send the tensor.
@@ -106,8 +106,8 @@ class Call:
         models.refuse_shard(f"a tensor of {self.what}", tensor)
         if tensor.device.type not in _devices() or tensor.layout != torch.strided:
             raise InvalidArgumentError(
-                f"{self.what} takes dense tensors on {' or '.join(_devices())}, not one of "
-                f"{tensor.layout} on {tensor.device}"
+                f"{self.what} takes dense tensors on {' or '.join(_devices())}, not a "
+                f"tensor of {tensor.layout} on {tensor.device}"
             )
         if rows and tensor.dim() == 0:
             raise InvalidArgumentError(f"{self.what}: a scalar has no rows: pass tensor.reshape(1)")
@@ -117,12 +117,12 @@ class Call:
         """Reduces over all ranks, in place.
 
         Raises:
-            InvalidArgumentError: Horovod has no such dtype, or a sum of integers overflows.
+            InvalidArgumentError: Horovod lacks the dtype, or a sum of integers overflows.
         """
         whole = tensor.dtype in _WHOLE
         if not (whole or tensor.dtype in (*DTYPES, torch.float64)):
             raise InvalidArgumentError(
-                f"{self.what} of {tensor.dtype}: convert it, by .int() or .float()"
+                f"{self.what} of {tensor.dtype}: convert the tensor with .int() or .float()"
             )
         self.agree(tensor.dtype, list(tensor.shape), reduction, codec)
         if tensor.dtype in DTYPES:
@@ -148,7 +148,7 @@ class Call:
 
 
 def reduction_of(op: Op, average: bool | None = None) -> Reduction:
-    """Returns the reduction. Raises InvalidArgumentError for other or both arguments."""
+    """Returns the reduction. Raises InvalidArgumentError for invalid or both arguments."""
     if average is not None and (op is not None or not isinstance(average, bool)):
         raise InvalidArgumentError(f"average={average!r}: pass only op=hvd.Average or op=hvd.Sum")
     if op not in (None, "mean", "sum"):
@@ -157,7 +157,7 @@ def reduction_of(op: Op, average: bool | None = None) -> Reduction:
 
 
 def root_of(rank: int) -> str:
-    """Returns the text that ranks compare. Raises InvalidArgumentError for an invalid rank."""
+    """Returns the text for comparisons. Raises InvalidArgumentError for an invalid rank."""
     if rank not in range(dist.get_world_size()):
         raise InvalidArgumentError(
             f"root_rank={rank!r}: give a rank from 0 to {dist.get_world_size() - 1}"

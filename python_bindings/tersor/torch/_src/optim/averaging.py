@@ -37,7 +37,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
     """The gradients of a wrapped optimizer. The subclass has the attributes in ``__slots__``."""
 
     optimizer: torch.optim.Optimizer
-    _dense: set[str]  # parameters whose gradients were sparse
+    _dense: set[str]  # parameters with sparse gradients before
     _optimized: OptimizedParameters
     _options: ReducerOptions
     _passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]]
@@ -89,19 +89,19 @@ class AveragedGradients(OptimizerHandle, Weighed):
 
     def _watch(self, names: Iterable[str]) -> None:
         for name in names:
-            if self._parameters[name].requires_grad:  # a rank may have it frozen still
+            if self._parameters[name].requires_grad:  # may still be frozen on this rank
                 watch = functools.partial(_accumulated, weakref.ref(self), name)
                 self._parameters[name].register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
     def _end_exchange(self, *, discards: bool) -> list[str]:
-        """The parameters with a gradient on some rank."""
+        """Ends the exchange. Returns the parameters with a gradient on some rank."""
         try:
             present = self._optimized.with_gradients()
             self._watch(self._optimized.take_replaced())
             somewhere, [discarding] = self._presence.somewhere(present, [discards])
             self._samples.weigh_once(self.reducer)
             self._send_rest(self._parameters, [] if discards else somewhere)
-        finally:  # nor is zero_grad refused after an error
+        finally:  # an error must not make zero_grad fail
             self._passes.clear()
             sent = self._sent.end()
         self._exchange.wait()
@@ -142,9 +142,10 @@ class AveragedGradients(OptimizerHandle, Weighed):
                 self._exchange.leave_out(name, self._parameters[name])
 
     def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
-        """Gradients that were none before, of all ranks alike: they take part from now on.
+        """Adds parameters without an earlier gradient. All ranks add the same parameters.
 
-        They go by themselves, once, in a step of the new reducer that is no step of training.
+        The first gradients are sent alone, in an additional step of the new reducer. This step is
+        not a step of the training.
         """
         if not newcomers:
             return
@@ -179,7 +180,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             self._throw_away()
         self._synchronized = False
         passes, last = self._passes.get(name, (0, None))
-        passes = 1 if last is None or last() is not gradient else passes + 1  # else thrown away
+        passes = 1 if last is None or last() is not gradient else passes + 1  # 1: a new gradient
         self._passes[name] = passes, weakref.ref(gradient)
         if passes == self._passes_per_step:
             self._send(name, parameter)
@@ -192,7 +193,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             return
         values = self._sent.copy(name, gradient)
         self._exchange.take_over()
-        with contextlib.suppress(RanksLostError):  # step() raises it, not the backward pass
+        with contextlib.suppress(RanksLostError):  # raised by step() instead
             self._samples.weigh_once(self.reducer)
             self.reducer.ready(name, values, "none" if missing else "gradient")
         self._sent.add(name, gradient, values)
@@ -217,6 +218,6 @@ class AveragedGradients(OptimizerHandle, Weighed):
 def _accumulated(
     watcher: weakref.ref[AveragedGradients], name: str, parameter: torch.Tensor
 ) -> None:
-    """A hook of autograd that does not keep the optimizer alive."""
+    """A hook of autograd, with only a weak reference to the optimizer."""
     if (optimizer := watcher()) is not None:
         optimizer._accumulated(name, parameter)

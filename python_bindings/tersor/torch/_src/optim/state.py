@@ -1,8 +1,9 @@
-"""The states of optimizers over ranks: PyTorch's state, with each rank's own values in addition.
+"""The states of optimizers over ranks: PyTorch's state, plus each rank's own values.
 
-The own values are under ``"tersor"`` in the first parameter group, which PyTorch's
-``get_optimizer_state_dict`` keeps: residuals in the format of ``checkpoint.residuals``, and the
-moments of a ``CompressedOptimizer`` that differ between ranks, in the same two modes.
+The own values are under ``"tersor"`` in the first parameter group, because PyTorch's
+``get_optimizer_state_dict`` keeps parameter groups. The own values are residuals and the moments of
+a ``CompressedOptimizer`` with differences between ranks. Residuals have the format of
+``checkpoint.residuals``, and moments have the same two modes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tersor.torch._src.checkpoint.residuals import (
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.parameters.selection import local_shard
 
-# Moments that may differ between ranks, and the entry that has these moments of all parameters.
+# Moments with possible differences between ranks, and the entry for all parameters' moments.
 OWN = {"exp_avg_sq": "variances", "momentum_buffer": "momenta"}
 
 
@@ -45,20 +46,20 @@ def with_residuals(packed: Mapping[str, Any], own: Mapping[str, Any]) -> dict[st
 
 @refusing_damage()
 def residuals_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Each rank's own values; empty if there are none. Earlier versions had them at the top."""
+    """Each rank's own values, possibly empty. Earlier versions had the values at the top level."""
     (first, *_) = saved["param_groups"] or [{}]
     own: Mapping[str, Any] = first.get("tersor", saved.get("tersor", {}))
     return own
 
 
 def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parameter groups as PyTorch's optimizers save them."""
+    """The parameter groups in the format of PyTorch's optimizers."""
     return [{k: v for k, v in one.items() if k != "tersor"} for one in saved["param_groups"]]
 
 
 @refusing_damage()
 def plain_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The state as PyTorch's optimizers save it; distributed checkpoints make keys strings."""
+    """The state in PyTorch's format. Distributed checkpoints turn keys into strings."""
     check_groups(optimizer, saved)
     state = {int(k) if str(k).isdecimal() else k: one for k, one in saved["state"].items()}
     return {**saved, "state": state, "param_groups": plain_groups(saved)}
@@ -70,7 +71,7 @@ def load_with(
     residuals: Mapping[str, Any],
     load: Callable[[], None],
 ) -> None:
-    """Loads residuals and calls ``load``; after an InvalidArgumentError, nothing was changed."""
+    """Loads residuals and calls ``load``. An InvalidArgumentError leaves all values unchanged."""
     before = reducer.save_state()
     load_reducer(reducer, group, residuals)
     try:
@@ -83,18 +84,18 @@ def load_with(
 
 @dataclass(frozen=True)
 class Kept:
-    """The values that a ``CompressedOptimizer`` saves."""
+    """The saved values of a ``CompressedOptimizer``."""
 
     moments: Mapping[str, dict[str, Tensor]]  #: per parameter name; loading writes to the tensors
-    groups: Sequence[Sequence[str]]  #: the names in each parameter group, frozen ones too
-    own: Mapping[str, str]  #: the moment that differs between ranks, per parameter with such a one
+    groups: Sequence[Sequence[str]]  #: the names per group, including frozen parameters
+    own: Mapping[str, str]  #: the moment that differs between ranks, by parameter name
     exchange: TensorExchange
     group: dist.ProcessGroup
     who: str  #: the optimizer's class
 
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """The state, with moments per parameter name. ``packed``: PyTorch's."""
+    """The state, with moments per parameter name. ``packed`` is PyTorch's state."""
     own = save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     common = {
@@ -107,7 +108,7 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
 
 
 def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raises InvalidArgumentError if a group lacks an option, or has another type than the
+    """Raises InvalidArgumentError if a group's option is missing or has another type than the
     default."""
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for name in own.keys() & optimizer.defaults.keys():
@@ -130,9 +131,9 @@ def _alike(found: Any, value: Any) -> bool:
 
 
 def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Loads moments and residuals; after an InvalidArgumentError, nothing was changed.
+    """Loads moments and residuals. An InvalidArgumentError leaves all values unchanged.
 
-    Returns the parameter groups as PyTorch's optimizers load them without a state.
+    Returns parameter groups for PyTorch's optimizers to load without a state.
     """
     with refusing_damage():
         _check(kept, saved)
@@ -145,7 +146,7 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
 
 
 def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
-    """The rows of all ranks, or the mean; in the same order on all ranks."""
+    """The rows of all ranks (``exact``) or the mean, in the same order on all ranks."""
     seconds = kept.exchange.options["timeout"]
     ranks = kept.exchange.channel() if kept.exchange.elastic else kept.exchange.transport
     mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
@@ -184,13 +185,13 @@ def _class_of(saved: Mapping[str, Any]) -> str:
 def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Each tensor to write, and the saved values."""
     state, own = saved["state"], residuals_of(saved)
-    if not state.keys() <= kept.moments.keys():  # PyTorch's functions for states put numbers
+    if not state.keys() <= kept.moments.keys():  # PyTorch's state functions put numbers
         names = list(chain.from_iterable(kept.groups))
         state = {names[int(key)]: one for key, one in state.items() if str(key).isdecimal()}
     for name, moments in kept.moments.items():
         entry = dict(state.get(name, {}))
         if key := kept.own.get(name):
-            entry[key] = found = own.get(OWN[key], {}).get(name)  # None: of a codec without +ef
+            entry[key] = found = own.get(OWN[key], {}).get(name)  # None: a codec without +ef
             if own["mode"] == "exact" and found is not None:
                 entry[key] = own_row(found, dist.get_rank(kept.group))
         for key, target in moments.items():
@@ -199,7 +200,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
             if value is None or value.numel() != mine.numel() or value.is_complex():
                 found = "none" if value is None else f"{value.numel()} values"
                 raise InvalidArgumentError(
-                    f"{key} of {name} has {mine.numel()} values, the state {found}: it is of "
-                    "another codec or other parameters"
+                    f"{key} of {name} has {mine.numel()} values, the state {found}: the state "
+                    "is of another codec or other parameters"
                 )
             yield mine, value

@@ -39,7 +39,7 @@ from tersor.torch._src.parameters.selection import DTYPES, Unsupported, wrapped_
 from tersor.torch._src.process_group.connections import seconds_of, transport
 
 MIN_BYTES = 1 << 20  # of a counted all-reduce
-_TEXT_BYTES = 512  # of the options that ranks compare
+_TEXT_BYTES = 512  # of the compared options
 _OWN_HOOK = "the script registers a communication hook of its own"
 _OWN_CALL = "the script calls tersor.torch.compress itself"
 _LIBRARIES = ("torch", "tersor")
@@ -116,7 +116,7 @@ class Constructors:
         self._compress_sharded = fsdp.compress
 
     def install(self) -> None:
-        """Patches PyTorch in all loaded and later modules. There is no uninstall."""
+        """Patches PyTorch in all loaded and later modules. The patches are permanent."""
         methods: list[tuple[Any, str, Callable[..., Any]]] = [
             (DistributedDataParallel, "__init__", self._make_ddp),
             (DistributedDataParallel, "register_comm_hook", self._register),
@@ -149,7 +149,7 @@ class Constructors:
     def _take(
         self, seen: Seen, model: Any, plan: Callable[..., Plan], compress: Callable[..., Handle]
     ) -> None:
-        """Compresses a model, or plans it with --dry, or leaves it if compress() refuses it."""
+        """Compresses a model, or plans with --dry, or leaves a refused model uncompressed."""
         try:
             planned, groups = plan(model, self._options)
         except InvalidArgumentError as refusal:
@@ -182,13 +182,13 @@ class Constructors:
             seen.leave(_OWN_CALL if isinstance(state, HookState) else _OWN_HOOK)
 
     def _shard(self, shard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
-        """Waits for the first forward pass of the outermost module so far."""
+        """Shards, then waits for the first forward pass of the outermost sharded module."""
         found = shard(module, *arguments, **options)
         for one in module if isinstance(module, list | tuple) else [module]:
             for inner in one.modules():
                 self._stop_waiting(inner)
             use = torch.compiler.disable(lambda used, _: self._use(used))  # type: ignore[no-untyped-call]
-            # Before FSDP's own hook, which unshards the parameters.
+            # Run this hook first, because FSDP's own hook unshards the parameters.
             self._waiting[one] = one.register_forward_pre_hook(use, prepend=True)
         return found
 
@@ -203,7 +203,7 @@ class Constructors:
         return unshard(module, *arguments, **options)
 
     def _use(self, module: nn.Module) -> None:
-        """Compresses a model at the first use of one of its modules."""
+        """Compresses a model at the first use of any module of the model."""
         for root in list(self._waiting):
             if any(one is module for one in root.modules()) and self._stop_waiting(root):
                 seen = self._add(root, "fully_shard")
@@ -212,7 +212,7 @@ class Constructors:
     def _give_way(
         self, compress: Any, model: Any, *arguments: Any, **options: Any
     ) -> ShardedHandle:
-        """Ends Tersor's own compression of a model that the program compresses."""
+        """Ends this compression of a model if the program itself compresses the model."""
         for one in model.modules() if isinstance(model, nn.Module) else ():
             if self._stop_waiting(one):
                 self._add(one, "fully_shard").leave(_OWN_CALL)
@@ -234,7 +234,7 @@ class Constructors:
 
 
 class Scalers:
-    """The ``GradScaler`` of the program. The program may make it after the model."""
+    """The ``GradScaler`` of the program. The program may make the scaler after the model."""
 
     def __init__(self) -> None:
         self._made = weakref.WeakSet[Any]()
@@ -248,12 +248,12 @@ class Scalers:
 
     @property
     def made(self) -> Any:
-        """The only scaler, or None before there is one."""
+        """The only scaler, or None before the first scaler."""
         alive = list(self._made)
         if len(alive) > 1:
             raise InvalidArgumentError(
-                f"the script has {len(alive)} GradScalers, and residuals follow one: call "
-                "tersor.torch.compress(model, scaler=...) in it, or take a codec without +ef"
+                f"the script has {len(alive)} GradScalers, but residuals follow only one: call "
+                "tersor.torch.compress(model, scaler=...) in the script, or use a codec without +ef"
             )
         return alive[0] if alive else None
 
@@ -302,7 +302,7 @@ def agree(group: dist.ProcessGroup, text: str) -> None:
 
 
 def rank() -> int:
-    """Returns this process's rank, or 0 if it is unknown."""
+    """Returns this process's rank, or 0 if the rank is unknown."""
     told = os.environ.get("RANK", "")
     return dist.get_rank() if dist.is_initialized() else int(told) if told.isdigit() else 0
 
@@ -314,7 +314,7 @@ def say(text: str) -> None:
 
 
 def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan:
-    """Plans all-reduces: a rank sends each part of a gradient twice, except its own part."""
+    """Plans all-reduces: a rank sends all parts of a gradient twice, except the rank's own part."""
     asked, group = fill(_core.ReducerOptions(), options), model.process_group
     share = 2 * (group.size() - 1) / group.size()
 
@@ -326,7 +326,7 @@ def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan
 
 
 def plan_of_shards(model: nn.Module, options: ReducerOptions) -> Plan:
-    """Plans reduce-scatters: a rank sends each part once, except its own part."""
+    """Plans reduce-scatters: a rank sends all parts once, except the rank's own part."""
     _, _, exchanges = fsdp.prepared(model, options)
     layouts = [one.layout for one in exchanges.values() if one.layout.known]
     groups = [group for one in layouts for group in (one.scatter_group, one.replicas) if group]

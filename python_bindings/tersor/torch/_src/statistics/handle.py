@@ -1,4 +1,4 @@
-"""The protocol of handles, for programs that accept any handle of ``tersor.torch``."""
+"""The common protocol of all handles of ``tersor.torch``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Handle(Protocol):
-    """The common interface of every object that compresses the gradients of a training.
+    """The common interface of all handles. A handle compresses the gradients of a training.
 
     ``tersor.torch.compress`` returns a handle for DDP (``HookState``) and FSDP2
     (``ShardedHandle``). The optimizers ``DistributedOptimizer``, ``CompressedAdamW``,
@@ -43,15 +43,16 @@ class Handle(Protocol):
     def reducer_statistics(self) -> Sequence[_core.ReducerStatistics]:
         """Returns the counts of each reducer, including the transport's headers.
 
-        DDP and the optimizers have one reducer. FSDP2 has one per module, and on a 2-D mesh one
-        more per module. The sequence is empty before the first step of DDP and FSDP2.
+        DDP and the optimizers have one reducer. FSDP2 has a reducer per module. On a 2-D mesh,
+        FSDP2 has a second reducer per module. The sequence is empty before the first step of DDP
+        and FSDP2.
         """
 
     def table(self) -> str:
-        """Returns one line per parameter and one for all: bytes, ratio, errors, seconds, codec."""
+        """Returns a line per parameter, and a total: bytes, ratio, errors, seconds, codec."""
 
     def explain(self) -> str:
-        """Returns one line per parameter: its codec and the reason."""
+        """Returns a line per parameter: the codec and the reason."""
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """Returns the state for a checkpoint, between two steps.
@@ -71,13 +72,13 @@ class Handle(Protocol):
         """
 
     def discard_step(self) -> None:
-        """Restores the residuals from before the last exchange, if no step used its result.
+        """Restores the residuals from before the last exchange, if no step used the result.
 
-        Call ``discard_step`` on all ranks. It needs ``transactional=True``.
+        Call ``discard_step`` on all ranks. ``transactional=True`` is required.
         """
 
     def reset(self) -> None:
-        """Reconnects the ranks after an error that ended an exchange. Residuals become zero.
+        """Reconnects the ranks after a failed exchange. Residuals become zero.
 
         A collective call. Each rank must have received the error before.
         """
