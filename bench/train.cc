@@ -173,7 +173,7 @@ std::vector<RunsField> accuracy_fields() {
   for (const double target : kTargets)
     fields.push_back({{fmt::format("to {:.0f} %", 100 * target), "", 7},
                       [target](auto& codec) { return time_to(codec.second, target); }});
-  fields.push_back({{"sent", "a step", 8}, [](auto& codec) {
+  fields.push_back({{"sent", "per step", 8}, [](auto& codec) {
                       return format_bytes(mean_of(codec.second, &EpochResult::wire_bytes));
                     }});
   fields.push_back(time_field("step", "mean", &EpochResult::step_seconds));
@@ -195,7 +195,7 @@ std::vector<RunsField> time_fields() {
 void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
   print_table(options, runs_of, accuracy_fields());
-  fmt::print("\nWhere a step's time went: compute, and what was exposed of the communication\n\n");
+  fmt::print("\nTime of a step: computation, and communication that the backward pass does not hide\n\n");
   print_table(options, runs_of, time_fields());
   fmt::print("\n");
 }

@@ -36,7 +36,7 @@ def _section(training: summary.Training) -> Section:
 
 def _headline(training: summary.Training) -> Table:
     targets = [f"to {100 * target:g}\u00a0%" for target in summary.TARGETS]
-    columns = ["codec", "test accuracy", *targets, "bytes a step", "compression", "step"]
+    columns = ["codec", "test accuracy", *targets, "bytes per step", "compression", "step"]
     return Table(
         "Accuracy, time and bytes",
         [*columns, "speed vs none", "speed vs bf16"],
@@ -152,7 +152,7 @@ def _bytes_caption(training: summary.Training) -> str:
     return (
         "Each point is a codec after its last epoch; up and to the left is better, and bars are "
         "one standard deviation over seeds. Ringed, on the dotted line, is the Pareto front: "
-        f"{front}. Whatever else was measured sends more or is less accurate than one of these. "
+        f"{front}. Every other codec sends more, or is less accurate, than a codec on the front. "
         "Differences smaller than the bars are noise."
     )
 
