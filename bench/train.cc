@@ -195,7 +195,7 @@ std::vector<RunsField> time_fields() {
 void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
   print_table(options, runs_of, accuracy_fields());
-  fmt::print("\nTime of a step: computation, and communication that the backward pass does not hide\n\n");
+  fmt::print("\nTime of a step: computation, and communication that computation does not hide\n\n");
   print_table(options, runs_of, time_fields());
   fmt::print("\n");
 }

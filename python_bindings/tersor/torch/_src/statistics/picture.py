@@ -100,7 +100,7 @@ def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0, 1.45 * max([*whole, *sent, 1.0]))  # space for the numbers beside the bars
     _byte_axis(axes)
-    axes.set_xlabel("bytes a step on the wire: dark sent, light uncompressed")
+    axes.set_xlabel("bytes per step on the wire: dark sent, light uncompressed")
     axes.set_title("Sent bytes")
 
 
