@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <latch>
 #include <limits>
 #include <string>
 #include <thread>
@@ -144,13 +145,15 @@ TEST_F(TcpStrangers, AnotherProgramAtARanksPortIsNamed) {
   asio::ip::tcp::acceptor program(
       test_context(), {asio::ip::address_v4::loopback(),
                        static_cast<std::uint16_t>(std::stoi(address(1).substr(colon + 1)))});
+  std::latch reported(1);
   std::jthread speaker([&] {
     auto socket = program.accept();
     const std::string page(100, '!');
     asio::write(socket, asio::buffer(page));
-    std::this_thread::sleep_for(1s);
+    reported.wait();  // closing an unread socket would reset the connection and discard the page
   });
   const std::string error = error_of(*transport);
+  reported.count_down();
   EXPECT_TRUE(contains(error, "rank 1") && contains(error, address(1))) << error;
 }
 
