@@ -53,7 +53,8 @@ def check_comparison(printed: str) -> None:
     number = r"(\d+)"
     found = re.fullmatch(
         rf"without Tersor: +{number} ms and +{number} KiB per step, loss (\d+\.\d\d)\n"
-        rf"with int8: +{number} ms and +{number} KiB per step, loss (\d+\.\d\d)\n",
+        rf"with int8: +{number} ms and +{number} KiB per step, loss (\d+\.\d\d)\n"
+        r"a step is \d+\.\dx as fast\n",
         printed,
     )
     assert found is not None, printed

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Measures the English of comments, and finds words that the project's dictionary retired.
+"""Measures the English of comments, docstrings and pages, and finds retired words.
 
 usage: check_prose.py REPOSITORY    prints every violation; exit status 1 if there is one
 
 Limits per folder, over sentences of at least four words: 4 % fragments, 4 pronouns per 100 words,
-12 % sentences of more than 25 words. CONTRIBUTING.md has the rules and the dictionary.
+12 % sentences of more than 25 words. Docstrings of a Python folder and each Markdown file keep to
+the limit of pronouns. CONTRIBUTING.md has the rules and the dictionary.
 """
 
+import ast
 import collections
 import dataclasses
 import pathlib
@@ -15,6 +17,8 @@ import sys
 
 FOLDERS = ["include", "kernels", "codecs", "comm", "bench", "tests", "python_bindings/src"]
 EXTENSIONS = {".h", ".cc", ".cu", ".cuh"}
+PYTHON = ["python_bindings/tersor", "bench/report"]
+PAGES = ["*.md", "docs/**/*.md", "examples/**/*.md"]
 MOST_FRAGMENTS = 4.0  # % of the sentences
 MOST_PRONOUNS = 4.0  # per 100 words
 MOST_LONG = 12.0  # % of the sentences
@@ -92,14 +96,17 @@ class Measure:
         self.pronouns += len(PRONOUN.findall(sentence))
         self.long += words > LONG_WORDS
 
+    def pronoun_violations(self):
+        pronouns = 100 * self.pronouns / self.words
+        if pronouns > MOST_PRONOUNS:
+            yield f"{pronouns:.1f} pronouns per 100 words, more than {MOST_PRONOUNS}"
+
     def violations(self):
         fragments = 100 * self.fragments / self.sentences
-        pronouns = 100 * self.pronouns / self.words
         long = 100 * self.long / self.sentences
         if fragments > MOST_FRAGMENTS:
             yield f"{fragments:.1f} % of the sentences are fragments, more than {MOST_FRAGMENTS} %"
-        if pronouns > MOST_PRONOUNS:
-            yield f"{pronouns:.1f} pronouns per 100 words, more than {MOST_PRONOUNS}"
+        yield from self.pronoun_violations()
         if long > MOST_LONG:
             yield f"{long:.1f} % of the sentences have over {LONG_WORDS} words: {MOST_LONG} % may"
 
@@ -118,9 +125,22 @@ def comments(text):
             yield trailing.group(1)
 
 
-def measure(text, into):
-    for comment in comments(text):
-        for sentence in SENTENCE_END.split(comment):
+def docstrings(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+
+
+def paragraphs(text):
+    """The paragraphs and lists of a Markdown file, without code, headings and tables."""
+    for part in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        if part.strip() and not part.lstrip("\n").startswith(("#", "|", "    ", "<", "!")):
+            yield re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", part))
+
+
+def measure(texts, into):
+    for text in texts:
+        for sentence in SENTENCE_END.split(text):
             into.add(sentence)
 
 
@@ -151,16 +171,29 @@ def check(root):
     own = collections.Counter()
     for path, text in files.items():
         alone = Measure()
-        measure(text, alone)
+        measure(comments(text), alone)
         own[path.parent] += alone.sentences
     measures = collections.defaultdict(Measure)
     for path, text in files.items():
-        measure(text, measures[folder_of(path, own)])
+        measure(comments(text), measures[folder_of(path, own)])
         for name, word in retired_words(str(path), text):
             yield f"{path}: {name} contains the retired word '{word}'"
     for folder, found in sorted(measures.items()):
         if found.sentences:
             yield from (f"{folder}: {violation}" for violation in found.violations())
+    for place, found in sorted(measured_texts(root), key=lambda each: each[0]):
+        if found.sentences >= LEAST_SENTENCES:
+            yield from (f"{place}: {violation}" for violation in found.pronoun_violations())
+
+
+def measured_texts(root):
+    """A pair (place, Measure) of each folder of Python sources and each page."""
+    folders = collections.defaultdict(Measure)
+    for path in (path for folder in PYTHON for path in (root / folder).rglob("*.py")):
+        measure(docstrings(path.read_text(encoding="utf-8")), folders[str(path.parent.relative_to(root))])
+    for path in (path for pattern in PAGES for path in root.glob(pattern)):
+        measure(paragraphs(path.read_text(encoding="utf-8")), folders[str(path.relative_to(root))])
+    return folders.items()
 
 
 def main():

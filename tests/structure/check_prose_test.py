@@ -46,6 +46,18 @@ class Prose(unittest.TestCase):
         self.assertTrue(all(one.startswith("comm/bad:") for one in found(files)))
         self.assertTrue(found(files))
 
+    def test_pages_and_docstrings(self):
+        bad = "It sends what they asked for, if it has those which are theirs.\n"
+        for path, text in {
+            "docs/a.md": bad * 9,
+            "python_bindings/tersor/a/b.py": f'def f():\n    """{bad * 9}"""\n',
+        }.items():
+            [violation] = found({path: text})
+            self.assertIn("pronouns", violation)
+            self.assertIn(path.removesuffix("/b.py"), violation)
+        code = f"A list of the bytes that each rank sends:\n\n```text\n{bad * 9}```\n\n    {bad}\n\n| {bad}|\n"
+        self.assertEqual(found({"README.md": code * 9}), [])
+
     def test_retired_words(self):
         retired = {"lane": ("kernels/host/",)}
         for name in ("lane", "lane_count", "kLanes", "LaneOwner", "byLane"):

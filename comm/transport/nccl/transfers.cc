@@ -45,8 +45,9 @@ void QueuedTransfer::leave() {
 }
 
 bool QueuedTransfer::test() {
-  fabric_->check(operation_.name);
+  // before the check: after an error, queued NCCL kernels may still read the caller's memory
   if (waits_) queued_->hold(operation_.stream);
+  fabric_->check(operation_.name);
   waits_ = false;
   return true;
 }

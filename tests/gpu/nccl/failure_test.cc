@@ -1,6 +1,7 @@
 // A killed rank, between steps or during a called or replayed step. The other ranks get an error
 // within the deadline and no wrong sum, and continue without the rank in the same processes.
 
+#include "tests/gpu/hooks.h"
 #include "tests/gpu/nccl/reduction.h"
 
 #include <csignal>
@@ -102,7 +103,33 @@ const Registered kBetweenReplays("dead_between_replays",
                                  survive<Steps::kReplayed, Death::kBetweenSteps>);
 const Registered kInAReplay("dead_in_a_replay", survive<Steps::kReplayed, Death::kInTheMiddle>);
 
+/// Memory freed in stream order after an error must outlive the kernels that read the memory.
+const Registered kOrdered("ordered_after_an_error", [](const RankIdentity& identity) {
+  const Stream stream;
+  const auto transport = make_nccl_transport(meet(identity));
+  constexpr std::size_t kBytes = 1000;
+  const Buffer sent(kBytes, Memory::kDevice);
+  Handle handle = transport->all_gather(
+      {.name = "gather", .timeout = kDeadline, .memory = Memory::kDevice, .stream = stream.view()},
+      sent.span(), kBytes);
+  transport->poison("an error between the start and the wait");
+  const std::size_t before = hooks().calls("cudaStreamWaitEvent");
+  try {
+    handle.wait_synchronize();
+  } catch (const TransportError&) {
+    require(hooks().calls("cudaStreamWaitEvent") > before, "the stream has no order");
+    stream.synchronize();
+    return;
+  }
+  throw Error("the wait did not report the error");
+});
+
 class NcclFailure : public OverNccl {};
+
+TEST_F(NcclFailure, OrdersTheStreamAfterQueuedKernels) {
+  if (!hooks().are_there()) GTEST_SKIP() << "this device counts no calls";
+  expect_passes(kOrdered, 2);
+}
 
 TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenCallsGoOn) {
   expect_all_but_the_last_pass(kBetweenCalls, 4);
