@@ -109,10 +109,13 @@ const Registered kOrdered("ordered_after_an_error", [](const RankIdentity& ident
   const auto transport = make_nccl_transport(meet(identity));
   constexpr std::size_t kBytes = 1000;
   const Buffer sent(kBytes, Memory::kDevice);
-  Handle handle = transport->all_gather(
-      {.name = "gather", .timeout = kDeadline, .memory = Memory::kDevice, .stream = stream.view()},
-      sent.span(), kBytes);
-  transport->poison("an error between the start and the wait");
+  const Operation operation{.name = "gather",
+                            .timeout = kDeadline,
+                            .memory = Memory::kDevice,
+                            .stream = stream.view()};
+  transport->begin(operation);  // outside of a collective, all_gather itself orders the stream
+  Handle handle = transport->all_gather(operation, sent.span(), kBytes);
+  transport->abort("an error between the start and the wait");
   const std::size_t before = hooks().calls("cudaStreamWaitEvent");
   try {
     handle.wait_synchronize();
