@@ -530,8 +530,8 @@ def test_rounding_keeps_a_norm(count: int) -> None:
     update = np.random.default_rng(0).standard_normal(count).astype(np.float32)
     update *= np.float32(0.5 / np.linalg.norm(update))
     format = SumFormat(8, 16, 1.0 if count < 100 else CLIP, 0, "")
-    free = [norm_of(format.encode([update], 1), format) for _ in range(20 if count < 100 else 1)]
-    assert max(free) > 0.5
+    free = [norm_of(format.encode([update], 1), format) for _ in range(20)]
+    assert max(free) > 0.5  # of 20 roundings at random, one exceeds the norm
     for _ in range(20 if count < 100 else 2):
         assert 0.45 < norm_of(format.encode([update], 1, 0.5), format) <= 0.5
 
