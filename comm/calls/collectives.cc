@@ -57,10 +57,10 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
   } catch (const TransportError&) {
     throw;
   } catch (const InvalidArgumentError& error) {
-    if (!gave_up_capture(context, transport)) transport.poison(error.what());
+    if (!gave_up_capture(context, transport)) transport.abort(error.what());
     throw;
   } catch (const std::exception& error) {
-    transport.poison(error.what());  // the others would wait for this rank
+    transport.abort(error.what());  // the others would wait for this rank
     throw;
   }
 }

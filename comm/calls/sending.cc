@@ -71,7 +71,7 @@ struct Sending::State {
     throw;
   } catch (const std::exception& error) {
     tasks.clear();
-    transport.poison(error.what());  // the peer would wait for this rank
+    transport.abort(error.what());  // the peer would wait for this rank
     throw;
   }
 };
@@ -119,7 +119,7 @@ Sending::~Sending() {
   try {
     wait();
   } catch (const std::exception& error) {
-    state_->transport.poison(error.what());
+    state_->transport.abort(error.what());
   }
 }
 

@@ -63,7 +63,7 @@ std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError&
 }
 
 void GradientReducer::Impl::give_up(const std::exception& cause) {
-  channel_->poison(cause.what());
+  channel_->abort(cause.what());
   if (survivors_ != nullptr) survivors_->give_up();
 }
 
@@ -76,7 +76,7 @@ void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<
   step->fail(std::current_exception());
   throw;
 } catch (const std::exception& error) {
-  channel_->poison(error.what());
+  channel_->abort(error.what());
   step->fail(std::current_exception());
   throw;
 }

@@ -180,7 +180,7 @@ bool Sender::compare_states() {
   try {
     check_alike(records);
   } catch (const TransportError& error) {  // late ranks then raise the same error text
-    transport().poison(error.what());
+    transport().abort(error.what());
     throw;
   }
   const ConstByteSpan order = of_rank(states_, 0).subspan(sizeof(LoadedState));

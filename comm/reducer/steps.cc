@@ -155,7 +155,7 @@ bool GradientReducer::Impl::mark_missing(LockedStep& step) {
 void GradientReducer::Impl::fail_missing(LockedStep& step, const std::string& names) {
   const std::string cause = "at the end of step " + std::to_string(step->number()) +
                             " these parameters were not ready: " + names;
-  channel_->poison(cause);
+  channel_->abort(cause);
   step->fail(std::make_exception_ptr(InvalidArgumentError(
       cause + "; call ready() for each, or set ReducerOptions::missing to kInactive")));
   step->rethrow();

@@ -48,7 +48,7 @@ class ForwardingTransport : public Transport {
   void progress() override { inner_->progress(); }
   void wait_activity(Clock::time_point until) override { inner_->wait_activity(until); }
   void wake() override { inner_->wake(); }
-  void poison(std::string_view cause) override { inner_->poison(cause); }
+  void abort(std::string_view cause) override { inner_->abort(cause); }
   void close() override { inner_->close(); }
 
  protected:

@@ -259,7 +259,7 @@ class Transport {
   /// is not excluded and may send later.
   ///
   /// The channel supports only host memory, and only exchange, all_to_all, send, receive and
-  /// receive_any; `poison` throws. A split of the channel is an ordinary transport, unaffected by
+  /// receive_any; `abort` throws. A split of the channel is an ordinary transport, unaffected by
   /// earlier and outside faults. A channel of the channel is again isolated. All ranks must make
   /// isolated channels before a fault, in the same order as channels. Throws InvalidArgumentError
   /// over MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
@@ -297,7 +297,9 @@ class Transport {
   /// Aborts the transport: tells every peer that this rank gives up, with `cause`. Every call on
   /// all ranks, channels and splits then throws a TransportError with this cause; isolated channels
   /// continue. Thread-safe.
-  virtual void poison(std::string_view cause) = 0;
+  virtual void abort(std::string_view cause) = 0;
+  /// The former name of `abort`.
+  [[deprecated("use abort")]] void poison(std::string_view cause) { abort(cause); }
 
   /// Leaves the group, with all channels and splits, while these objects still exist. Pending and
   /// later operations throw TransportError. TCP sends goodbyes and closes all connections; NCCL

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <iterator>
+#include <set>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -66,6 +67,16 @@ inline std::string_view current_text(std::string_view what, std::string_view tex
     return one.now;
   }
   return text;
+}
+
+/// Warns about the former name of a method, once per name. The caller holds the GIL.
+inline void warn_renamed(const std::string& before, const std::string& now) {
+  static std::set<std::string> warned;
+  if (!warned.insert(before).second) return;
+  if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1,
+                       "%s is deprecated and ends with the next release: use %s", before.c_str(),
+                       now.c_str()) != 0)
+    throw nb::python_error();
 }
 
 template <typename Enum>

@@ -192,12 +192,19 @@ void bind_losses(nb::class_<ArrayReducer>& reducer) {
            "  InvalidArgumentError: Too few ranks remain, no rank was lost, or the options contain "
            "dims "
            "or hosts.")
-      .def("hear_fault", &waiting<&GradientReducer::check_faults>,
+      .def("check_faults", &waiting<&GradientReducer::check_faults>,
            "Raises this reducer's error after a TransportError on another channel of the same "
            "ranks. Returns if no fault is known.\n\n"
            "Raises:\n"
            "  RanksLostError: A rank of an elastic reducer failed.\n"
            "  TransportError: A rank of another reducer failed.")
+      .def(
+          "hear_fault",
+          [](const ArrayReducer& self) {
+            warn_renamed("GradientReducer.hear_fault", "GradientReducer.check_faults");
+            waiting<&GradientReducer::check_faults>(self);
+          },
+          "The former name of `check_faults`.")
       .def_prop_ro(
           "ranks", [](const ArrayReducer& self) { return self.reducer().transport().ranks(); },
           "Number of ranks; after resume() the number of remaining ranks.")

@@ -112,10 +112,18 @@ void bind_transport(nb::module_& module) {
            "  timeout: Seconds, above 0.\n\n"
            "Raises:\n"
            "  TransportError: A rank is late, failed, or made another call.")
-      .def("poison", &Transport::poison, "cause"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("abort", &Transport::abort, "cause"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Aborts the transport on all ranks.\n\n"
            "Args:\n"
-           "  cause: The reason, part of the TransportError on every rank.");
+           "  cause: The reason, part of the TransportError on every rank.")
+      .def(
+          "poison",
+          [](Transport& self, std::string_view cause) {
+            warn_renamed("Transport.poison", "Transport.abort");
+            const nb::gil_scoped_release released;
+            self.abort(cause);
+          },
+          "cause"_a, "The former name of `abort`.");
   bind_inprocess(module);
 }
 

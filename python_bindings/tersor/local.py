@@ -56,7 +56,7 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
             results[transport.rank] = function(transport)
         except BaseException as error:
             errors[transport.rank] = error
-            transport.poison(f"rank {transport.rank} raised {type(error).__name__}: {error}")
+            transport.abort(f"rank {transport.rank} raised {type(error).__name__}: {error}")
 
     threads = [
         threading.Thread(target=run_one, args=(world.transport(rank),), daemon=True)

@@ -54,7 +54,7 @@ def test_after_an_error_a_reset_connects_the_ranks_anew(rank: int, count: int, n
     assert any(bool(one.any()) for one in training.residuals().values())
     dist.barrier()
     if rank == 0:
-        tersor.torch.transport().poison("a test says so")
+        tersor.torch.transport().abort("a test says so")
     dist.barrier()
     with pytest.raises(tersor.TransportError, match="a test says so"):
         training.step(rank, 2)

@@ -158,7 +158,7 @@ def reset_after_error(rank: int, count: int) -> tuple[str, float]:
     list(train(model, rank, range(2), rate=0.0))
     dist.barrier()  # nobody is still in these steps
     if rank == 0:
-        handle._transport.poison("a test says so")
+        handle._transport.abort("a test says so")
     error = one_backward(model, rank, 2)
     dist.barrier()
     handle.reset()

@@ -65,7 +65,7 @@ def gives_up_while_it_sends(rank: int, count: int) -> str:
 
     if rank == 0:
         transport, stuck = allreduce_that_sticks()
-        transport.poison("the disk is full")
+        transport.abort("the disk is full")
         stuck.join()
         dist.barrier()
         heard = dist.barrier(async_op=True)

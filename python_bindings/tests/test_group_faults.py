@@ -82,19 +82,19 @@ def test_a_late_rank_is_named_at_the_deadline() -> None:
         assert "no message from rank 1 within 1000 ms" in message
 
 
-def poisoned_by_one(rank: int, count: int) -> str:
+def aborted_by_one(rank: int, count: int) -> str:
     import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     if rank == 0:
-        transport.poison("rank 0 has had enough")
+        transport.abort("rank 0 has had enough")
     with pytest.raises(tersor.TransportError) as caught:
         allreduce_until_it_raises(transport)
     return str(caught.value)
 
 
-def test_a_poisoned_transport_tells_all_why() -> None:
-    for message in ranks.run(poisoned_by_one, 3):
+def test_an_aborted_transport_tells_all_why() -> None:
+    for message in ranks.run(aborted_by_one, 3):
         assert "rank 0 has had enough" in message
 
 

@@ -105,7 +105,7 @@ def fails(rank: int, count: int, make: Make, model: type[Nested], layer: int) ->
     transport = tersor.torch.transport()
     if rank == 0:
         hook = layers_of(ours)[layer].register_full_backward_pre_hook(
-            lambda *_: transport.poison("a test says so")
+            lambda *_: transport.abort("a test says so")
         )
     errors = [one_backward(ours, rank, step) for step in (2, 3)]
     assert all(isinstance(one, tersor.TransportError) for one in errors), errors

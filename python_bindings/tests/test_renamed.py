@@ -120,3 +120,28 @@ def test_an_old_attribute_is_the_new_one_and_warns_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert one.residual_factor == one.error_decay == 0.5
+
+
+def test_methods_by_their_former_names() -> None:
+    program = """
+import tersor.local
+def rank(transport):
+    reducer = tersor.GradientReducer(transport, codec="none")
+    reducer.hear_fault()
+    reducer.hear_fault()
+    transport.poison("a test says so")
+    transport.poison("a test says so")
+    transport.barrier()
+try:
+    tersor.local.run(1, rank)
+except tersor.TransportError as error:
+    assert "a test says so" in str(error)
+else:
+    raise AssertionError("the transport was not aborted")
+"""
+    command = [sys.executable, "-W", "always::DeprecationWarning", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = [line for line in ended.stderr.splitlines() if "is deprecated and ends" in line]
+    assert len(told) == 2, ended.stderr
+    assert "use GradientReducer.check_faults" in told[0]
+    assert "use Transport.abort" in told[1]

@@ -27,7 +27,7 @@ std::vector<std::byte> train_until_error(Training& run, Transport& transport) {
   };
   if (run.rank == 2) {
     meet();
-    transport.poison("out of cheese");
+    transport.abort("out of cheese");
     EXPECT_THROW(run.step(2), TransportError);
   } else {
     run.reducer.ready("w");

@@ -83,7 +83,7 @@ void RankRun::finish(Ending ending, const std::exception& error) {
   report_.ended = Clock::now();
   report_.ending = ending;
   report_.message = error.what();
-  transport_.poison(error.what());
+  transport_.abort(error.what());
   call_once_more();
 }
 

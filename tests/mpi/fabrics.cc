@@ -54,7 +54,7 @@ std::string outcome_of(MPI_Comm communicator, const Body& body) {
   try {
     body(transport);
   } catch (const std::exception& error) {
-    transport.poison(error.what());
+    transport.abort(error.what());
     return error.what();
   }
   return {};

@@ -64,7 +64,7 @@ TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
   const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
   Transport& transport = *owned_transport;
   if (transport.ranks() == 1) GTEST_SKIP() << "needs 2 ranks";
-  if (transport.rank() == 0) std::jthread([&] { transport.poison("the disk is full"); }).join();
+  if (transport.rank() == 0) std::jthread([&] { transport.abort("the disk is full"); }).join();
   try {
     transport.barrier({.name = "test", .timeout = std::chrono::seconds(60)}).wait_synchronize();
     ADD_FAILURE() << "no error";

@@ -156,7 +156,7 @@ TEST(NcclFaults, AnErrorOfNcclIsSticky) {
 TEST(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
-    rank.transport.poison("the trainer has had enough");
+    rank.transport.abort("the trainer has had enough");
     EXPECT_TRUE(nccl.is_revoked(rank.communicator));
     sum_up(rank, rank.operation());
   });

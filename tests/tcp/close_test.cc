@@ -56,7 +56,7 @@ TEST_F(TcpClose, TwiceIsOnce) {
 TEST_F(TcpClose, WithAFaultThatNobodyHasHeard) {
   const auto much = pattern(std::size_t{64} << 20, 0, 1);
   const Handle sent = closer().send({.name = "send", .timeout = 20s}, 1, much);
-  closer().poison("a test says so");
+  closer().abort("a test says so");
   closer().close();
   EXPECT_THROW(closer().progress(), TransportError);
 }

@@ -48,7 +48,7 @@ TEST(TcpReason, IsToldByWhoGoesBeforeItIsMissed) {
     const auto owned_transport = make_tcp_transport(of_first, kSecret, 0);
     Transport& transport = *owned_transport;
     meet(transport, 1, 0);
-    transport.poison("out of cheese");
+    transport.abort("out of cheese");
   });
   threads.emplace_back([&] {
     const auto owned_transport = make_tcp_transport(all, kSecret, 1);

@@ -63,7 +63,7 @@ TEST(TcpWaiting, IsWokenByAFaultOfAnotherThread) {
     const auto channel = transport.channel();
     std::jthread other([&] {
       std::this_thread::sleep_for(100ms);
-      transport.poison("the other thread has had enough");
+      transport.abort("the other thread has had enough");
     });
     const auto start = Clock::now();
     EXPECT_THROW(

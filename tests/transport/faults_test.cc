@@ -154,7 +154,7 @@ TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {
         channel->send({.name = "done", .tag = 1}, 0, {}).wait_synchronize();
       if (transport.rank() == 0) {
         channel->receive({.name = "done", .tag = 1}, 1, 0).wait_synchronize();
-        transport.poison("the disk is full");
+        transport.abort("the disk is full");
       }
       while (true) transport.wait_activity(Clock::now() + 10s);
     } catch (const TransportError&) {  // rank 1 may receive the error while still sending
@@ -182,8 +182,8 @@ TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {
 TEST_P(TransportFaults, TheFirstCauseStays) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     if (transport.rank() == 0) {
-      transport.poison("first");
-      transport.poison("second");
+      transport.abort("first");
+      transport.abort("second");
     }
     transport.barrier({.name = "barrier", .timeout = 20s}).wait_synchronize();
   });
@@ -316,7 +316,7 @@ TEST_P(TransportFaults, PoisonFromAnotherThreadEndsAWait) {
     if (transport.rank() == 1) return;
     std::jthread watchdog([&] {
       std::this_thread::sleep_for(20ms);
-      transport.poison("stopped by hand");
+      transport.abort("stopped by hand");
     });
     transport.barrier({.name = "barrier", .timeout = 20s}).wait_synchronize();
   });
@@ -344,7 +344,7 @@ TEST_P(TransportFaults, HandlesMayBeDroppedWhileAnErrorUnwinds) {
       const auto send = pattern(200'000, transport.rank(), 0);
       Handle gather = transport.all_gather({.name = "gather", .tag = 1}, send, 200'000);
       Handle sum = transport.sum({.name = "sum", .tag = 2}, cut(values, even_counts(300'000, 3)));
-      if (transport.rank() == 0) transport.poison("enough");
+      if (transport.rank() == 0) transport.abort("enough");
       transport.barrier({.name = "barrier", .tag = 3}).wait_synchronize();
     });
     for (const std::string& error : errors)

@@ -66,7 +66,7 @@ TEST_P(IsolatedChannels, ExchangeMessagesAndRefuseTheRest) {
     for (Transport* each : {&isolated, channel.get()}) {
       for (const std::size_t bytes : {0u, 100u, 100'000u}) greet(*each, bytes);
       EXPECT_THROW(each->barrier({}), InvalidArgumentError);
-      EXPECT_THROW(each->poison("no"), InvalidArgumentError);
+      EXPECT_THROW(each->abort("no"), InvalidArgumentError);
       std::vector<float> values(3);
       EXPECT_THROW(each->sum({}, cut(values, {1, 1, 1})), InvalidArgumentError);
       EXPECT_THROW(each->maximum({}, cut(values, {1, 1, 1})), InvalidArgumentError);
@@ -175,14 +175,14 @@ TEST_P(IsolatedChannels, FaultsStayInTheirDomain) {
     Handle unread =
         transport.send({.name = "unread", .tag = 50}, (transport.rank() + 1) % 3, bytes);
     greet(isolated);
-    if (transport.rank() == 1) transport.poison("out of cheese");
+    if (transport.rank() == 1) transport.abort("out of cheese");
     expect_poisoned(transport, "rank 1 gave up: out of cheese");
     EXPECT_THROW(transport.isolated_channel(), TransportError);
     for (int round = 0; round < 10; ++round) greet(isolated, 3'000);
     expect_sum(*before);
     {
       const auto other = isolated.split(std::vector{0, 1, 2});
-      if (other->rank() == 2) other->poison("no tea");
+      if (other->rank() == 2) other->abort("no tea");
       expect_poisoned(*other, "rank 2 gave up: no tea");
     }
     expect_sum(*before->channel());

@@ -54,7 +54,7 @@ class LateRanks {
   }
   ~LateRanks() {
     isolated_channels_.clear();
-    transports_[0]->poison("it was killed");  // avoids waiting for goodbyes
+    transports_[0]->abort("it was killed");  // avoids waiting for goodbyes
     transports_[0].reset();
     const std::jthread other([&] { transports_[2].reset(); });
     transports_[1].reset();
@@ -201,7 +201,7 @@ TEST_F(Losses, AreFaultsOfOrdinaryDomains) {
 TEST_F(Losses, AreExplainedByWhoKnowsTheReason) {
   kill(0);
   poll(1);
-  transports_[2]->poison("rank 0 had no tea");
+  transports_[2]->abort("rank 0 had no tea");
   EXPECT_TRUE(contains(fault_of(*transports_[1], Clock::now() + 20s), "rank 0 had no tea"));
 }
 

@@ -134,7 +134,7 @@ inline std::vector<std::string> errors_of(const Fabric& fabric, int ranks, const
       errors[static_cast<std::size_t>(transport.rank())] = error.what();
     } catch (const std::exception& error) {
       errors[static_cast<std::size_t>(transport.rank())] = error.what();
-      transport.poison(error.what());
+      transport.abort(error.what());
     }
     --running;
     if (fabric.meet != nullptr) return fabric.meet();

@@ -130,7 +130,7 @@ void ProgressEngine::raise_locked(FaultDomain& domain, const Fault& fault) {
   if (domain.faulty) return;
   const auto dispute = std::ranges::find_if(
       disputes_, [&](const Dispute& one) { return one.domain.get() == &domain; });
-  poison(domain, dispute == disputes_.end() ? fault : Fault(dispute->cause));
+  abort(domain, dispute == disputes_.end() ? fault : Fault(dispute->cause));
   announce(domain);
 }
 
@@ -141,7 +141,7 @@ void ProgressEngine::raise_all(const std::string& cause) {
 
 // Returns the credits of unexpected messages, because other fault domains continue. Copies unsent
 // payloads first: once the domain is faulty, calls throw, and their callers may free the payloads.
-void ProgressEngine::poison(FaultDomain& domain, const Fault& fault) {
+void ProgressEngine::abort(FaultDomain& domain, const Fault& fault) {
   if (domain.faulty) return;
   for (const auto& [job, send] : sends_)
     if (send.channel->domain.get() == &domain) wire_->keep(send.channel->member(send.peer), job);
@@ -197,10 +197,10 @@ void ProgressEngine::take_fault(const Head& head, const Wire::Arrival& arrival) 
   FaultDomain& domain = domain_of(head.channel);
   if (domain.faulty) return;
   try {
-    poison(domain, parse_fault(arrival));
+    abort(domain, parse_fault(arrival));
   } catch (const WireError& error) {
-    poison(domain, "rank " + std::to_string(arrival.peer) +
-                       " announces a fault that cannot be read: " + error.what());
+    abort(domain, "rank " + std::to_string(arrival.peer) +
+                      " announces a fault that cannot be read: " + error.what());
   }
   for (const int peer : domain.members)
     if (peer != wire_->rank() && peer != arrival.peer && wire_->shows_its_end_to(peer))

@@ -79,7 +79,7 @@ void HostTransport::begin(const Operation& operation) {
   try {
     throw_if_faulty(*staging_for(operation).fault());
   } catch (const WireError& error) {
-    poison(std::string(operation.name) + ": " + error.what());
+    abort(std::string(operation.name) + ": " + error.what());
     throw;
   }
 }
@@ -167,8 +167,8 @@ void HostTransport::refuse_if_isolated(const Operation& operation, std::string_v
          "an isolated channel has no " + std::string(what) + "; use a split of the channel");
 }
 
-void HostTransport::poison(std::string_view cause) {
-  refuse_if_isolated({.name = "poison"}, "common fault");
+void HostTransport::abort(std::string_view cause) {
+  refuse_if_isolated({.name = "abort"}, "common fault");
   engine().raise(channel_->state(), channel_->name(rank()) + " gave up: " + std::string(cause));
 }
 

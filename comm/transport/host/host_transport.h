@@ -51,7 +51,7 @@ class HostTransport final : public Transport {
   void progress() override { channel_->progress(); }
   void wait_activity(Clock::time_point until) override { channel_->wait_activity(until); }
   void wake() override { channel_->wake(); }
-  void poison(std::string_view cause) override;
+  void abort(std::string_view cause) override;
   void close() override { engine().close(); }
 
  private:

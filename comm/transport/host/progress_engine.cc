@@ -68,7 +68,7 @@ void ProgressEngine::close() {
   const Wire::Parting agreed = parting();
   const std::lock_guard lock(shared_lock_);
   for (const auto& domain : domains())
-    poison(*domain, "rank " + std::to_string(wire_->rank()) + " closed the transport");
+    abort(*domain, "rank " + std::to_string(wire_->rank()) + " closed the transport");
   ended_ = wire_->end(agreed);
 }
 

@@ -269,7 +269,7 @@ class ProgressEngine {
   FaultDomain& domain_of(std::uint64_t id);
   void raise_locked(FaultDomain& domain, const Fault& fault);
   void raise_all(const std::string& cause);
-  void poison(FaultDomain& domain, const Fault& fault);
+  void abort(FaultDomain& domain, const Fault& fault);
   bool in_dispute(const FaultDomain& domain) const;
   void dispute(ChannelState& channel, const Mismatch& mismatch, const std::string& cause);
   void take_comparison(const Head& head, const Wire::Arrival& arrival);

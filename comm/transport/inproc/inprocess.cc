@@ -39,10 +39,10 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
   } catch (const std::exception& exception) {
     const bool passed_on = dynamic_cast<const TransportError*>(&exception) != nullptr;
     errors.keep(std::current_exception(), passed_on);
-    transport.poison(exception.what());
+    transport.abort(exception.what());
   } catch (...) {
     errors.keep(std::current_exception(), false);
-    transport.poison("an exception of unknown type");
+    transport.abort("an exception of unknown type");
   }
 }
 

@@ -15,7 +15,7 @@
 namespace tersor::mpi {
 namespace {
 
-std::atomic<bool> poisoned{false};
+std::atomic<bool> aborted{false};
 
 /// Reads a boolean environment variable in Open MPI's formats ("1", "true", "yes", "enabled").
 std::optional<bool> environment_switch(const char* name) {
@@ -97,8 +97,8 @@ bool yields_when_idle() {
   return chosen.value_or(environment_switch("OMPI_MCA_mpi_oversubscribe").value_or(false));
 }
 
-bool any_poisoned() { return poisoned.load(); }
+bool any_aborted() { return aborted.load(); }
 
-void record_abort() { poisoned.store(true); }
+void record_abort() { aborted.store(true); }
 
 }  // namespace tersor::mpi

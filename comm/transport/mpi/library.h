@@ -30,7 +30,7 @@ bool yields_when_idle();
 
 /// True if any transport of this process was aborted. MPI_Finalize may then wait for dead ranks
 /// forever.
-bool any_poisoned();
+bool any_aborted();
 void record_abort();
 
 }  // namespace tersor::mpi

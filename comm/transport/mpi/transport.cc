@@ -53,7 +53,7 @@ MpiSession::MpiSession(int* argument_count, char*** arguments)
     : meeting_(initialise(argument_count, arguments)) {}
 
 MpiSession::~MpiSession() {
-  if (!mpi::running() || mpi::any_poisoned() || !everybody_comes(meeting_)) return;
+  if (!mpi::running() || mpi::any_aborted() || !everybody_comes(meeting_)) return;
   MPI_Comm_free(&meeting_);
   MPI_Finalize();
 }

@@ -285,9 +285,9 @@ void DeviceTransport::wake() {
   woken_changed_.notify_all();
 }
 
-void DeviceTransport::close() { poison("closed the transport"); }
+void DeviceTransport::close() { abort("closed the transport"); }
 
-void DeviceTransport::poison(std::string_view cause) {
+void DeviceTransport::abort(std::string_view cause) {
   fabric_->fail(name(rank()) + " gave up: " + std::string(cause));
 }
 

@@ -79,7 +79,7 @@ class DeviceTransport final : public Transport {
   void progress() override { check_frames("progress"); }
   void wait_activity(Clock::time_point until) override;
   void wake() override;
-  void poison(std::string_view cause) override;
+  void abort(std::string_view cause) override;
   void close() override;
 
  private:

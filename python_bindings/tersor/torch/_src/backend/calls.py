@@ -164,7 +164,7 @@ class Caller:
         if self._connection is None:
             self._connection = Connection(self._members)
             if self._store.cause:
-                self._connection.poison(self._store.cause)
+                self._connection.abort(self._store.cause)
         return self._connection
 
     @contextlib.contextmanager
@@ -192,7 +192,7 @@ class Caller:
         if (
             self._connection is not None
         ):  # before the thread closes it, so other ranks get the reason
-            self._connection.poison(self._store.cause)
+            self._connection.abort(self._store.cause)
         self._end(self._store.cause, _ABORT_SECONDS)
 
     def leave(self, why: str = "") -> None:

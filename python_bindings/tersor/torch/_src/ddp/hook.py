@@ -313,7 +313,7 @@ class HookState(ReducerReporting, Weighed):
                 if backward.error is None:
                     self.reducer.flush()
             if backward.error is not None and self._transport is not None:
-                self._transport.poison(str(backward.error))  # the others would wait for this rank
+                self._transport.abort(str(backward.error))  # the others would wait for this rank
             backward.complete_on(self._executor)
         self._samples.end()
         backward.end()

@@ -201,7 +201,7 @@ class Stragglers:
         self._end()
         self._thread.join(_END_SECONDS)
         if self._thread.is_alive():
-            self._tasks.presence.poison("this rank's training has ended")
+            self._tasks.presence.abort("this rank's training has ended")
             self._thread.join(_END_SECONDS)
 
     def _check(self) -> None:
@@ -330,7 +330,7 @@ class Stragglers:
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, TransportError):  # the other ranks would wait
-            self._tasks.presence.poison(f"DiLoCo's exchange ended: {error}")
+            self._tasks.presence.abort(f"DiLoCo's exchange ended: {error}")
         with self._state:
             self._error = error
             self._release()

@@ -110,7 +110,7 @@ class Sender:
         except Exception as error:  # of any library
             if group is not None:
                 with contextlib.suppress(Exception):
-                    transport(group, output.device).poison(str(error))
+                    transport(group, output.device).abort(str(error))
             output.fill_(math.nan)
             if not self.begin():
                 raise

@@ -145,7 +145,7 @@ class TensorExchange:
                     return work()
                 except TransportError as error:
                     if self.elastic and not isinstance(error, RanksLostError):
-                        self.reducer.hear_fault()
+                        self.reducer.check_faults()
                     raise
             except RanksLostError as lost:
                 lost.members = self.members = [self._reducer_members[one] for one in lost.members]
@@ -231,9 +231,9 @@ class Presence:
         weight = (samples or 0.0) * told / total if told else 1.0
         return (*_told_apart(present, counts), weight)
 
-    def poison(self, cause: str) -> None:
-        """Aborts the current exchange of all ranks. Any thread may call ``poison``."""
-        self._ranks.poison(cause)
+    def abort(self, cause: str) -> None:
+        """Aborts the current exchange of all ranks. Any thread may call ``abort``."""
+        self._ranks.abort(cause)
 
     def counts(self, flags: Sequence[bool]) -> list[int]:
         """Returns the number of ranks per flag. A collective call with equally many flags."""

@@ -77,17 +77,17 @@ class Connection:
                 self._devices[number] = _core.nccl_transport(self.host, self._members.seconds)
         return self._devices[number]
 
-    def poison(self, cause: str) -> None:
+    def abort(self, cause: str) -> None:
         """Ends the calls in progress on all ranks with a TransportError; for any thread."""
         for transport in (*self._devices.values(), self.host):
-            transport.poison(cause)
+            transport.abort(cause)
 
     def close(self) -> None:
         """Closes the transports."""
         if self.process != os.getpid():
             return  # a forked process has no threads
         for transport in self._devices.values():
-            transport.poison("this rank closed the transport")
+            transport.abort("this rank closed the transport")
         self._devices.clear()
         self.host.close()
 
