@@ -1,16 +1,16 @@
-# How scripts/cluster checks what it is asked for and makes hosts and links; sourced by it.
-# shellcheck shell=bash disable=SC2154 # what is not set here is set there
+# Checks the options of scripts/cluster, and makes hosts and links. Sourced by scripts/cluster.
+# shellcheck shell=bash disable=SC2154 # scripts/cluster sets the other variables
 
-# Each host has eth0, shaped, for what is measured, and eth1, as fast as it can, for mpirun itself,
-# which so costs no counted bytes and lives on when a link is cut.
+# Each host has the shaped interface eth0 for measurements, and the unshaped interface eth1 for
+# mpirun. mpirun's own bytes are not counted, and mpirun survives a cut link.
 network=10.77.0
 control_network=10.78.0
-most_hosts=64 # that mpirun starts without detours
+most_hosts=64 # the limit of mpirun without a tree of launchers
 queue_bytes=8388608
 
-# --- what is asked for ---
+# --- options ---
 
-# bits_a_second RATE: of 100mbit, 2.5gbit and the like; nothing where it is nonsense
+# bits_a_second RATE: converts 100mbit or 2.5gbit. Prints nothing for an invalid rate.
 bits_a_second() {
   [[ ${1,,} =~ ^([0-9]{1,6}(\.[0-9]{1,6})?)([kmg])bit$ ]] || return 0
   awk -v value="${BASH_REMATCH[1]}" -v unit="${BASH_REMATCH[3]}" \
@@ -52,7 +52,7 @@ parse_up() {
   hosts=$1 rate=1gbit burst='' delay='' loss='' congestion=''
   shift
   while [[ $# -gt 0 ]]; do
-    [[ $# -gt 1 ]] || explain_usage "$1 needs a word after it"
+    [[ $# -gt 1 ]] || explain_usage "$1 needs a value"
     case $1 in
       --rate | --burst | --delay | --loss | --congestion) ;;
       *) explain_usage "unknown option $1" ;;
@@ -63,11 +63,11 @@ parse_up() {
   done
 }
 
-# The words for tc. What is sent after a pause goes at once, up to the burst: a millisecond's bytes,
-# since a timer that is later than the burst lasts, on a busy machine, would make the link slower.
+# Prepares tc's arguments. After a pause, tc sends up to the burst at once. The default is the bytes of
+# a millisecond: on a busy machine, a late timer would slow a link with a shorter burst.
 plan_shape() {
   local bits least=4096
-  shape=(bfifo limit "$queue_bytes") # no rate: a plain queue, which counts
+  shape=(bfifo limit "$queue_bytes") # no rate: a plain queue with counters
   impairment=()
   if [[ $rate != none ]]; then
     bits=$(bits_a_second "$rate")
@@ -79,44 +79,44 @@ plan_shape() {
   fi
 }
 
-# --- what is made ---
+# --- hosts and links ---
 
-# The names that `up` takes are recorded before the first is made, so that `down` removes what a
-# killed `up` left, and nothing that was there before.
+# Records the names before the first namespace exists. `down` then removes the namespaces of a killed
+# `up`, and no other namespaces.
 claim() {
   local name
-  [[ ! -e $state ]] || complain "a cluster is up already; first: scripts/cluster down"
+  [[ ! -e $state ]] || complain "a cluster is up already: run scripts/cluster down"
   for name in "$hub" $(host_names); do
     [[ ! -e /run/netns/$name ]] ||
-      complain "there is a namespace $name that is not ours; TERSOR_CLUSTER=NAME takes other names"
+      complain "another program has the namespace $name: set TERSOR_CLUSTER=NAME"
   done
   mkdir -p "$(dirname "$state")"
-  mkdir "$state" 2>/dev/null || complain "somebody else runs 'up' just now"
+  mkdir "$state" 2>/dev/null || complain "another process runs 'up'"
   trap give_up EXIT
   echo "$hosts" >"$state/hosts"
 }
 
 give_up() {
   remove
-  complain "nothing was made, nothing is left behind"
+  complain "the cluster was not made"
 }
 
-# Without IPv6, whose own messages the counters would count.
+# Disables IPv6, because the counters would count its own messages.
 make_namespace() {
   ip netns add "$1" ||
-    complain "no namespace could be made; a container must give CAP_SYS_ADMIN and CAP_NET_ADMIN"
+    complain "cannot make a namespace: a container needs CAP_SYS_ADMIN and CAP_NET_ADMIN"
   ip -n "$1" link set lo up
   # shellcheck disable=SC2016 # the inner shell's
   ip netns exec "$1" sh -c 'for file in /proc/sys/net/ipv6/conf/*/disable_ipv6; do
     [ ! -e "$file" ] || echo 1 >"$file"; done'
 }
 
-# Finds out, on the hub's bridge, whether the kernel can do what it will be told to.
+# Tries the queues on the hub's bridge.
 check_kernel() {
   try_queue "${shape[@]}" || complain "this kernel has no ${shape[0]}: load it" \
-    "(modprobe sch_${shape[0]}), or go without a rate (--rate none)"
+    "(modprobe sch_${shape[0]}), or use --rate none"
   [[ ${#impairment[@]} -eq 0 ]] || try_queue "${impairment[@]}" || complain \
-    "this kernel has no netem: load it (modprobe sch_netem), or go without --delay and --loss"
+    "this kernel has no netem: load it (modprobe sch_netem), or omit --delay and --loss"
 }
 
 try_queue() { tc -n "$hub" qdisc add dev links root "$@" && tc -n "$hub" qdisc del dev links root; }
@@ -141,7 +141,7 @@ connect() {
   ip -n "$prefix$1" link set "$2" up
 }
 
-# Both ends send at the link's rate. Delay and loss are the hub's end's: once from host to host.
+# Both ends send at the link's rate. The hub's end adds delay and loss, once per path.
 shape_link() {
   local parent=(root)
   tc -n "$prefix$1" qdisc add dev eth0 root "${shape[@]}"
@@ -150,11 +150,11 @@ shape_link() {
     parent=(parent 1:1)
   fi
   tc -n "$hub" qdisc add dev "links$1" "${parent[@]}" "${shape[@]}"
-  [[ -z $loss ]] || ip -n "$prefix$1" link set eth0 gso_max_segs 1 # else 64 KiB are lost at once
+  [[ -z $loss ]] || ip -n "$prefix$1" link set eth0 gso_max_segs 1 # else a loss drops 64 KiB
 }
 
-# Windows that fill any link, since the kernel's own end at a few MiB; and the congestion control
-# that was asked for, by the route: for a whole namespace a kernel grants only what it grants all.
+# Sets windows that fill any link (the kernel's defaults end at a few MiB). The route sets the congestion
+# control, because a namespace may only choose among the kernel's allowed algorithms.
 tune_tcp() {
   ip netns exec "$prefix$1" sh -c 'cd /proc/sys/net/ipv4 && echo 4096 65536 67108864 >tcp_wmem &&
     echo 4096 131072 67108864 >tcp_rmem'
@@ -170,7 +170,7 @@ make_host() {
   shape_link "$1"
 }
 
-# Becomes /etc/hosts of the hosts: nothing there waits for a name server.
+# Writes /etc/hosts of the hosts, so no program waits for a name server.
 write_names() {
   local number
   echo "127.0.0.1 localhost"

@@ -1,4 +1,4 @@
-"""What gpu-check makes of its records: each figure with its aim, and whether it was met.
+"""Compares the records of gpu-check with the aims.
 
 A record is what `tersor-bench … --json FILE` writes, or a benchmark of `tersor-microbench`. A
 figure takes one of the ratios of an operation, or the times of two records of the same gradient.
@@ -15,15 +15,15 @@ LIST_VALUES = 500 * 64 * 1024  # of multi-tensor
 NARROW = "encode+feedback, far miss"
 SORT, SELECT = "encode+feedback (CUB sort)", "encode+feedback (CUB select)"
 
-# How many times fewer values a rehearsal has. The radix path begins at 1 Mi of them; blocks that
-# wait for each other, as CUB's do, take long where they are interpreted.
+# Divisor of the values in a rehearsal. The radix path begins at 1 Mi values. The interpreter is
+# slow for blocks that wait for each other, as in CUB.
 FEWER = 1024
 FEWER_OF = {NARROW: 64, SORT: 2**14, SELECT: 2**14, "small": 1, "small, graph": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Which record: an operation of a codec on a gradient."""
+    """Selects a record: an operation of a codec on a gradient."""
 
     codec: str
     operation: str
@@ -37,7 +37,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """`of`'s ratio `field`; with `to`, how many times as long that record takes instead."""
+    """The ratio `field` of `of`; with `to`, the time of `to` divided by the time of `of`."""
 
     name: str
     of: Case
@@ -71,14 +71,14 @@ def measure(figure: Figure, records: list[Record]) -> Measured:
 
 
 def _find(case: Case, records: list[Record]) -> Record | None:
-    """The last one, where a case was run again."""
+    """Returns the last record of a repeated case."""
     return next((r for r in reversed(records) if case.matches(r)), None)
 
 
 def figures(rehearsed: bool = False) -> list[Figure]:
-    """Every figure that has an aim, and what stands beside it, in the order of the summary.
+    """Returns every figure with an aim, and the figures next to it, in the order of the summary.
 
-    Those of a rehearsal are of fewer values, and have no aims.
+    A rehearsal has fewer values and no aims.
     """
     whole = [*_dense(), *_feedback(), *_topk(), *_others_ways(), *_launches(), *_with_checksum()]
     return [_of_fewer(figure) for figure in whole] if rehearsed else whole
@@ -93,7 +93,7 @@ def _of_fewer(figure: Figure) -> Figure:
 
 
 def rehearsed_count(count: int, operation: str) -> int:
-    """Of values, in place of so many."""
+    """Returns the number of values in this run."""
     return count // FEWER_OF.get(operation, FEWER)
 
 
@@ -174,7 +174,7 @@ def _with_checksum() -> collections.abc.Iterator[Figure]:
 def summary(
     records: list[Record], steps: list[dict[str, typing.Any]], gpu: str, rehearsed: bool = False
 ) -> str:
-    """The page: what was run, then every figure."""
+    """Returns the page: the runs, then all figures."""
     lines = ["# GPU check", "", f"GPU: {gpu}", ""]
     lines += ["| step | result | seconds |", "| --- | --- | ---: |"]
     lines += [f"| {s['name']} | {s['result']} | {s['seconds']:.0f} |" for s in steps]
@@ -188,7 +188,7 @@ def summary(
 
 
 def _allreduces(records: list[Record]) -> list[str]:
-    """The exchanges over NCCL, with what must be known to read their times."""
+    """Returns the table of exchanges over NCCL."""
     if not records:
         return []
     lines = ["", f"Allreduce, {records[0].get('nccl')}."]

@@ -1,4 +1,4 @@
-"""The Python package's part of scripts/gpu-check: its tests, and figures of two ranks over NCCL."""
+"""The Python part of scripts/gpu-check: tests, and figures of two ranks over NCCL."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import pathlib
 import typing
 import xml.etree.ElementTree
 
-TEXT = "text.txt"  # what the training learns
-# For each name: the arguments of `python -m tersor.bench`, and for how many seconds it may run.
+TEXT = "text.txt"  # text of the training
+# For each name: arguments of `python -m tersor.bench`, and the time limit in seconds.
 RUNS = {
     "backward": (
         ["backward", "--mib", "256", "--hooks", "none", "torch:bf16", "tersor:none", "bf16", "int8",
@@ -25,7 +25,7 @@ TEST_SECONDS = 150
 
 
 class Check(typing.Protocol):
-    """What is needed of the one in gpu-check."""
+    """The used part of the class in gpu-check."""
 
     out: pathlib.Path
     failed: bool
@@ -37,7 +37,7 @@ class Check(typing.Protocol):
 
 
 def test(check: Check, package: pathlib.Path) -> str:
-    """Runs the tests that need a GPU. PyTorch and pytest are the machine's own."""
+    """Runs the tests that need a GPU, with the machine's PyTorch and pytest."""
     if not (package / "tersor").exists():
         return f"not run: there is no {package / 'tersor'}"
     report = check.out / "python_test.xml"
@@ -46,7 +46,7 @@ def test(check: Check, package: pathlib.Path) -> str:
         "python3", "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-c", os.devnull,
         "--rootdir", "tests", f"--junitxml={report}", *(f"tests/{name}" for name in TESTS),
     ]  # fmt: skip
-    # Of a rank that dies of a signal it says where.
+    # prints the stack of a rank that a signal kills
     status, output = check.command(words, TEST_SECONDS, package, PYTHONFAULTHANDLER="1")
     if status is not None and not report.exists():
         return f"not run: {last_line(output)}"
@@ -56,7 +56,7 @@ def test(check: Check, package: pathlib.Path) -> str:
 
 
 def failed_in(report: pathlib.Path) -> str:
-    """The tests that failed, where there is a report."""
+    """Returns the failed tests of a report."""
     if not report.exists():
         return ""
     cases = xml.etree.ElementTree.parse(report).iter("testcase")
@@ -65,7 +65,7 @@ def failed_in(report: pathlib.Path) -> str:
 
 
 def benchmark(check: Check, name: str, package: pathlib.Path) -> str:
-    """Runs one of `RUNS`, whose records go to a file of their own."""
+    """Runs one of `RUNS` and writes the records to a file."""
     if not (package / "tersor").exists():
         return f"not run: there is no {package / 'tersor'}"
     file = check.out / f"python_{name}.json"
@@ -82,6 +82,6 @@ def benchmark(check: Check, name: str, package: pathlib.Path) -> str:
 
 
 def last_line(output: str) -> str:
-    """Of what a command printed, cut to what a summary holds."""
+    """Returns the end of the printed text, at the length of a summary."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][:160] if lines else "no output"

@@ -1,20 +1,20 @@
-"""Instructions of one turn of a kernel's main loop, along the path that most turns take.
+"""Counts the instructions of an iteration of a kernel's main loop, along the most common path.
 
-The rule. The path of a loop (a strongly connected part of the flow graph) begins where the loop is
-entered and ends at an edge back. Of all paths that one is taken which, in this order,
-  1. calls nothing, adds nothing atomically, stores no padding and enters no loop without global
-     memory (the search for a segment in a list of several);
-  2. has the widest accesses to it, by the sum of the squares of their bytes: whole aligned rows win
-     over the same values one by one, and what is written over what is left out. Of loads those
-     count that the bodies use for whole rows: of 8 bytes and more without a predicate (what is
-     left over of a checksum's piece has one), or of inputs (CONSTANT). Of
-     stores those of 8 bytes and more, or without a predicate (rows value by value have one each);
-  3. does most of what every block needs once (reciprocals, maxima and shuffles of a warp);
+A loop is a strongly connected component of the flow graph. A path of the loop begins at the entry
+and ends at an edge back to the entry. The hot path is the path that, in this order,
+  1. has no call, no atomic addition, no store of padding, and no inner loop without global memory
+     (the search for a segment in a list of segments);
+  2. has the widest accesses to global memory, by the sum of the squares of the bytes. Whole aligned
+     rows win over single values, and stores win over skipped stores. A load counts if the kernels
+     load whole rows with the instruction: at least 8 bytes without a predicate (the tail of a
+     checksum's piece has a predicate), or an input (CONSTANT). A store counts if the store has at
+     least 8 bytes, or no predicate (stores of single values have predicates);
+  3. has the most work of every block (reciprocals, maxima and shuffles of a warp);
   4. is shortest.
-The main loop is the outermost one whose path stores to global memory (those that check headers only
-load) and has the widest accesses; where a loop merely goes round another one, that one.
-Each instruction on the path counts once for the warp, predicated ones too: they take an issue slot.
-A loop within the loop (the frames of a decode or reduce) is measured by the same rule, and apart.
+The main loop is the outermost loop whose path stores to global memory and has the widest accesses.
+Loops that check headers only load. If a loop only contains another loop, the inner loop counts.
+Each instruction on the path counts once per warp, also with a predicate, because the instruction
+takes an issue slot. Inner loops (the frames of a decode or reduce) are measured separately.
 """
 
 import dataclasses
@@ -28,20 +28,20 @@ WORK = {"MUFU", "REDUX", "SHFL"}
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """One turn along its hot path."""
+    """An iteration along the hot path."""
 
-    instructions: int  # without those of inner loops
+    instructions: int  # without inner loops
     load_bytes: int  # of one thread, by loads of 4 bytes and more
     wide_load_bytes: int  # by loads of 8 bytes and more
-    stores: int  # how many, those of inner loops included
+    stores: int  # number, including inner loops
     reaches_memory: bool
     weight: Weight
-    path: tuple[int, ...]  # indices of its own instructions
+    path: tuple[int, ...]  # indices of the loop's own instructions
     inner: tuple["Loop", ...]
 
 
 def main_loop(code: typing.Sequence[Instruction]) -> Loop | None:
-    """None where no loop reaches global memory."""
+    """Returns None if no loop reaches global memory."""
     graph = FlowGraph(code)
     parts = [p for p in _components(range(len(code)), graph.successors) if len(p) > 1]
     loops = [_measure(part, graph) for part in parts]
@@ -76,14 +76,14 @@ def _add(a: Weight, b: Weight) -> Weight:
 
 
 def _measure(part: list[int], graph: FlowGraph) -> Loop:
-    """The hot path of a loop, whose inner loops are taken as single steps."""
+    """Returns the hot path of a loop. Inner loops count as single steps."""
     inside = set(part)
     header = _entry(part, graph)
     edges = [
         [j for j in graph.successors[i] if j in inside and j != header]
         for i in range(len(graph.code))
     ]
-    steps = _components(part, edges)  # what follows comes first
+    steps = _components(part, edges)  # successors come first
     step_of = {i: number for number, step in enumerate(steps) for i in step}
     inner = {
         number: _measure(step, graph)
@@ -138,7 +138,7 @@ def _weigh_loop(loop: Loop) -> Weight:
 
 
 def _entry(part: list[int], graph: FlowGraph) -> int:
-    """Where a loop is entered from outside; the first place, should there be several."""
+    """Returns the first entry of a loop from outside."""
     inside = set(part)
     entered = {
         j
@@ -151,7 +151,7 @@ def _entry(part: list[int], graph: FlowGraph) -> int:
 
 
 def _components(nodes: typing.Iterable[int], edges: list[list[int]]) -> list[list[int]]:
-    """Strongly connected components, what follows before what leads there (Tarjan 1972)."""
+    """Returns strongly connected components, successors before predecessors (Tarjan 1972)."""
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     waiting: list[int] = []

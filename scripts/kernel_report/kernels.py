@@ -1,13 +1,13 @@
-"""What a kernel is by its name: short names, and of the kernels that decide about speed what they
-compute, the bytes that a value costs in memory and the values of a loop's turn."""
+"""Short names of kernels. For main kernels also the operation, the bytes of memory traffic per
+value, and the values of a loop iteration."""
 
 import dataclasses
 import re
 import typing
 
-UNIT_VALUES = 16  # of one thread; a warp takes 512 (kUnitValues)
+UNIT_VALUES = 16  # per thread; a warp takes 512 (kUnitValues)
 REDUCED_FRAMES = 8
-FEW = "48"  # the lists' shortest length (kFewSegments, kFewFrames): what a large tensor takes
+FEW = "48"  # shortest list length (kFewSegments, kFewFrames), used by a large tensor
 
 BYTES = {"float": 4.0, "F16": 2.0, "Bf16": 2.0, "NoResidual": 0.0}
 CODE_BYTES = {"Int8Format": 1 + 4 / 256, "Int4Format": 1 / 2 + 4 / 128}
@@ -15,31 +15,31 @@ WORDS = {
     "float": "f32", "F16": "f16", "Bf16": "bf16", "NoResidual": "no residual",
     "Int8Format": "int8", "Int4Format": "int4",
 }  # fmt: skip
-# Bits are the launch's; of the kernel's paths that of four has the widest accesses.
+# The launch chooses the bits. The path of four bits has the widest accesses.
 HADAMARD = "hadamard:bits=4"
 HADAMARD_BYTES = 4 / 8 + 2 / 256
-HADAMARD_VALUES = 32  # of a thread in a turn
-HADAMARD_TURNS = 4  # of a unit
+HADAMARD_VALUES = 32  # per thread and iteration
+HADAMARD_TURNS = 4  # iterations per unit
 NOISES = {"0": "", "1": " stochastic", "2": " stochastic, any start"}
 ADDS = {"0": "", "1": " add"}  # DecodeMode
-DECODED_FRAMES = {"0": FEW, "1": "1000"}  # the shortest list of frames of each
+DECODED_FRAMES = {"0": FEW, "1": "1000"}  # shortest list of frames per mode
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A main kernel: what it does, and what a value of it costs."""
+    """The operation of a main kernel, and the cost of a value."""
 
     title: str
     bytes_a_value: float
-    frames: int = 0  # that a loop within the main one goes over
-    frame_load_bytes: float = 0  # of one thread and frame: codes or values, and scales
-    values: int = UNIT_VALUES  # of a thread in one turn; 0: as many as its wide loads hold
-    turns: int = 0  # of a loop within the main one, which then goes over units of so many
-    input_bytes: float = 4  # of a value, in wide loads, where `values` is 0
+    frames: int = 0  # frames of an inner loop
+    frame_load_bytes: float = 0  # per thread and frame: codes or values, and scales
+    values: int = UNIT_VALUES  # per thread and iteration; 0: the values of the wide loads
+    turns: int = 0  # iterations of an inner loop per unit
+    input_bytes: float = 4  # bytes per value in wide loads, if `values` is 0
 
 
 def shorten(demangled: str) -> str:
-    """`QuantizeDecodeKernel<Int8Format, float, 0, 48, 48>` of a function's demangled name."""
+    """Shortens a demangled name, e.g. to `QuantizeDecodeKernel<Int8Format, float, 0, 48, 48>`."""
     inner = re.search(r"run_kernel<(.*)>\s*(?:\(|$)", demangled)
     name = inner[1] if inner else demangled.split("(")[0]
     name = re.sub(r"\(anonymous namespace\)::|\b\w+::", "", name)
@@ -48,13 +48,13 @@ def shorten(demangled: str) -> str:
 
 
 def work_of(short_name: str) -> Work | None:
-    """None for what is no main kernel."""
+    """Returns None if the kernel is not a main kernel."""
     kernel, _, rest = short_name.partition("<")
     arguments = [argument.strip() for argument in rest.rstrip(">").split(",")]
     maker = MAKERS.get(kernel)
     try:
         return maker(*arguments) if maker else None
-    except (KeyError, TypeError, ValueError):  # a struct of that name with other arguments
+    except (KeyError, TypeError, ValueError):  # a struct of the same name with other arguments
         return None
 
 
@@ -141,7 +141,7 @@ def _hadamard_encode(value: str, residual: str, most: str) -> Work | None:
 def _hadamard_decode(value: str, most: str, frames: str) -> Work | None:
     if (most, frames) != (FEW, FEW):
         return None
-    return Work(  # one kernel for both modes; to add has the wider accesses
+    return Work(  # one kernel for both modes; addition has the wider accesses
         f"{HADAMARD} decode add {WORDS[value]}",
         2 * BYTES[value] + HADAMARD_BYTES,
         frames=1,
@@ -167,7 +167,7 @@ def _copy(value: str, most: str) -> Work | None:
 
 
 def _checksum(most: str) -> Work | None:
-    """Of a piece of 16 KiB a thread has 128 words: eight turns of eight loads."""
+    """A thread has 128 words of a piece of 16 KiB: eight iterations of eight loads."""
     return Work("checksum, a word of 4 bytes", 4, values=16, turns=8) if most == FEW else None
 
 
@@ -192,7 +192,7 @@ MAKERS: dict[str, typing.Callable[..., Work | None]] = {
     "TopkScanKernel": _topk_scan,
 }
 
-# What the tables show unless all are asked for.
+# The kernels of the table without --all.
 SHOWN = (
     "int8 encode f32", "int8 encode bf16", "int8 encode f32 stochastic",
     "int8 encode f32 + feedback f32", "int8 encode f32 stochastic + feedback f32",

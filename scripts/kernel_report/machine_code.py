@@ -1,4 +1,4 @@
-"""Instructions as cuobjdump -sass prints them, and where each one goes next."""
+"""Parses instructions printed by cuobjdump -sass, and finds the successors of each instruction."""
 
 import dataclasses
 import re
@@ -13,7 +13,7 @@ WIDTHS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     address: int
-    predicate: str  # "" where it is always executed
+    predicate: str  # "" if always executed
     opcode: str  # with its suffixes
     operands: str
 
@@ -28,7 +28,7 @@ class Instruction:
 
     @property
     def global_bytes(self) -> int:
-        """Bytes that a thread moves to or from global memory; 0 for all else."""
+        """Bytes that a thread moves to or from global memory; 0 for other instructions."""
         if self.name not in ("LDG", "STG", "LD", "ST"):
             return 0
         return next((WIDTHS[part] for part in self.opcode.split(".") if part in WIDTHS), 4)
@@ -43,12 +43,12 @@ class Instruction:
 
     @property
     def pads(self) -> bool:
-        """Whether it stores a constant zero: padding behind the last value."""
+        """True if the instruction stores a constant zero: padding after the last value."""
         return self.stores and self.operands.endswith(", RZ")
 
 
 def parse(text: str) -> dict[str, list[Instruction]]:
-    """The instructions of each function, in the order of their addresses."""
+    """Returns the instructions of each function, by address."""
     functions: dict[str, list[Instruction]] = {}
     current: list[Instruction] = []
     for line in text.splitlines():
@@ -60,11 +60,11 @@ def parse(text: str) -> dict[str, list[Instruction]]:
 
 
 class FlowGraph:
-    """Which instructions may follow which, by their indices.
+    """The successors of each instruction, by index.
 
-    A BSYNC goes on where the last BSSY of its barrier before it says. Paths of diverged warps
-    (BRA.DIV) are left out: the bodies keep warps together. So are the functions that CALL reaches:
-    they are the rare cases of a reciprocal.
+    A BSYNC continues at the target of the last preceding BSSY with the same barrier. The graph has
+    no paths of diverged warps (BRA.DIV), because the kernels keep warps together. The graph has no
+    called functions, because a CALL handles rare cases of a reciprocal.
     """
 
     def __init__(self, code: typing.Sequence[Instruction]) -> None:
@@ -95,5 +95,5 @@ class FlowGraph:
 
 
 def _is_always_taken(branch: Instruction) -> bool:
-    """`@P0 BRA 0x..` and `BRA P0, 0x..` are not."""
+    """Returns False for `@P0 BRA 0x..` and `BRA P0, 0x..`."""
     return not branch.predicate and not re.search(r"\bU?P\d", branch.operands)

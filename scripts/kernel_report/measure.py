@@ -1,5 +1,5 @@
-"""Measures kernels: what each takes of a multiprocessor, how many instructions a value costs, and
-which of memory and issue slots then holds it up on an H200."""
+"""Measures kernels: occupancy, instructions per value, and whether memory or issue slots limit the
+speed on an H200."""
 
 import dataclasses
 import pathlib
@@ -9,8 +9,8 @@ import kernels
 import machine_code
 import tools
 
-# One H200. Memory: what a copy of the device moves, read and written. Issue: 132 multiprocessors of
-# 4 warps a cycle at the base clock.
+# One H200. Memory: the measured traffic of a device copy, reads plus writes. Issue: 132
+# multiprocessors with 4 warps per cycle at the base clock.
 MEMORY_BYTES_A_SECOND = 4.3e12
 LANE_INSTRUCTIONS_A_SECOND = 132 * 4 * 32 * 1.755e9
 
@@ -18,17 +18,17 @@ REGISTERS = 65536
 THREADS = 2048
 BLOCK_THREADS = 256
 SHARED_BYTES = {"sm_80": 164 * 1024, "sm_90": 228 * 1024}
-RESERVED_SHARED_BYTES = 1024  # of each block
+RESERVED_SHARED_BYTES = 1024  # per block
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     name: str
-    title: str  # "" for what is no main kernel
+    title: str  # "" unless a main kernel
     usage: tools.Usage
-    resident_blocks: int  # of 256 threads, on a multiprocessor
-    instructions: float | None = None  # a value; those of frames included
-    frame_instructions: float | None = None  # a value and frame
+    resident_blocks: int  # blocks of 256 threads per multiprocessor
+    instructions: float | None = None  # per value, including frames
+    frame_instructions: float | None = None  # per value and frame
     frames: int = 0
     bytes_a_value: float | None = None
 
@@ -38,7 +38,7 @@ class Kernel:
 
     @property
     def issue_slots(self) -> float:
-        """Slots a value, at the full speed of memory."""
+        """Issue slots per value at the full speed of memory."""
         return slots_for(self.bytes_a_value or 0)
 
     @property
@@ -57,7 +57,7 @@ def slots_for(bytes_a_value: float) -> float:
 
 
 def resident_blocks(usage: tools.Usage, architecture: str) -> int:
-    """Registers go to warps in portions of 256, shared memory has a reserve."""
+    """The GPU allocates 256 registers at a time per warp, and reserves shared memory per block."""
     warps = BLOCK_THREADS // 32
     warp_registers = -(-usage.registers * 32 // 256) * 256
     by_registers = REGISTERS // (max(warp_registers, 256) * warps)
@@ -67,7 +67,7 @@ def resident_blocks(usage: tools.Usage, architecture: str) -> int:
 
 
 def measure_file(dump: tools.ObjectDump, file: pathlib.Path, with_code: bool) -> list[Kernel]:
-    """All kernels of a file; without their code only what they take."""
+    """Returns all kernels of a file. Without `with_code`, only the resource usage."""
     usages = dump.usages(file)
     names = dict(zip(usages, map(kernels.shorten, tools.demangle(list(usages))), strict=True))
     works = {function: kernels.work_of(name) for function, name in names.items()}
@@ -105,7 +105,7 @@ def _measure(
 
 
 def _turn_instructions(loop: hot_path.Loop, work: kernels.Work) -> float:
-    """With its share of what a unit of several turns takes."""
+    """Includes the share of the instructions per unit of several iterations."""
     if not work.turns or not loop.inner:
         return loop.instructions
     turn = max(loop.inner, key=lambda inner: inner.load_bytes)
@@ -113,7 +113,7 @@ def _turn_instructions(loop: hot_path.Loop, work: kernels.Work) -> float:
 
 
 def _frame_instructions(loop: hot_path.Loop, work: kernels.Work) -> float:
-    """Of the inner loop that takes most frames a turn: the others take what is left over."""
+    """Counts the inner loop with the most frames per iteration. Other loops process the tail."""
     if not work.frames or not loop.inner:
         return 0
     most = max(loop.inner, key=lambda inner: inner.load_bytes)

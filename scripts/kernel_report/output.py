@@ -7,7 +7,7 @@ import typing
 import measure
 
 HEADERS = (
-    "kernel", "registers", "blocks", "bytes a value", "instructions a value", "of them a frame",
+    "kernel", "registers", "blocks", "bytes per value", "instructions per value", "per frame",
     "slots", "share", "limit",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""cuobjdump, ptxas and the demangler: where they are, and what they say of object files."""
+"""Finds and runs cuobjdump, ptxas and the demangler."""
 
 import glob
 import os
@@ -11,12 +11,12 @@ import tempfile
 import typing
 
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
-PACKAGES = "lib/python3*/site-packages/nvidia/*/bin"  # where the pip packages put their programs
+PACKAGES = "lib/python3*/site-packages/nvidia/*/bin"  # programs of the pip packages
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 class ReportError(Exception):
-    """What the caller can mend."""
+    """An error that the user can fix."""
 
 
 class MissingTool(ReportError):
@@ -31,7 +31,7 @@ class Usage(typing.NamedTuple):
 
 
 def find_cuobjdump(environments: typing.Iterable[pathlib.Path]) -> str:
-    """`environments`: Python's virtual ones that may hold it."""
+    """Searches PATH, CUDA's folders and the virtual `environments`."""
     folders = [pathlib.Path(folder) for folder in (*_path(), *PLACES)]
     for environment in (*environments, pathlib.Path(sys.prefix)):
         folders += [pathlib.Path(folder) for folder in glob.glob(f"{environment}/{PACKAGES}")]
@@ -49,17 +49,17 @@ def _path() -> list[str]:
 
 
 class ObjectDump:
-    """cuobjdump, for one architecture. It finds nvdisasm in its own folder."""
+    """cuobjdump for one architecture. cuobjdump finds nvdisasm in the same folder."""
 
     def __init__(self, program: str, architecture: str) -> None:
         self.program, self.architecture = program, architecture
 
     def usages(self, file: pathlib.Path) -> dict[str, Usage]:
-        """What each function of a file takes, by its mangled name."""
+        """Returns the resource usage of each function, by mangled name."""
         return parse_usages(self._run("-res-usage", file))
 
     def with_code(self, file: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-        """The file; where it has no code for the architecture, its PTX assembled, in `folder`."""
+        """Returns the file. Without code for the architecture, assembles the PTX into `folder`."""
         if self.usages(file):
             return file
         place = pathlib.Path(tempfile.mkdtemp(dir=folder))
@@ -85,7 +85,7 @@ class ObjectDump:
 
 
 def assemble(text: pathlib.Path, architecture: str, into: pathlib.Path) -> None:
-    """PTX becomes machine code, as nvcc's own last step would make it of the project's kernels."""
+    """Assembles PTX with the options that nvcc uses for the project's kernels."""
     program = shutil.which("ptxas", path=os.pathsep.join([*_path(), *PLACES]))
     if program is None:
         raise MissingTool("no ptxas on PATH or in CUDA's bin: it comes with nvcc")
@@ -108,7 +108,7 @@ def parse_usages(text: str) -> dict[str, Usage]:
 
 
 def demangle(names: list[str]) -> list[str]:
-    """The names as they are where no demangler is found."""
+    """Returns the names unchanged if there is no demangler."""
     program = shutil.which("c++filt") or shutil.which("cu++filt")
     if program is None or not names:
         return names

@@ -121,7 +121,7 @@ class WithoutRoot(Case):
                      copy / "cluster", *words.split()],
                     capture_output=True, text=True, timeout=60, check=False,
                 )  # fmt: skip
-                self.refused("only root", done=done)
+                self.refused("needs root", done=done)
 
 
 @unittest.skipUnless(ROOT and HAS_IPROUTE, "needs root and iproute2")
@@ -169,19 +169,19 @@ class HalfWay(Case):
         for kind, option, value in (("tbf", "--rate", "1gbit"), ("netem", "--delay", "1ms")):
             self.refuse("tc", f"*{kind}*")
             done = cluster("up", 2, option, value, PATH=self.path)
-            self.refused(f"no {kind}", "modprobe", "nothing is left behind", done=done)
+            self.refused(f"no {kind}", "modprobe", "the cluster was not made", done=done)
             self.nothing_left()
 
     def test_the_last_host_may_fail(self) -> None:
         self.refuse("ip", f"*'peer name eth1 netns {PREFIX}1'*")
         done = cluster("up", 2, PATH=self.path)
-        self.refused("unknown kind", "nothing is left behind", done=done)
+        self.refused("unknown kind", "the cluster was not made", done=done)
         self.nothing_left()
 
     def test_namespaces_of_others_stay(self) -> None:
         subprocess.run(["ip", "netns", "add", f"{PREFIX}1"], check=True)
         self.addCleanup(subprocess.run, ["ip", "netns", "del", f"{PREFIX}1"], check=True)
-        self.refused(f"{PREFIX}1 that is not ours", done=cluster("up", 2))
+        self.refused(f"another program has the namespace {PREFIX}1", done=cluster("up", 2))
         self.assertEqual(cluster("up", 1).returncode, 0)
         self.assertEqual(cluster("down").returncode, 0)
         self.assertIn(f"{PREFIX}1", namespaces())

@@ -69,13 +69,13 @@ class Options(unittest.TestCase):
 class Complaints(unittest.TestCase):
     def test_wrong_usage_ends_with_2_and_says_how(self) -> None:
         wrong = {
-            (): "'' is no number of ranks",
-            ("0", "program"): "'0' is no number of ranks",
-            ("two", "program"): "'two' is no number of ranks",
+            (): "'' is not a number of ranks",
+            ("0", "program"): "'0' is not a number of ranks",
+            ("two", "program"): "'two' is not a number of ranks",
             ("2",): "nothing to run",
             ("--udp", "2", "program"): "unknown option --udp",
-            ("--network",): "--network needs a word",
-            ("--pass",): "--pass needs a word",
+            ("--network",): "--network needs a value",
+            ("--pass",): "--pass needs a value",
         }
         for words, sentence in wrong.items():
             done = start(*words)
