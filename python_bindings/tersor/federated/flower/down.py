@@ -11,16 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 
 from tersor import Codec
 from tersor._core import InvalidArgumentError
-from tersor.federated.flower.wire import (
-    KEY,
-    Told,
-    Values,
-    decode,
-    encode,
-    flat,
-    is_compressed,
-    with_values,
-)
+from tersor.federated.flower import wire
+from tersor.federated.flower.wire import KEY, Told, Values
 
 _DIFFERENCE = "difference:"
 _MODEL = KEY + ".model"  # a client's parameters, for differences
@@ -145,9 +137,13 @@ def _encoded(
     told = dataclasses.replace(told, codec=codec.spec)
     sent = ArrayRecord()
     for name, array in arrays.items():
-        if is_compressed(array):
-            values = flat(array) if before is None else flat(array) - flat(before[name])
-            array = Array(array.dtype, array.shape, KEY, encode(codec, told, name, values, None))
+        if wire.is_compressed(array):
+            values = (
+                wire.flat(array) if before is None else wire.flat(array) - wire.flat(before[name])
+            )
+            array = Array(
+                array.dtype, array.shape, KEY, wire.encode(codec, told, name, values, None)
+            )
         sent[name] = array
     return sent
 
@@ -159,8 +155,10 @@ def _decoded(
     told = dataclasses.replace(told, codec=codec.spec)
     arrays = ArrayRecord()
     for name, array in sent.items():
-        if is_compressed(array):
-            values: Values = decode(codec, told, name, array)
-            array = with_values(array, values if before is None else flat(before[name]) + values)
+        if wire.is_compressed(array):
+            values: Values = wire.decode(codec, told, name, array)
+            array = wire.with_values(
+                array, values if before is None else wire.flat(before[name]) + values
+            )
         arrays[name] = array
     return arrays

@@ -17,17 +17,8 @@ from flwr.app import Message, RecordDict
 
 from tersor import Error as TersorError
 from tersor._core import InvalidArgumentError
-from tersor.federated.flower import masks
-from tersor.federated.flower.secure_wire import (
-    SECRETS,
-    Fields,
-    SumFormat,
-    SumVector,
-    is_of,
-    packed,
-    round_digest,
-    unpacked,
-)
+from tersor.federated.flower import masks, secure_wire
+from tersor.federated.flower.secure_wire import SECRETS, Fields, SumFormat, SumVector
 from tersor.federated.flower.wire import KEY, only_arrays, printable
 
 _log = logging.getLogger("flwr")
@@ -133,8 +124,8 @@ class Round:
         """The messages that send the weights and ask for masked updates."""
         cohort = hashlib.sha256(repr(list(self.shares)).encode()).digest()
         common = self.format.record() | {"clients": len(self.shares), "cohort": cohort}
-        told = RecordDict({**content, KEY: packed(self.told | common)})
-        self.digest = round_digest(told, self.threshold)
+        told = RecordDict({**content, KEY: secure_wire.packed(self.told | common)})
+        self.digest = secure_wire.round_digest(told, self.threshold)
         sealed = {name: _by_receiver(self.shares, name) for name in SECRETS}
         orders = {node: {n: one[node] for n, one in sealed.items()} for node in self.shares}
         return self._messages("masked", orders, told)
@@ -221,7 +212,7 @@ class Round:
         common = content.get(KEY, self.told)
         return [
             Message(
-                RecordDict({**content, KEY: packed({**common, **order})}),
+                RecordDict({**content, KEY: secure_wire.packed({**common, **order})}),
                 dst_node_id=node,
                 message_type=f"train.{stage}",
             )
@@ -258,8 +249,8 @@ class Round:
         """The fields of a reply. Raises InvalidArgumentError, LookupError, TypeError or ValueError
         for fields that do not fit the stage. Records the nodes whose values the sender found
         wrong."""
-        fields = unpacked(reply.content[KEY])
-        if not is_of(fields, self.told):
+        fields = secure_wire.unpacked(reply.content[KEY])
+        if not secure_wire.is_of(fields, self.told):
             raise InvalidArgumentError(
                 f"a reply of round {fields['round']}, not {self.told['round']}"
             )

@@ -13,13 +13,8 @@ from torch import nn
 
 import tersor
 from tersor.server import Part, Worker
-from tersor.torch._src.parameters.selection import (
-    DTYPES,
-    every_parameter,
-    followed,
-    split_parameters,
-    store,
-)
+from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group import connections
 
 if TYPE_CHECKING:
@@ -138,7 +133,7 @@ class ParameterClient(Worker):
         """
         self._client.pull(self._arrays)
         for name, one in self._follow().items():
-            store(one, torch.from_numpy(self._arrays[name]))
+            selection.store(one, torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
         """Sends the model's gradients, and begins the next clock.
@@ -150,7 +145,7 @@ class ParameterClient(Worker):
             InvalidArgumentError: A parameter has a gradient, but is unknown to the servers. Or a
                 server refused a push.
         """
-        for name, parameter in every_parameter(self._model).items():
+        for name, parameter in selection.every_parameter(self._model).items():
             if parameter.grad is not None and name not in self._parameters:
                 raise tersor.InvalidArgumentError(
                     f"{name} has a gradient, but was frozen or absent when the server was made"
@@ -166,7 +161,7 @@ class ParameterClient(Worker):
         self._client.push(gradients)
 
     def _follow(self) -> dict[str, nn.Parameter]:
-        self._parameters = followed(self._model, self._parameters, "ParameterClient")
+        self._parameters = selection.followed(self._model, self._parameters, "ParameterClient")
         return self._parameters
 
 
@@ -188,7 +183,7 @@ class _ByOptimizer:
 
 
 def _served(model: nn.Module) -> dict[str, nn.Parameter]:
-    parameters, _ = split_parameters(model)
+    parameters, _ = selection.split_parameters(model)
     for name, one in parameters.items():
         if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:
             raise tersor.InvalidArgumentError(

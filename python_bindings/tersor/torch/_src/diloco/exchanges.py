@@ -13,14 +13,7 @@ from tersor.collectives import allreduce
 from tersor.torch._src.diloco.fragments import Timetable, UnderWay, differences, divide
 from tersor.torch._src.diloco.stragglers import LateReporting, Part
 from tersor.torch._src.gradients.exchange import Presence, Result, TensorExchange
-from tersor.torch._src.parameters.selection import (
-    every_parameter,
-    followed,
-    local_shard,
-    refuse_sharded,
-    refuse_unsupported,
-    shards_of,
-)
+from tersor.torch._src.parameters import selection
 
 
 class FragmentExchange(LateReporting):
@@ -72,12 +65,12 @@ class FragmentExchange(LateReporting):
         self._settle(math.inf)
 
     def _follow(self) -> Mapping[str, torch.nn.Parameter]:
-        self._parameters = followed(self._model, self._parameters, "DiLoCo")
+        self._parameters = selection.followed(self._model, self._parameters, "DiLoCo")
         return self._parameters
 
     def _check(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        refuse_unsupported(parameters, "DiLoCo")
-        refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
+        selection.refuse_unsupported(parameters, "DiLoCo")
+        selection.refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
 
     def _divided(self) -> list[list[str]]:
         counts = {name: one.numel() for name, one in self._parameters.items()}  # of all shards
@@ -92,13 +85,13 @@ class FragmentExchange(LateReporting):
         shards, here = self._weights(), self._part.here
         moved = torch.stack([(start != shards[n]).any() for n, start in self._start.items()])
         own = dict(zip(self._start, moved.tolist(), strict=True))
-        every = every_parameter(self._model)
+        every = selection.every_parameter(self._model)
         trained = {n: own.get(n, here and one.requires_grad) for n, one in every.items()}
         self._somewhere, counts = self._presence.somewhere(trained, also)
         return counts
 
     def _weights(self) -> Mapping[str, torch.Tensor]:
-        return shards_of(self._follow()) if self._part.here else self._start
+        return selection.shards_of(self._follow()) if self._part.here else self._start
 
     def _take_part(self, part: Part) -> bool:
         """An exchange of all ranks, some of them late, on the thread of ``Stragglers``.
@@ -153,7 +146,7 @@ class FragmentExchange(LateReporting):
             self._step_outside(mean)
             live = self._follow()
             for name in mean:
-                own, start = local_shard(live[name]), self._start[name]
+                own, start = selection.local_shard(live[name]), self._start[name]
                 own.lerp_(start, 1 - mix) if mix else own.copy_(start)
         elif self._stragglers is not None:
             before = {name: self._start[name].clone() for name in mean}
@@ -172,11 +165,11 @@ class FragmentExchange(LateReporting):
         """Averages parameters that were frozen at the last exchange."""
         if not newcomers:
             return
-        every = every_parameter(self._model)
+        every = selection.every_parameter(self._model)
         new = {name: every[name] for name in newcomers}
         self._check(new)
         ranks, limit = self._exchange.channel(), self._exchange.options["timeout"]
-        for shard in shards_of(new).values():
+        for shard in selection.shards_of(new).values():
             mean = shard.contiguous()
             allreduce(ranks, mean, codec="none", reduction="mean", timeout=limit)
             shard.copy_(mean)
@@ -185,7 +178,7 @@ class FragmentExchange(LateReporting):
         }
         self._fragments = self._divided()
         self._take_start(self._parameters)
-        self._exchange.hold(shards_of(self._start))
+        self._exchange.hold(selection.shards_of(self._start))
         (group, *others) = self.outer_optimizer.param_groups
         if others:
             self.outer_optimizer.add_param_group({"params": [self._start[n] for n in newcomers]})
@@ -196,5 +189,5 @@ class FragmentExchange(LateReporting):
         before = self._start
         self._start = {
             name: before[name] if name in before else torch.nn.Parameter(shard.clone())
-            for name, shard in shards_of(parameters).items()
+            for name, shard in selection.shards_of(parameters).items()
         }

@@ -6,12 +6,11 @@ import math
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgumentError, RanksLostError, Transport, TransportError
 from tersor.collectives import allreduce
@@ -35,16 +34,6 @@ class ElasticOptions(ReducerOptions, total=False):
     """
 
     on_loss: OnLoss
-
-
-def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """Raises InvalidArgumentError for ``elastic=True`` with sharded parameters."""
-    sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
-    if options.get("elastic") and sharded:
-        raise InvalidArgumentError(
-            f"elastic=True: {sharded[0]} is sharded, and a lost rank takes its shards with it; "
-            "use whole parameters, or torchft around your training"
-        )
 
 
 class TensorExchange:

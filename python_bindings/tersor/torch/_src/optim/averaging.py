@@ -16,16 +16,8 @@ from tersor.torch._src.gradients.copies import SentGradients, write_means
 from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.gradients.sample_weights import Weighed
 from tersor.torch._src.optim.handle import OptimizerHandle
-from tersor.torch._src.parameters.selection import (
-    OptimizedParameters,
-    Unsupported,
-    is_supported,
-    reason_of,
-    reduce_uncompressed,
-    refuse_sharded,
-    report_unsupported,
-    shards_of,
-)
+from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
 
 _LEFT_OVER = (
     "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
@@ -60,7 +52,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         somewhere, _ = self._presence.somewhere(self._optimized.with_gradients())
         for name in somewhere:
             gradient = self._dense_gradient(name, self._optimized.all[name])
-            reduce_uncompressed(gradient, self._group, self._samples)
+            selection.reduce_uncompressed(gradient, self._group, self._samples)
         self._samples.end()
 
     def _forget_step(self) -> None:
@@ -81,9 +73,13 @@ class AveragedGradients(OptimizerHandle, Weighed):
 
     def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
         group, how = self._process_group(), self._unsupported
-        refuse_sharded(newcomers, group, "use tersor.torch.compress")
-        found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
-        report_unsupported(found, "error" if self._exchange.elastic else how, group)
+        selection.refuse_sharded(newcomers, group, "use tersor.torch.compress")
+        found = {
+            name: selection.reason_of(one)
+            for name, one in newcomers.items()
+            if not selection.is_supported(one)
+        }
+        selection.report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
         self._watch(newcomers)
 
@@ -161,7 +157,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self.reducer.relearn_order()
 
     def _compressed(self) -> dict[str, torch.Tensor]:
-        shards = shards_of(self._parameters)
+        shards = selection.shards_of(self._parameters)
         return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
@@ -206,13 +202,13 @@ class AveragedGradients(OptimizerHandle, Weighed):
             if name not in self._dense:
                 self._dense.add(name)
                 found = {name: "sparse, as dense"}
-                report_unsupported(found, self._unsupported, self._process_group())
+                selection.report_unsupported(found, self._unsupported, self._process_group())
             parameter.grad = parameter.grad.to_dense()
         return parameter.grad
 
     def _reduce_uncompressed(self, names: Collection[str]) -> None:
         for name in filter(names.__contains__, self._uncompressed):
-            reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
+            selection.reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
 
 
 def _accumulated(

@@ -20,25 +20,13 @@ from tersor._options import described
 from tersor.reducer import OptimizerOptions, ReducerOptions, gathered
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
-from tersor.torch._src.gradients.exchange import (
-    Presence,
-    TensorExchange,
-    refuse_elastic_shards,
-)
+from tersor.torch._src.gradients.exchange import Presence, TensorExchange
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.optim.rules import Part, Rule
 from tersor.torch._src.optim.state import Kept, load, save
-from tersor.torch._src.parameters.selection import (
-    OptimizedParameters,
-    is_supported,
-    literal_pattern,
-    local_shard,
-    only_device,
-    refuse_sharded,
-    refuse_unsupported,
-    shards_of,
-)
+from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import OptimizedParameters
 
 DEFAULT_CODEC = "hadamard:bits=1+ef"
 #: Former keywords.
@@ -82,8 +70,10 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         if self._warmup_steps != 0:
             _check_schedule(found, self._warmup_steps)
         self._optimized = OptimizedParameters(self, None)
-        refuse_elastic_shards(found, self._parameters)
-        self._exchange = TensorExchange(process_group, only_device(self._parameters), found)
+        selection.refuse_elastic_shards(found, self._parameters)
+        self._exchange = TensorExchange(
+            process_group, selection.only_device(self._parameters), found
+        )
         self._presence = Presence(self._exchange)
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
@@ -244,9 +234,9 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
         """Makes the codecs and moments of parameters that will take part."""
-        refuse_unsupported(newcomers, type(self).__name__)
-        refuse_sharded(newcomers, self._process_group(), self._instead)
-        codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
+        selection.refuse_unsupported(newcomers, type(self).__name__)
+        selection.refuse_sharded(newcomers, self._process_group(), self._instead)
+        codecs = chosen_codecs(self._exchange.options, selection.shards_of(newcomers))
         self._codecs.update(codecs)
         for name, parameter in newcomers.items():
             rule = self._rules[name] = self._rule(parameter, codecs[name])
@@ -256,7 +246,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _hold(self) -> None:
         sent = {name: self._like_sent(name) for name in self._parameters}
         options: ReducerOptions = {"rules": self._schedule()} if self._warmup_steps else {}
-        self._exchange.hold(shards_of(sent), options)
+        self._exchange.hold(selection.shards_of(sent), options)
 
     def _like_sent(self, name: str) -> Tensor:
         moments: dict[str, Tensor] = self.state[self._parameters[name]]
@@ -274,7 +264,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _schedule(self) -> list[tuple[str, str, int]]:
         rules = []
         for name, codec in self._codecs.items():
-            pattern, later = literal_pattern(name), Codec(codec).has_feedback
+            pattern, later = selection.literal_pattern(name), Codec(codec).has_feedback
             if later:
                 rules.append((pattern, self._warmup_codec, 0))
             rules.append((pattern, codec, self._warmup_steps if later else 0))
@@ -309,7 +299,11 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             return float(found) == 0
         parameters = self._optimized.all
         grads = {name: one.grad for name, one in parameters.items() if one.grad is not None}
-        own = {name: local_shard(one) for name, one in grads.items() if is_supported(one)}
+        own = {
+            name: selection.local_shard(one)
+            for name, one in grads.items()
+            if selection.is_supported(one)
+        }
         found = torch.zeros((), device=self._exchange.device, dtype=torch.float32)
         for dtype in {one.dtype for one in own.values()}:
             alike = [one for one in own.values() if one.dtype == dtype]
@@ -382,7 +376,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
                 names,
                 own,
                 [gradients[name] for name in names],
-                {key: [local_shard(one[key]) for one in states] for key in rule.moments},
+                {key: [selection.local_shard(one[key]) for one in states] for key in rule.moments},
             )
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
@@ -393,7 +387,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
                 f"the gradient of {name} is sparse: {type(self).__name__} takes dense ones; make "
                 "the embedding with sparse=False"
             )
-        return local_shard(gradient)
+        return selection.local_shard(gradient)
 
 
 def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:

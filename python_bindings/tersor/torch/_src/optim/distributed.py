@@ -21,23 +21,13 @@ from tersor._renamed import renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
 from tersor.torch._src.gradients.copies import SentGradients
-from tersor.torch._src.gradients.exchange import (
-    OnLoss,
-    Presence,
-    TensorExchange,
-    refuse_elastic_shards,
-)
+from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_of
 from tersor.torch._src.gradients.sample_weights import Samples
+from tersor.torch._src.optim import state as optimizer_state
 from tersor.torch._src.optim.averaging import AveragedGradients
-from tersor.torch._src.optim.state import (
-    load_with,
-    plain_groups,
-    plain_state,
-    residuals_of,
-    with_residuals,
-)
 from tersor.torch._src.optim.wrapper import OwnMethod, merged
+from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
 
 Closure = Callable[[], Any]
@@ -175,7 +165,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._passes_per_step = backward_passes_per_step
         self._uncompressed, self._passes, self._dense = {}, {}, set()
         self._synchronized = self._skip = self._removed = False
-        refuse_elastic_shards(options, self._optimized.all)
+        selection.refuse_elastic_shards(options, self._optimized.all)
         device = next(iter(self._optimized.all.values())).device
         self._exchange = TensorExchange(process_group, device, options)
         self._sent = SentGradients(device)
@@ -342,8 +332,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         """
         state = self.optimizer.state_dict()
         if mode is None:  # without residuals that the wrapped optimizer loaded before
-            return {**state, "param_groups": plain_groups(state)}
-        return with_residuals(state, self._residuals(mode))
+            return {**state, "param_groups": optimizer_state.plain_groups(state)}
+        return optimizer_state.with_residuals(state, self._residuals(mode))
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Loads the result of ``state_dict``, with residuals if the state has any.
@@ -365,10 +355,12 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         reducer, group = self.reducer, self._process_group()
         if not (saved := as_mapping(state_dict)):
             return load_reducer(reducer, group, None)
-        if not (residuals := residuals_of(saved)):
+        if not (residuals := optimizer_state.residuals_of(saved)):
             return self.optimizer.load_state_dict(dict(saved))
-        state = plain_state(self.optimizer, saved)
-        load_with(reducer, group, residuals, lambda: self.optimizer.load_state_dict(state))
+        state = optimizer_state.plain_state(self.optimizer, saved)
+        optimizer_state.load_with(
+            reducer, group, residuals, lambda: self.optimizer.load_state_dict(state)
+        )
 
     def _residuals(self, mode: Mode) -> dict[str, Any]:
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))

@@ -22,15 +22,8 @@ from torch.optim import Optimizer
 from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.collectives import allreduce
-from tersor.torch._src.checkpoint.residuals import (
-    Mode,
-    check_ranks,
-    load_reducer,
-    own_row,
-    refusing_damage,
-    save_reducer,
-    side_by_side,
-)
+from tersor.torch._src.checkpoint import residuals as checkpoint
+from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.parameters.selection import local_shard
 
@@ -44,7 +37,7 @@ def with_residuals(packed: Mapping[str, Any], own: Mapping[str, Any]) -> dict[st
     return {**packed, "param_groups": [{**first, "tersor": own}, *others]}
 
 
-@refusing_damage()
+@checkpoint.refusing_damage()
 def residuals_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """Each rank's own values, possibly empty. Earlier versions had the values at the top level."""
     (first, *_) = saved["param_groups"] or [{}]
@@ -57,7 +50,7 @@ def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{k: v for k, v in one.items() if k != "tersor"} for one in saved["param_groups"]]
 
 
-@refusing_damage()
+@checkpoint.refusing_damage()
 def plain_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The state in PyTorch's format. Distributed checkpoints turn keys into strings."""
     check_groups(optimizer, saved)
@@ -73,9 +66,9 @@ def load_with(
 ) -> None:
     """Loads residuals and calls ``load``. An InvalidArgumentError leaves all values unchanged."""
     before = reducer.save_state()
-    load_reducer(reducer, group, residuals)
+    checkpoint.load_reducer(reducer, group, residuals)
     try:
-        with refusing_damage():
+        with checkpoint.refusing_damage():
             load()
     except InvalidArgumentError:
         reducer.load_state(before)
@@ -96,7 +89,7 @@ class Kept:
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """The state, with moments per parameter name. ``packed`` is PyTorch's state."""
-    own = save_reducer(kept.exchange.reducer, kept.group, mode)
+    own = checkpoint.save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     common = {
         name: {key: value for key, value in moments.items() if key != kept.own.get(name)}
@@ -135,11 +128,11 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
 
     Returns parameter groups for PyTorch's optimizers to load without a state.
     """
-    with refusing_damage():
+    with checkpoint.refusing_damage():
         _check(kept, saved)
         check_groups(optimizer, saved)
         values = list(_values(kept, saved))
-    load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
+    checkpoint.load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
     for target, value in values:
         target.copy_(value.reshape(target.shape))
     return [{**one, "params": list(range(len(one["params"])))} for one in plain_groups(saved)]
@@ -153,7 +146,7 @@ def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
     for name, key in kept.own.items():
         own = local_shard(kept.moments[name][key]).detach().flatten().clone()
         if mesh is not None:
-            yield name, side_by_side(own.cpu(), mesh)
+            yield name, checkpoint.side_by_side(own.cpu(), mesh)
             continue
         allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
         yield name, own.cpu()
@@ -172,7 +165,7 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
     if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
         raise InvalidArgumentError("the state is of other parameter groups")
     if own["mode"] == "exact":
-        check_ranks(own["ranks"], kept.group.size())
+        checkpoint.check_ranks(own["ranks"], kept.group.size())
 
 
 def _class_of(saved: Mapping[str, Any]) -> str:
@@ -193,7 +186,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
         if key := kept.own.get(name):
             entry[key] = found = own.get(OWN[key], {}).get(name)  # None: a codec without +ef
             if own["mode"] == "exact" and found is not None:
-                entry[key] = own_row(found, dist.get_rank(kept.group))
+                entry[key] = checkpoint.own_row(found, dist.get_rank(kept.group))
         for key, target in moments.items():
             mine, value = local_shard(target), entry.get(key)
             value = None if value is None else local_shard(value)

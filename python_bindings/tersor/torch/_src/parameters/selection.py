@@ -292,6 +292,18 @@ def refuse_sharded(
             )
 
 
+def refuse_elastic_shards(
+    options: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+) -> None:
+    """Raises InvalidArgumentError for ``elastic=True`` with sharded parameters."""
+    sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
+    if options.get("elastic") and sharded:
+        raise InvalidArgumentError(
+            f"elastic=True: {sharded[0]} is sharded, and a lost rank takes its shards with it; "
+            "use whole parameters, or torchft around your training"
+        )
+
+
 def unsupported_parameters(
     module: nn.Module, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, str]:

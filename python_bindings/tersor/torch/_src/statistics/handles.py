@@ -18,14 +18,9 @@ from tersor.reducer import GradientReducer
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.process_group.connections import checked
+from tersor.torch._src.statistics import records
 from tersor.torch._src.statistics.picture import draw
-from tersor.torch._src.statistics.records import (
-    ParameterStatistics,
-    add_up,
-    of_parameter,
-    scalars,
-    table,
-)
+from tersor.torch._src.statistics.records import ParameterStatistics
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -66,7 +61,7 @@ class Reporting(ABC):
             totals = handle.totals()
             print(totals.sent_bytes / totals.steps)
         """
-        return add_up(self.statistics(residual_norms=residual_norms))
+        return records.add_up(self.statistics(residual_norms=residual_norms))
 
     @renamed_keywords(residual_norm="residual_norms")
     def scalars(self, *, residual_norms: bool = False) -> dict[str, float]:
@@ -93,7 +88,7 @@ class Reporting(ABC):
                 writer.add_scalar(name, value, step)
         """
         totals = self._totals_of_all(residual_norms)
-        return {} if totals is None else scalars(totals, getattr(self, "skipped_steps", 0))
+        return {} if totals is None else records.scalars(totals, getattr(self, "skipped_steps", 0))
 
     def _totals_of_all(self, residual_norms: bool) -> ParameterStatistics | None:
         """As ``totals``; None if nothing was sent yet."""
@@ -148,7 +143,9 @@ class Reporting(ABC):
 
             print(handle.table())
         """
-        return table([*self.statistics(residual_norms=True), self.totals(residual_norms=True)])
+        return records.table(
+            [*self.statistics(residual_norms=True), self.totals(residual_norms=True)]
+        )
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Draws bytes, times and residuals.
@@ -196,18 +193,20 @@ class ReducerReporting(Reporting):
         every = self.reducer.parameter_statistics()
         norms = self.reducer.residual_norms() if residual_norms else [None] * len(every)
         ranks = self._ranks()
-        return [of_parameter(one, ranks, norm) for one, norm in zip(every, norms, strict=True)]
+        return [
+            records.of_parameter(one, ranks, norm) for one, norm in zip(every, norms, strict=True)
+        ]
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         norm = math.hypot(*self.reducer.residual_norms()) if residual_norms else None
-        return of_parameter(self.reducer.statistics(), self._ranks(), norm)
+        return records.of_parameter(self.reducer.statistics(), self._ranks(), norm)
 
     def _totals_of_all(self, residual_norms: bool) -> ParameterStatistics | None:
         if (made := self._exchange) is None:
             return None
         if residual_norms:
             return self.totals(residual_norms=True)
-        return of_parameter(made.reducer.statistics_so_far(), made.ranks)
+        return records.of_parameter(made.reducer.statistics_so_far(), made.ranks)
 
     def explain(self) -> str:
         """Returns one line per parameter: its codec and the reason.
@@ -297,7 +296,7 @@ def log_statistics(
     if not parameters_every or step % parameters_every:
         return
     for one in handle.statistics(residual_norms=residual_norms):
-        values = scalars(one, 0)
+        values = records.scalars(one, 0)
         for field in _LOGGED_PER_PARAMETER:
             if (found := values.get(f"tersor/{field}")) is not None:
                 writer.add_scalar(f"tersor parameters/{one.name}/{field}", found, step)

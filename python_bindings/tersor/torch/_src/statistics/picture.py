@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tersor import _look, _text
-from tersor.torch._src.statistics.records import (
-    SEVERAL,
-    ParameterStatistics,
-    add_up,
-)
+from tersor.torch._src.statistics import records
+from tersor.torch._src.statistics.records import ParameterStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +68,7 @@ def _rows(parameters: Sequence[ParameterStatistics]) -> list[ParameterStatistics
     largest = sorted(parameters, key=lambda one: -one.uncompressed_bytes)
     if len(largest) <= MOST_ROWS:
         return largest
-    rest = add_up(largest[MOST_ROWS - 1 :])
+    rest = records.add_up(largest[MOST_ROWS - 1 :])
     rest.name = f"{len(largest) - MOST_ROWS + 1} smaller ones"
     return [*largest[: MOST_ROWS - 1], rest]
 
@@ -105,7 +102,7 @@ def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
 
 
 def _colour(one: ParameterStatistics) -> str:
-    return _look.QUIET if one.codec == SEVERAL else _look.colour(one.codec)
+    return _look.QUIET if one.codec == records.SEVERAL else _look.colour(one.codec)
 
 
 def _label(one: ParameterStatistics) -> str:
