@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
-from tersor import _renamed
 from tersor._core import InvalidArgumentError
+from tersor._renamed import deprecated_once
 
 Options = TypeVar("Options")
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _ENDED = ("elastic", "missing", "progress")  # former options without an effect
-_warned: set[tuple[str, str]] = set()
 
 
 def fill(options: Options, keywords: Mapping[str, object]) -> Options:
@@ -102,26 +100,10 @@ def _moved(
                 f"{who}: there is no option {key!r}; the options are: {', '.join(own)}; and in "
                 f"advanced={kind.__name__}(...): {', '.join(known)}"
             )
-        remedy = (
-            "leave the option out" if key in _ENDED else f"use advanced={kind.__name__}({key}=...)"
-        )
-        if (who, key) not in _warned:
-            _warned.add((who, key))
-            warnings.warn(
-                f"{who}({key}=) is deprecated and ends with the next release: {remedy}",
-                DeprecationWarning,
-                stacklevel=_callers_level(),
-            )
+        use = f"use advanced={kind.__name__}({key}=...)"
+        deprecated_once(who, f"{who}({key}=)", "leave the option out" if key in _ENDED else use)
     changed = {key: value for key, value in plain.items() if key in known}
     return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
-
-
-def _callers_level() -> int:
-    """Returns the stack level, for ``_moved``, of the code that called the decorated function."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_filename in (__file__, _renamed.__file__):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def expect(value: object, kind: type | tuple[type, ...], wanted: str) -> None:

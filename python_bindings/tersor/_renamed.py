@@ -15,6 +15,9 @@ from typing import Any, ParamSpec, TypeVar
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
+_PACKAGE = __file__.removesuffix("_renamed.py")
+_IMPORTS = "<frozen importlib"
+
 #: The old spellings with a past warning: the function's qualified name, and the spelling.
 _warned: set[tuple[str, str]] = set()
 
@@ -68,17 +71,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        _renamed(module.__name__, stacklevel=4)
+        _renamed(module.__name__)
 
 
 def attribute(package: str, name: str) -> Any:
     """Returns a renamed module or class for a package's ``__getattr__``."""
     old = f"{package}.{name}"
     if (new := _ATTRIBUTES.get(package, {}).get(name)) is not None:
-        _warn(old, f"{package}.{new}", stacklevel=4)
+        deprecated(old, f"use {package}.{new}")
         found = getattr(sys.modules[package], new)
     elif old in _RENAMED:
-        found = _renamed(old, stacklevel=5)
+        found = _renamed(old)
     else:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     setattr(sys.modules[package], name, found)
@@ -108,7 +111,7 @@ def renamed_keywords(
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(function)
         def call(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
-            move_keywords(function, options, new_names, stacklevel=3)
+            move_keywords(function, options, new_names)
             return function(*args, **options)
 
         return call
@@ -128,21 +131,18 @@ def renamed_attribute(new: str) -> Any:
         def __get__(self, instance: Any, owner: type) -> Any:
             if instance is None:
                 return self
-            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
+            deprecated_once(self._owner, self._old, f"use .{new}")
             return getattr(instance, new)
 
         def __set__(self, instance: Any, value: Any) -> None:
-            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
+            deprecated_once(self._owner, self._old, f"use .{new}")
             setattr(instance, new, value)
 
     return Renamed()
 
 
 def move_keywords(
-    function: Callable[..., object],
-    options: dict[str, Any],
-    new_names: Mapping[str, str],
-    stacklevel: int,
+    function: Callable[..., object], options: dict[str, Any], new_names: Mapping[str, str]
 ) -> None:
     """Replaces the old keywords of a call by the new keywords; see :func:`renamed_keywords`."""
     name = function.__qualname__.removesuffix(".__init__")
@@ -150,30 +150,32 @@ def move_keywords(
         new = new_names[old]
         if new in options:
             raise TypeError(f"{name}() got {new}= and {old}=, its old name: pass {new}=")
-        warn_once(f"{function.__module__}.{name}", f"{name}({old}=)", f"{new}=", stacklevel + 1)
+        deprecated_once(f"{function.__module__}.{name}", f"{name}({old}=)", f"use {new}=")
         options[new] = options.pop(old)
 
 
-def warn_once(owner: str, old: str, new: str, stacklevel: int) -> None:
+def deprecated_once(owner: str, old: str, remedy: str) -> None:
     """Warns of an old spelling of ``owner``, a function or module, once per process."""
     if (owner, old) not in _warned:
         _warned.add((owner, old))
-        _warn(old, new, stacklevel + 1)
+        deprecated(old, remedy)
 
 
-def _renamed(old: str, stacklevel: int) -> types.ModuleType:
+def deprecated(old: str, remedy: str) -> None:
+    """Warns of an old spelling, at the line of the first caller outside of the package."""
+    frame, level = sys._getframe(), 1  # as skip_file_prefixes= of Python 3.12
+    while frame.f_code.co_filename.startswith((_PACKAGE, _IMPORTS)) and frame.f_back is not None:
+        frame = frame.f_back
+        level += not frame.f_code.co_filename.startswith(_IMPORTS)  # not counted by warn()
+    text = f"{old} is deprecated and ends with the next release: {remedy}"
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
+
+
+def _renamed(old: str) -> types.ModuleType:
     new, public = _RENAMED[old]
-    _warn(old, public, stacklevel)
+    deprecated(old, f"use {public}")
     sys.modules[old] = importlib.import_module(new)
     return sys.modules[old]
-
-
-def _warn(old: str, new: str, stacklevel: int) -> None:
-    warnings.warn(
-        f"{old} is deprecated and ends with the next release: use {new}",
-        DeprecationWarning,
-        stacklevel=stacklevel,
-    )
 
 
 sys.meta_path.insert(0, _Finder())  # before folders left behind by an old name

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from tersor import _core, _renamed
+from tersor import _core
 from tersor._core import Error, InvalidArgumentError, ServerStatistics, TransportError
-from tersor._renamed import renamed_keywords
+from tersor._renamed import deprecated, renamed_keywords
 from tersor.arrays import empty_bytes
 from tersor.server import Update, core_options, named_update
 
@@ -226,7 +226,7 @@ class ParameterServer:
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """The old name of ``parameters``."""
-        _renamed._warn("ParameterServer.weights()", "parameters()", stacklevel=3)
+        deprecated("ParameterServer.weights()", "use parameters()")
         return self.parameters()
 
     def statistics(self) -> list[ServerStatistics]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import inspect
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from tersor import _core
 from tersor._core import Transport, Tuner
 from tersor._options import expect, fill
-from tersor._renamed import renamed_keywords
+from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import Algorithm, GridOptions, Reduction
 
 if TYPE_CHECKING:
@@ -292,12 +291,7 @@ class GradientReducer(_core.GradientReducer):
             "transport must be a tersor Transport (tersor.local, tersor.mpi, …)",
         )
         if cast(dict[str, Any], options).pop("missing", None) is not None:
-            warnings.warn(
-                "GradientReducer(missing=) is deprecated and ends with the next release: leave "
-                "the option out",
-                DeprecationWarning,
-                stacklevel=3,
-            )
+            deprecated("GradientReducer(missing=)", "leave the option out")
         super().__init__(transport, fill(_core.ReducerOptions(), options))
         if options.get("trace"):
             _traced.add(self)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from tersor import _core, _renamed
+from tersor import _core
 from tersor._core import ClientStatistics, InvalidArgumentError, ServerStatistics, Transport
 from tersor._options import expect, fill
-from tersor._renamed import renamed_keywords
+from tersor._renamed import deprecated, renamed_keywords
 from tersor.codec import text_hash
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class ParameterServer:
 
     def weights(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
         """The old name of ``parameters``."""
-        _renamed._warn("ParameterServer.weights()", "parameters()", stacklevel=3)
+        deprecated("ParameterServer.weights()", "use parameters()")
         return self.parameters()
 
     def statistics(self) -> ServerStatistics:

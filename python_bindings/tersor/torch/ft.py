@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
 from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
-from tersor._renamed import warn_once
+from tersor._renamed import deprecated_once
 from tersor.codec import Codec
 from tersor.torch._src.backend.calls import Call, Caller, reduction_of
 from tersor.torch._src.ft.residuals import Places, World
@@ -100,7 +100,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             "inner must be a process group of torchft, such as ProcessGroupGloo()",
         )
         if isinstance(timeout, timedelta):
-            warn_once(__name__, "ProcessGroupTersor(timeout=timedelta)", "seconds", stacklevel=3)
+            deprecated_once(__name__, "ProcessGroupTersor(timeout=timedelta)", "use seconds")
             timeout = timeout.total_seconds()
         expect(timeout, (int, float), "timeout must be a number of seconds")
         super().__init__(timedelta(seconds=timeout), inner)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from tersor._renamed import move_keywords, warn_once
+from tersor._renamed import deprecated_once, move_keywords
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -32,7 +32,7 @@ def accept_group_ranks(
         def call(*args: Any, **options: Any) -> _Result:
             if "group" in options and isinstance((*args, None, None, None)[position], int):
                 args, options["root"] = args[:position], args[position]
-            move_keywords(function, options, new_names, stacklevel=3)
+            move_keywords(function, options, new_names)
             return function(*args, **options)
 
         return call
@@ -48,11 +48,11 @@ def accept_output_second(function: Callable[_Arguments, _Result]) -> Callable[_A
         if len(args) > 2 or (len(args) == 2 and isinstance(args[1], Tensor)):
             if len(args) > 3:
                 raise TypeError("reduce() takes two positional arguments: tensor and dst")
-            new = "reduce(tensor, dst, output=output)"
-            warn_once(function.__module__, "reduce(input, output, root)", new, stacklevel=4)
+            new = "use reduce(tensor, dst, output=output)"
+            deprecated_once(function.__module__, "reduce(input, output, root)", new)
             options |= dict(zip(("output", "group_dst"), args[1:], strict=False))
             args = args[:1]
-        move_keywords(function, options, {"input": "tensor"}, stacklevel=4)
+        move_keywords(function, options, {"input": "tensor"})
         return function(*args, **options)
 
     return call
@@ -68,7 +68,7 @@ def refuse_output_first(function: Callable[_Arguments, _Result]) -> Callable[_Ar
                 "gather() takes one positional argument, the tensor to send: pass output= and dst= "
                 "by name (gather(output, input, root) was the order of the last release)"
             )
-        move_keywords(function, options, {"input": "tensor"}, stacklevel=4)
+        move_keywords(function, options, {"input": "tensor"})
         return function(*args, **options)
 
     return call
@@ -89,11 +89,11 @@ def accept_without_output(function: Callable[..., Tensor]) -> Callable[..., Tens
         has_output = "output" in options or isinstance(second, Tensor)
         if not has_output:
             old = "all_to_all_single(input, output_splits, input_splits)"
-            new = "all_to_all_single(output, input, output_split_sizes, input_split_sizes)"
-            warn_once(function.__module__, old, new, stacklevel=3)
+            new = "use all_to_all_single(output, input, output_split_sizes, input_split_sizes)"
+            deprecated_once(function.__module__, old, new)
             options |= dict(zip(names, args, strict=False))
             args = ()
-        move_keywords(function, options, new_names, stacklevel=3)
+        move_keywords(function, options, new_names)
         if not has_output:
             options["output"] = rows = options.setdefault("input", None)
             if isinstance(rows, Tensor) and rows.dim() > 0:

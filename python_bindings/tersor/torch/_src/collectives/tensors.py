@@ -25,7 +25,7 @@ from torch import Tensor
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgumentError
 from tersor._options import expect
-from tersor._renamed import renamed_keywords, warn_once
+from tersor._renamed import deprecated_once, renamed_keywords
 from tersor.collectives import CollectiveOptions, Keywords
 from tersor.torch._src.collectives.old_calls import (
     accept_group_ranks,
@@ -77,7 +77,7 @@ class FeedbackState(collectives.FeedbackState):
         for new, old in _COLLECTIVES.items():
             if collective == old:
                 text = 'FeedbackState(collective="{}")'.format
-                warn_once(__name__, text(old), text(new), stacklevel=4)
+                deprecated_once(__name__, text(old), "use " + text(new))
         told: Any = _COLLECTIVES.get(collective, collective)
         super().__init__(ranks, in_order(like), dtype=dtype, collective=told, **options)
 

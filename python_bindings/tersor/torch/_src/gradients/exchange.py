@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor._core import InvalidArgumentError, RanksLostError, Transport, TransportError
+from tersor._renamed import deprecated
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch._src.checkpoint.residuals import move_residuals
@@ -53,11 +54,7 @@ class TensorExchange:
         on_loss: str = cast(ElasticOptions, options).get("on_loss", "raise")
         self.elastic = options.get("elastic", False)
         if on_loss == "go on":
-            warnings.warn(
-                'on_loss="go on" is deprecated and ends with the next release: use "continue"',
-                DeprecationWarning,
-                stacklevel=4,
-            )
+            deprecated('on_loss="go on"', 'use "continue"')
             on_loss = "continue"
         if on_loss not in ("raise", "continue"):
             raise InvalidArgumentError(f'on_loss={on_loss!r}: give "raise" or "continue"')

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgumentError, RanksLostError
 from tersor._options import takes_advanced
-from tersor._renamed import renamed_keywords
+from tersor._renamed import deprecated, renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
 from tersor.torch._src.gradients.copies import SentGradients
@@ -367,12 +366,13 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """Deprecated: returns the residuals alone. Use ``state_dict(mode)``."""
-        _warn_of_residuals("residual_state_dict(mode)", "state_dict(mode)")
+        deprecated("DistributedOptimizer.residual_state_dict(mode)", "use state_dict(mode)")
         return self._residuals(mode)
 
     def load_residual_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Deprecated: loads the result of ``residual_state_dict``. Use ``load_state_dict``."""
-        _warn_of_residuals("load_residual_state_dict(state)", "load_state_dict(state)")
+        old = "DistributedOptimizer.load_residual_state_dict(state)"
+        deprecated(old, "use load_state_dict(state)")
         load_reducer(self.reducer, self._process_group(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -392,11 +392,3 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self.synchronize()
         self._synchronized = False
         return loss
-
-
-def _warn_of_residuals(old: str, new: str) -> None:
-    warnings.warn(
-        f"DistributedOptimizer.{old} is deprecated and ends with the next release: use {new}",
-        DeprecationWarning,
-        stacklevel=3,
-    )
