@@ -108,45 +108,24 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Measures codecs and links, and reports whether compression saves time.",
         epilog="Start with torchrun or mpirun to measure the link between processes or machines.",
     )
-    parser.add_argument(
-        "--parameters",
-        type=_positive(float),
-        default=25e6,
-        metavar="N",
-        help="number of float32 gradient values in the verdict (default: 25e6)",
-    )
-    parser.add_argument(
-        "--compute-ms",
-        type=_positive(float),
-        metavar="MS",
-        help="time of a training step without communication, for the verdict on step time",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=_positive(float),
-        default=60.0,
-        metavar="S",
-        help="time for the measurements (default: 60)",
-    )
-    parser.add_argument(
-        "--codecs",
-        nargs="+",
-        default=list(CODECS),
-        metavar="SPEC",
-        help=f"codecs to compare (default: {' '.join(CODECS)})",
-    )
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures here")
+    count = "number of float32 gradient values in the verdict (default: 25e6)"
+    compute = "time of a training step without communication, for the verdict on step time"
+    seconds = "time for the measurements (default: 60)"
+    codecs = f"codecs to compare (default: {' '.join(CODECS)})"
+    add = parser.add_argument
+    add("--parameters", type=number, default=25e6, metavar="N", help=count)
+    add("--compute-ms", type=number, metavar="MS", help=compute)
+    add("--seconds", type=number, default=60.0, metavar="S", help=seconds)
+    add("--codecs", nargs="+", default=list(CODECS), metavar="SPEC", help=codecs)
+    add("--json", type=pathlib.Path, metavar="FILE", help="write the figures here")
     return parser.parse_args(arguments)
 
 
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        if not 0 < (value := kind(text)) < 1e15:
-            raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1e15")
-        return value
-
-    parse.__name__ = "number"
-    return parse
+def number(text: str) -> float:
+    """Parses an argument. argparse shows the function's name in an error."""
+    if not 0 < (value := float(text)) < 1e15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1e15")
+    return value
 
 
 @dataclass
@@ -185,11 +164,9 @@ def _measure(options: argparse.Namespace, launched: _Launched) -> Report:
         Codec(spec)  # an unknown codec raises before any measurement
     half = options.seconds / 2
     codecs = [_measure_codec(spec, half / len(specs)) for spec in specs]
-    link = []
-    ranks = 1
-    if launched.transport is not None:
-        ranks = launched.transport.ranks
-        link = _measure_link(launched.transport, specs, half)
+    transport = launched.transport
+    link = [] if transport is None else _measure_link(transport, specs, half)
+    ranks = 1 if transport is None else transport.ranks
     return Report(
         version=build_info().version,
         date=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
@@ -262,7 +239,8 @@ def _measure_link(transport: Transport, specs: list[str], seconds: float) -> lis
         calls = {spec: _all_reduce(transport, spec, size) for spec in ("none", *specs)}
         times: dict[str, list[float]] = {spec: [] for spec in calls}
         until = time.perf_counter() + seconds / 3
-        while _any_time_left(transport, until) or len(times["none"]) < 3:
+        # The sum is the same on all ranks: 0 while every rank has time left.
+        while _sum(transport, [time.perf_counter() >= until]) == [0] or len(times["none"]) < 3:
             for spec, call in calls.items():
                 times[spec].append(call())
         results += [
@@ -276,41 +254,28 @@ def _all_reduce(transport: Transport, spec: str, size: int) -> Callable[[], floa
     count = size // _VALUE_BYTES
     gradient = np.random.default_rng(transport.rank).standard_normal(count, dtype=np.float32)
     values = gradient.copy()
-    options: collectives.CollectiveOptions = {
-        "codec": spec,
-        "reduction": "mean",
-        "workspace": _core.Workspace(),
-    }
+    options: collectives.CollectiveOptions = {"codec": spec, "workspace": _core.Workspace()}
+    options["reduction"] = "mean"
     if spec != "none" and Codec(spec).has_feedback:
         options["state"] = collectives.FeedbackState(transport, values, codec=spec)
 
     def timed() -> float:
         values[:] = gradient
-        _sum(transport, 0.0)  # a barrier
+        _sum(transport, [0.0])  # a barrier
         begin = time.perf_counter()
         collectives.allreduce(transport, values, **options)
-        return _longest(transport, time.perf_counter() - begin)
+        own = time.perf_counter() - begin
+        return max(_sum(transport, [own * (rank == transport.rank) for rank in ranks]))
 
+    ranks = range(transport.ranks)
     timed()  # makes connections and buffers
     return timed
 
 
-def _longest(transport: Transport, seconds: float) -> float:
-    every = np.zeros(transport.ranks, np.float32)
-    every[transport.rank] = seconds
-    collectives.allreduce(transport, every, codec="none")
-    return float(every.max())
-
-
-def _any_time_left(transport: Transport, until: float) -> bool:
-    """Returns the same answer on all ranks: True while every rank has time left."""
-    return _sum(transport, float(time.perf_counter() >= until)) == 0
-
-
-def _sum(transport: Transport, value: float) -> float:
-    values = np.array([value], np.float32)
-    collectives.allreduce(transport, values, codec="none")
-    return float(values[0])
+def _sum(transport: Transport, values: list[float]) -> list[float]:
+    sums = np.array(values, np.float32)
+    collectives.allreduce(transport, sums, codec="none")
+    return sums.tolist()
 
 
 def _verdict(
