@@ -92,16 +92,11 @@ class TersorCallback(transformers.TrainerCallback):
         self._mode = check_mode(mode)
         self._start_at_zero = start_at_zero
         self._options = {
-            "codec": codec,
-            "rules": None if rules is None else list(rules),
-            "weights_codec": weights_codec,
-            "timeout": timeout,
-            "residual_dtype": residual_dtype,
-            "transactional": transactional,
-            "unsupported": unsupported,
-            "advanced": advanced,
+            "codec": codec, "rules": None if rules is None else list(rules),
+            "weights_codec": weights_codec, "timeout": timeout, "residual_dtype": residual_dtype,
+            "transactional": transactional, "unsupported": unsupported, "advanced": advanced,
             **options,
-        }
+        }  # fmt: skip
         self._model: nn.Module | None = None
         #: The result of ``tersor.torch.compress``; None before ``train()`` and in one process.
         self.handle: tersor.torch.HookState | tersor.torch.ShardedHandle | None = None

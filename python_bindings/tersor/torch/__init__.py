@@ -175,15 +175,10 @@ def compress(
         "tersor.torch.DistributedOptimizer)",
     )
     options: dict[str, Any] = {
-        "rules": rules,
-        "timeout": timeout,
-        "residual_dtype": residual_dtype,
-        "weighted": weighted,
-        "transactional": transactional,
-        "scaler": scaler,
-        "unsupported": unsupported,
+        "rules": rules, "timeout": timeout, "residual_dtype": residual_dtype, "weighted": weighted,
+        "transactional": transactional, "scaler": scaler, "unsupported": unsupported,
         "advanced": advanced,
-    }
+    }  # fmt: skip
     if isinstance(uncompiled, DistributedDataParallel):
         if weights_codec is not None:
             raise InvalidArgumentError(

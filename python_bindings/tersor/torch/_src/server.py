@@ -67,14 +67,10 @@ class ParameterServer(tersor.ParameterServer):
         """A collective call. See the class."""
         super().__init__(
             connections.transport(process_group),
-            {name: _on_host(one) for name, one in _served(model).items()},
-            _ByOptimizer(optimizer),
-            servers=servers,
-            workers=workers,
-            timeout=connections.seconds_of(process_group),
-            straggler_timeout=straggler_timeout,
-            **options,
-        )
+            {name: _on_host(one) for name, one in _served(model).items()}, _ByOptimizer(optimizer),
+            servers=servers, workers=workers, timeout=connections.seconds_of(process_group),
+            straggler_timeout=straggler_timeout, **options,
+        )  # fmt: skip
 
 
 class ParameterClient(Worker):
@@ -114,14 +110,9 @@ class ParameterClient(Worker):
         self._model, self._parameters = model, _served(model)
         self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
         self._client = tersor.ParameterClient(
-            connections.transport(process_group),
-            self._arrays,
-            servers=servers,
-            workers=workers,
-            server=server,
-            timeout=connections.seconds_of(process_group),
-            **options,
-        )
+            connections.transport(process_group), self._arrays, servers=servers, workers=workers,
+            server=server, timeout=connections.seconds_of(process_group), **options,
+        )  # fmt: skip
         self._own = self._client._own
 
     @torch.no_grad()

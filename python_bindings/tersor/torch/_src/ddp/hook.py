@@ -78,15 +78,9 @@ class HookState(ReducerReporting, Weighed):
             self._names = Names(trained)
         self._group = process_group
         self._options = gathered(
-            AdvancedOptions,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            weighted=weighted,
-            transactional=transactional,
-        )
+            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
+            residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
+        )  # fmt: skip
         self._samples = Samples(self._options)
         self._uneven = UnevenInputs(self)
         self._unsupported_means: Unsupported = unsupported

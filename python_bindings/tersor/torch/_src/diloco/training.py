@@ -159,17 +159,10 @@ class DiLoCo(FragmentExchange):
         self._group = process_group
         self._check(self._parameters)
         options: Any = gathered(
-            AdvancedOptions,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            elastic=elastic,
-            min_ranks=min_ranks,
-            on_loss=on_loss,
+            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
+            residual_dtype=residual_dtype, elastic=elastic, min_ranks=min_ranks, on_loss=on_loss,
             weighted=late,
-        )
+        )  # fmt: skip
         options["order"] = "ready_order"
         if fragments > 1 or fragment_sync_delay > 0:
             options["auto_learning"] = False

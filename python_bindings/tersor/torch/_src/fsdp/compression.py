@@ -92,15 +92,9 @@ def compress(
     """
     expect(model, nn.Module, "model must be a model that went through fully_shard")
     options = gathered(
-        ShardedOptions,
-        advanced,
-        codec=codec,
-        rules=rules,
-        timeout=timeout,
-        residual_dtype=residual_dtype,
-        weighted=weighted,
-        transactional=transactional,
-    )
+        ShardedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
+        residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
+    )  # fmt: skip
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
     if mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):

@@ -106,19 +106,10 @@ class CompressedAdamW(CompressedOptimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
-            params,
-            defaults,
-            (warmup_codec, warmup_steps),
-            process_group,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            elastic=elastic,
-            min_ranks=min_ranks,
-            on_loss=on_loss,
-        )
+            params, defaults, (warmup_codec, warmup_steps), process_group, advanced, codec=codec,
+            rules=rules, timeout=timeout, residual_dtype=residual_dtype, elastic=elastic,
+            min_ranks=min_ranks, on_loss=on_loss,
+        )  # fmt: skip
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         return adamw_rule(codec)

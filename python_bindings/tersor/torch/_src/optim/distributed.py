@@ -141,18 +141,10 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
                 f"backward_passes_per_step={backward_passes_per_step}: give at least 1"
             )
         options: Any = gathered(
-            AdvancedOptions,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            weighted=weighted,
-            transactional=transactional,
-            elastic=elastic,
-            min_ranks=min_ranks,
-            on_loss=on_loss,
-        )
+            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
+            residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
+            elastic=elastic, min_ranks=min_ranks, on_loss=on_loss,
+        )  # fmt: skip
         self.__dict__ = optimizer.__dict__
         self.optimizer = optimizer
         self._replaced: dict[str, Any] = {}

@@ -121,19 +121,10 @@ class CompressedMuon(CompressedOptimizer):
             raise InvalidArgumentError(f"adamw= has no option {min(unknown)!r}; there are: {known}")
         self._adamw.update(adamw or {})
         super().__init__(
-            params,
-            {},
-            (warmup_codec, warmup_steps),
-            process_group,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            elastic=elastic,
-            min_ranks=min_ranks,
-            on_loss=on_loss,
-        )
+            params, {}, (warmup_codec, warmup_steps), process_group, advanced, codec=codec,
+            rules=rules, timeout=timeout, residual_dtype=residual_dtype, elastic=elastic,
+            min_ranks=min_ranks, on_loss=on_loss,
+        )  # fmt: skip
         if not any(one["use_muon"] for one in self.param_groups):
             raise InvalidArgumentError(
                 "no parameter is a hidden matrix: select them by hidden= or groups with "
