@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
@@ -104,6 +105,17 @@ def _moved(
         deprecated_once(who, f"{who}({key}=)", "leave the option out" if key in _ENDED else use)
     changed = {key: value for key, value in plain.items() if key in known}
     return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
+
+
+@contextlib.contextmanager
+def needs(module: str, message: str) -> Iterator[None]:
+    """Tells how to install an optional package if the imports within do not find ``module``."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ModuleNotFoundError(message, name=module) from error
 
 
 def expect(value: object, kind: type | tuple[type, ...], wanted: str) -> None:

@@ -53,11 +53,7 @@ _RENAMED = {
 
 #: The old and new attributes of each package.
 _ATTRIBUTES = {
-    "tersor": {
-        "InvalidArgument": "InvalidArgumentError",
-        "OutOfMemory": "OutOfMemoryError",
-        "RanksLost": "RanksLostError",
-    },
+    "tersor": {name: f"{name}Error" for name in ("InvalidArgument", "OutOfMemory", "RanksLost")},
     "tersor.torch": {"allreduce": "all_reduce"},
 }
 

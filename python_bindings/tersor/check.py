@@ -275,7 +275,7 @@ def _all_reduce(transport: Transport, spec: str, size: int) -> Callable[[], floa
 def _sum(transport: Transport, values: list[float]) -> list[float]:
     sums = np.array(values, np.float32)
     collectives.allreduce(transport, sums, codec="none")
-    return sums.tolist()
+    return list(map(float, sums))
 
 
 def _verdict(

@@ -22,14 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-try:
+from tersor._options import needs
+
+with needs("tensorflow", "tersor.tensorflow needs TensorFlow: pip install tensorflow"):
     import tensorflow as tf
-except ModuleNotFoundError as error:
-    if error.name != "tensorflow":
-        raise
-    raise ModuleNotFoundError(
-        "tersor.tensorflow needs TensorFlow: pip install tensorflow", name="tensorflow"
-    ) from error
 
 from tersor import _core
 from tersor._core import InvalidArgumentError, Transport

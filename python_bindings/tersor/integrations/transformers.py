@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-try:
+from tersor._options import needs
+
+with needs(
+    "transformers", "tersor.integrations.transformers needs it: pip install 'transformers[torch]'"
+):
     import transformers
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    needed = "tersor.integrations.transformers needs it: pip install 'transformers[torch]'"
-    raise ModuleNotFoundError(needed, name="transformers") from error
 
 import tersor.torch
 from tersor._core import InvalidArgumentError

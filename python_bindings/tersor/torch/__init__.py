@@ -10,21 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast, overload
 
-try:
+from tersor._options import expect, needs, takes_advanced
+
+with needs("torch", "tersor.torch needs PyTorch: pip install 'torch>=2.11'"):
     from torch import nn
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        "tersor.torch needs PyTorch: pip install 'torch>=2.11'", name="torch"
-    ) from error
 
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _renamed
 from tersor._core import InvalidArgumentError
-from tersor._options import expect, takes_advanced
 from tersor.reducer import AdvancedOptions, ReducerOptions, ResidualDtype, Rules, ShardedOptions
 from tersor.torch import _compat, diloco, fsdp, optim, pipeline
 from tersor.torch._src.checkpoint.distributed import load_checkpoint

@@ -21,17 +21,13 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-try:
+from tersor._options import expect, needs
+
+with needs("torchft", "tersor.torch.ft needs it: pip install torchft"):
     from torchft.process_group import ProcessGroup, ProcessGroupWrapper, create_store_client
-except ModuleNotFoundError as error:
-    if error.name != "torchft":
-        raise
-    needed = "tersor.torch.ft needs it: pip install torchft"
-    raise ModuleNotFoundError(needed, name="torchft") from error
 
 from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
-from tersor._options import expect
 from tersor._renamed import deprecated_once
 from tersor.codec import Codec
 from tersor.torch._src.backend.calls import Call, Caller, reduction_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tersor import _look, _text
 from tersor.torch._src.statistics import records
@@ -121,7 +121,7 @@ def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     axes.set(title="Residuals", xlabel="norm of the residual")
     if not any(norms):
         axes.set_xticks([])
-        look = {"transform": axes.transAxes, "ha": "center", "color": _look.QUIET}
+        look: Any = {"transform": axes.transAxes, "ha": "center", "color": _look.QUIET}
         axes.text(0.5, 0.5, "no error feedback", **look)
         return
     axes.barh(places, norms, height=0.3, color=[_colour(one) for one in rows])
