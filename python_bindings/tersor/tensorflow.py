@@ -41,14 +41,9 @@ if not tf.__version__.startswith("2.21."):
     warnings.warn(f"TensorFlow {tf.__version__}: tested with version 2.21 only", stacklevel=2)
 
 __all__ = [
-    "CrossDeviceOps",
-    "DistributedOptimizer",
-    "Reducer",
-    "broadcast_variables",
-    "init",
-    "shutdown",
+    "CrossDeviceOps", "DistributedOptimizer", "Reducer", "broadcast_variables", "init", "shutdown",
     "transport",
-]
+]  # fmt: skip
 
 _FLOATS = (tf.float32, tf.bfloat16, tf.float16)
 _world: list[_core.TcpTransport] = []

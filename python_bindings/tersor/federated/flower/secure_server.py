@@ -30,19 +30,12 @@ _LIKELY = 0.05  # a round that fails with a larger probability is announced
 _SINGLE = tuple(
     getattr(flower, name)
     for name in (
-        "Bulyan",
-        "DifferentialPrivacyClientSideAdaptiveClipping",
+        "Bulyan", "DifferentialPrivacyClientSideAdaptiveClipping",
         "DifferentialPrivacyServerSideAdaptiveClipping",
-        "DifferentialPrivacyServerSideFixedClipping",
-        "FedMedian",
-        "FedTrimmedAvg",
-        "FedXgbBagging",
-        "FedXgbCyclic",
-        "Krum",
-        "MultiKrum",
-        "QFedAvg",
+        "DifferentialPrivacyServerSideFixedClipping", "FedMedian", "FedTrimmedAvg",
+        "FedXgbBagging", "FedXgbCyclic", "Krum", "MultiKrum", "QFedAvg",
     )
-)
+)  # fmt: skip
 # Adds noise for a number of clients, which Tersor sets.
 _NOISE = flower.DifferentialPrivacyClientSideFixedClipping
 

@@ -95,19 +95,10 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
     # Attributes of the wrapper alone: ``__dict__`` is the wrapped optimizer's.
     __slots__ = (
-        *("_dense", "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step"),
-        *(
-            "_presence",
-            "_removed",
-            "_replaced",
-            "_samples",
-            "_sent",
-            "_skip",
-            "_synchronized",
-            "_uncompressed",
-        ),
-        *("_unsupported", "optimizer"),
-    )
+        "_dense", "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step",
+        "_presence", "_removed", "_replaced", "_samples", "_sent", "_skip", "_synchronized",
+        "_uncompressed", "_unsupported", "optimizer",
+    )  # fmt: skip
     _exchange: TensorExchange
     # False, whatever the wrapped optimizer supports: a scaler looks at this rank's gradients.
     _step_supports_amp_scaling = property(lambda _: False)
