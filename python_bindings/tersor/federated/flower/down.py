@@ -121,9 +121,7 @@ def _following(
             "this client does not have the weights that the difference is based on"
         )
     arrays = context.state.array_records[_MODEL]
-    for round_ in rounds[
-        rounds.index(has.round) + 1 :
-    ]:  # after a lost reply, the client has some already
+    for round_ in rounds[rounds.index(has.round) + 1 :]:  # it has some after a lost reply
         head = f"{round_}:"
         sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
         arrays = _decoded(codec, dataclasses.replace(told, round=round_), sent, arrays)

@@ -189,9 +189,7 @@ class Caller:
         """Ends all calls on all ranks with a TransportError with the reason."""
         aborted = "the process group was aborted on this rank, or its process ended"
         self._store.cause = why or aborted
-        if (
-            self._connection is not None
-        ):  # before the thread closes it, so other ranks get the reason
+        if self._connection is not None:  # open still, so that other ranks get the reason
             self._connection.poison(self._store.cause)
         self._end(self._store.cause, _ABORT_SECONDS)
 

@@ -12,7 +12,7 @@ from tersor._core import RanksLostError, TransportError
 from tersor.collectives import allreduce
 from tersor.torch._src.diloco.fragments import Timetable, UnderWay, differences, divide
 from tersor.torch._src.diloco.stragglers import LateReporting, Part
-from tersor.torch._src.gradients.exchange import Presence, Result, TensorExchange
+from tersor.torch._src.gradients.exchange import Presence, Result
 from tersor.torch._src.parameters import selection
 
 
@@ -23,7 +23,6 @@ class FragmentExchange(LateReporting):
     error_decay: float
     steps: int
     outer_optimizer: torch.optim.Optimizer
-    _exchange: TensorExchange
     _model: torch.nn.Module
     _parameters: Mapping[str, torch.nn.Parameter]
     _presence: Presence

@@ -54,9 +54,8 @@ class Timetable:
     def turn_of(self, step: int) -> int | None:
         """The fragment with a turn after this step, or None."""
         place = (step - 1) % self.sync_every + 1
-        fragment = (
-            -(-place * self.fragments // self.sync_every) - 1
-        )  # the first fragment with an end at this step or later
+        # The first fragment with an end at this step or later.
+        fragment = -(-place * self.fragments // self.sync_every) - 1
         return fragment if self.end_of(fragment) == place else None
 
     def end_of(self, fragment: int) -> int:

@@ -94,7 +94,6 @@ class DiLoCo(FragmentExchange):
         outer.step()    # exchanges in every 500th call
     """
 
-    _exchange: TensorExchange
     every = renamed_attribute("sync_every")
     mix = renamed_attribute("fragment_update_alpha")
     residual_factor = renamed_attribute("error_decay")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,12 +26,15 @@ from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
-from tersor.torch._src.fsdp.layout import Kept, ModuleLayout, ShardedParameter
+from tersor.torch._src.fsdp.layout import Kept, ShardedParameter
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.parameters.selection import literal_pattern
 from tersor.torch._src.process_group.connections import hosts_of
 from tersor.torch._src.statistics.records import ParameterStatistics, of_parameter
+
+if TYPE_CHECKING:
+    from tersor.torch._src.fsdp.exchange import ModuleExchange
 
 _MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same reducers
 
@@ -296,19 +299,6 @@ class ReplicaReducer(ShardedReducer):
         return found
 
 
-class ReducedModule(Protocol):
-    """The gradients of one ``FSDPModule``, or the shards between its replicas."""
-
-    layout: ModuleLayout
-
-    @property
-    def is_expected(self) -> bool:
-        """True if the kind of exchange can be predicted."""
-
-    def expected_kind(self) -> Kind:
-        """Returns the kind of exchange that FSDP is expected to request."""
-
-
 Made = TypeVar("Made", bound=ShardedReducer)
 
 
@@ -321,10 +311,10 @@ class Reducers(Generic[Made]):
 
     def __init__(self, options: ReducerOptions, make: Callable[..., Made]) -> None:
         """``make`` takes the kind, parameters, options and reason."""
-        self.exchanges: list[ReducedModule] = []  #: in the order of modules
+        self.exchanges: list[ModuleExchange] = []  #: in the order of modules
         self._options = options
         self._new = make
-        self._of: dict[ReducedModule, Made] = {}
+        self._of: dict[ModuleExchange, Made] = {}
         self._odd: dict[tuple[int, str, int, Kind], Made] = {}  # at most _MOST_ODD
 
     def all(self) -> list[Made]:
@@ -338,7 +328,7 @@ class Reducers(Generic[Made]):
             if exchange.is_expected and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchange)
 
-    def of(self, exchange: ReducedModule, kind: Kind) -> Made:
+    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
         """Returns the reducer of the module's trained parameters."""
         made = self._of.get(exchange)
         if made is None or made.kind != kind:
@@ -349,7 +339,7 @@ class Reducers(Generic[Made]):
 
     def odd(
         self,
-        exchange: ReducedModule,
+        exchange: ModuleExchange,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
@@ -371,10 +361,10 @@ class Reducers(Generic[Made]):
         self._of.clear()
         self._odd.clear()
 
-    def _alike(self, kind: Kind, certain: ReducedModule) -> list[ReducedModule]:
+    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
         """Returns the exchanges of this kind, requested or expected, that are not in a step."""
 
-        def is_alike(one: ReducedModule) -> bool:
+        def is_alike(one: ModuleExchange) -> bool:
             made = self._of.get(one)
             if made is None:
                 return one.is_expected and one.expected_kind() == kind
@@ -382,7 +372,7 @@ class Reducers(Generic[Made]):
 
         return [one for one in self.exchanges if one is certain or is_alike(one)]
 
-    def _make(self, kind: Kind, certain: ReducedModule) -> Made:
+    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
         alike = self._alike(kind, certain)
         before = {self._of[one]: None for one in alike if one in self._of}
         kept = {name for old in before for name in old.parameters}  # frozen parameters too

@@ -17,7 +17,7 @@ from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.gradients.sample_weights import Weighed
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
+from tersor.torch._src.parameters.selection import Unsupported
 
 _LEFT_OVER = (
     "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
@@ -30,7 +30,6 @@ class AveragedGradients(OptimizerHandle, Weighed):
 
     optimizer: torch.optim.Optimizer
     _dense: set[str]  # parameters with sparse gradients before
-    _optimized: OptimizedParameters
     _options: ReducerOptions
     _passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]]
     _passes_per_step: int
@@ -66,10 +65,6 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self.resume()
         self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True
-
-    @property
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        return self._optimized.taking_part
 
     def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
         group, how = self._process_group(), self._unsupported

@@ -44,7 +44,6 @@ _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
 class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     """An optimizer whose steps exchange values by a codec with error feedback."""
 
-    _exchange: TensorExchange
     _step_supports_amp_scaling = True  # the scaler calls step() even where it found an infinity
     # The advice for sharded parameters.
     _instead: ClassVar = "use tersor.torch.compress with a codec of two bits or more"
@@ -227,10 +226,6 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         """
         super().add_param_group(param_group)
         _check_group(self.param_groups[-1])
-
-    @property
-    def _parameters(self) -> dict[str, Tensor]:
-        return self._optimized.taking_part
 
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
         """Makes the codecs and moments of parameters that will take part."""

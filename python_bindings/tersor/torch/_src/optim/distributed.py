@@ -99,7 +99,6 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         "_presence", "_removed", "_replaced", "_samples", "_sent", "_skip", "_synchronized",
         "_uncompressed", "_unsupported", "optimizer",
     )  # fmt: skip
-    _exchange: TensorExchange
     # False, whatever the wrapped optimizer supports: a scaler looks at this rank's gradients.
     _step_supports_amp_scaling = property(lambda _: False)
 

@@ -65,9 +65,8 @@ def _number(value: float) -> Tensor:
 class Rule(ABC):
     """The update of parameters."""
 
-    moments: ClassVar[
-        tuple[str, ...]
-    ]  #: names; the first moment has the shape and dtype of the sent values
+    #: names; the first moment has the shape and dtype of the sent values
+    moments: ClassVar[tuple[str, ...]]
     own: ClassVar[str | None] = None  #: the moment that differs between ranks, if any
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
