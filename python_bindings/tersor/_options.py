@@ -7,14 +7,12 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
-from tersor._renamed import deprecated_once
+from tersor._renamed import Function, deprecated_once
 
 Options = TypeVar("Options")
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 _ENDED = ("elastic", "missing", "progress")  # former options without an effect
 
@@ -51,7 +49,7 @@ def _wanted(key: str, default: object, value: object) -> str:
 
 def takes_advanced(
     kind: type[Any] | Callable[[object], type[Any]],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+) -> Callable[[Function], Function]:
     """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
 
     Args:
@@ -62,12 +60,12 @@ def takes_advanced(
         InvalidArgumentError for an unknown keyword.
     """
 
-    def decorated(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    def decorated(function: Function) -> Function:
         first, *own = inspect.signature(function).parameters
         who = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
-        def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
             if plain:
                 found = arguments[0] if arguments else keywords.get(first)
@@ -75,7 +73,7 @@ def takes_advanced(
                 keywords["advanced"] = _moved(who, own, fields, keywords.get("advanced"), plain)
             return function(*arguments, **keywords)
 
-        return call
+        return cast(Function, call)
 
     return decorated
 

@@ -10,10 +10,9 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PACKAGE = __file__.removesuffix("_renamed.py")
 _IMPORTS = "<frozen importlib"
@@ -84,9 +83,7 @@ def attribute(package: str, name: str) -> Any:
     return found
 
 
-def renamed_keywords(
-    **new_names: str,
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def renamed_keywords(**new_names: str) -> Callable[[Function], Function]:
     """Makes a function accept old keywords. Each old keyword warns once.
 
     Args:
@@ -104,13 +101,13 @@ def renamed_keywords(
         ... def compress(model, *, process_group=None): ...
     """
 
-    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def call(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        def call(*args: Any, **options: Any) -> Any:
             move_keywords(function, options, new_names)
             return function(*args, **options)
 
-        return call
+        return cast(Function, call)
 
     return decorate
 

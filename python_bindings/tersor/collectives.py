@@ -319,17 +319,13 @@ def all_to_all(
     if any(rows < 0 for rows in counts[0] + counts[1]):
         raise InvalidArgumentError(f"sent {counts[0]}, received {counts[1]}: give 0 or more rows")
     if columns is None:
-        columns = _columns(input)
+        shape = tuple(getattr(input, "shape", ()))
+        if len(shape) < 2:
+            raise InvalidArgumentError(
+                "the input has no rows: give columns=, or an input of two dimensions"
+            )
+        columns = math.prod(shape[1:])
     return _call(_core.all_to_all, transport, input, output, columns, *counts, options=options)
-
-
-def _columns(rows: Any) -> int:
-    shape = tuple(getattr(rows, "shape", ()))
-    if len(shape) < 2:
-        raise InvalidArgumentError(
-            "the input has no rows: give columns=, or an input of two dimensions"
-        )
-    return math.prod(shape[1:])
 
 
 def _call(

@@ -97,7 +97,8 @@ def compress(
     )  # fmt: skip
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    if mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):
+    on_one_mesh = mesh_count(reduces.values()) <= 1 and all(mesh.ndim == 1 for mesh in meshes)
+    if not on_one_mesh:
         refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
     gathers = {
         name: WeightExchange(weights_codec, sender, reduce)
@@ -108,7 +109,9 @@ def compress(
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     exchanges = _install(modules, reduces, gathers)
-    handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
+    group = meshes[0].get_group() if meshes and on_one_mesh else dist.group.WORLD
+    assert group is not None  # FSDP needs the default group
+    handle = ShardedHandle(sender, exchanges, group, notes)
     sender.loss_scale = LossScale(scaler, transactional)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
     parameters = every_parameter(model)
@@ -215,17 +218,6 @@ def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[st
     note = f"error feedback keeps {most}{values} residuals on every rank: {mib:.1f} MiB"
     logger.warning(note)
     return [note]
-
-
-def _group_of(model: nn.Module, reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
-    """Returns the ranks of the model's mesh, or all ranks for several meshes or dimensions."""
-    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    several = mesh_count(reduces) > 1
-    if meshes and all(mesh.ndim == 1 for mesh in meshes) and not several:
-        return meshes[0].get_group()
-    world: dist.ProcessGroup | None = dist.group.WORLD
-    assert world is not None  # FSDP needs the default group
-    return world
 
 
 def _mesh_note(model: nn.Module, reduces: Iterable[GradientExchange]) -> list[str]:

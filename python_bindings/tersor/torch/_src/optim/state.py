@@ -113,14 +113,10 @@ def _alike(found: Any, value: Any) -> bool:
     if isinstance(value, tuple | list):
         same = isinstance(found, tuple | list) and len(found) == len(value)
         return same and all(map(_alike, found, value))
-    if isinstance(value, bool | str):
-        return isinstance(found, type(value))
-    if value is None and not isinstance(found, int | float | Tensor):
-        return found is None
-    if value is not None and not isinstance(value, int | float | Tensor):
-        return isinstance(found, type(value))
-    is_number = isinstance(found, int | float | Tensor)
-    return is_number and (math.isfinite(found) or found == value)
+    takes_numbers = isinstance(value, int | float | Tensor | None) and not isinstance(value, bool)
+    if takes_numbers and isinstance(found, int | float | Tensor):
+        return math.isfinite(found) or found == value
+    return isinstance(found, type(value))
 
 
 def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:

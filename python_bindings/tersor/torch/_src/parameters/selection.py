@@ -185,9 +185,7 @@ class OptimizedParameters:
             )
 
 
-def _by_identity(
-    named: Iterable[tuple[str, torch.Tensor]],
-) -> dict[int, tuple[str, torch.Tensor]]:
+def _by_identity(named: Iterable[tuple[str, torch.Tensor]]) -> dict[int, tuple[str, torch.Tensor]]:
     found: dict[int, tuple[str, torch.Tensor]] = {}
     names: set[str] = set()
     for pair in named:
