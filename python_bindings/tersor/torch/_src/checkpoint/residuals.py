@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from tersor import _core
-from tersor._core import Error, InvalidArgumentError, ReducerState
+from tersor._core import Error, GradientReducer, InvalidArgumentError, ReducerState
 from tersor._options import described
 
 VERSION = 2  # 1 had residuals of owners in units of a sum where a mean was taken
@@ -35,7 +34,7 @@ Mode = Literal["exact", "portable"]
 
 
 def save_reducer(
-    reducer: _core.GradientReducer, group: dist.ProcessGroup, mode: Mode = "exact"
+    reducer: GradientReducer, group: dist.ProcessGroup, mode: Mode = "exact"
 ) -> dict[str, Any]:
     """The state of a reducer between two steps, in host memory. ``group``: the reducer's ranks.
 
@@ -58,7 +57,7 @@ def save_reducer(
 
 
 def load_reducer(
-    reducer: _core.GradientReducer, group: dist.ProcessGroup, state: Mapping[str, Any] | None
+    reducer: GradientReducer, group: dist.ProcessGroup, state: Mapping[str, Any] | None
 ) -> None:
     """Loads the result of :func:`save_reducer` of either mode.
 
@@ -128,9 +127,7 @@ def finite(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def move_residuals(
-    old: _core.GradientReducer, new: _core.GradientReducer, steps_back: int = 0
-) -> None:
+def move_residuals(old: GradientReducer, new: GradientReducer, steps_back: int = 0) -> None:
     """Moves residuals to a reducer with more parameters, before its first step; collective.
 
     Ranks add up residuals, because the owner of a part depends on the number of parameters.
@@ -173,7 +170,7 @@ def check_version(saved: Mapping[str, Any]) -> None:
         )
 
 
-def start_at_zero(keepers: Iterable[_core.GradientReducer], parameters: int) -> None:
+def start_at_zero(keepers: Iterable[GradientReducer], parameters: int) -> None:
     """Sets residuals to zero after a checkpoint without residuals; warns if parameters have any."""
     if parameters == 0:
         return

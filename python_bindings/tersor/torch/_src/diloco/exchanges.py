@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
 
 from tersor._core import RanksLostError, TransportError
 from tersor.collectives import allreduce
@@ -23,12 +24,12 @@ class FragmentExchange(LateReporting):
     error_decay: float
     steps: int
     outer_optimizer: torch.optim.Optimizer
-    _model: torch.nn.Module
-    _parameters: Mapping[str, torch.nn.Parameter]
+    _model: nn.Module
+    _parameters: Mapping[str, nn.Parameter]
     _presence: Presence
     _timetable: Timetable
     _fragments: list[list[str]]
-    _start: dict[str, torch.nn.Parameter]  # the common parameters
+    _start: dict[str, nn.Parameter]  # the common parameters
     _somewhere: list[str]  # the parameters that some rank moved
     _under_way: UnderWay | None
     _part: Part
@@ -63,11 +64,11 @@ class FragmentExchange(LateReporting):
         self._send(list(self._start), 0, 0.0)
         self._settle(math.inf)
 
-    def _follow(self) -> Mapping[str, torch.nn.Parameter]:
+    def _follow(self) -> Mapping[str, nn.Parameter]:
         self._parameters = selection.followed(self._model, self._parameters, "DiLoCo")
         return self._parameters
 
-    def _check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def _check(self, parameters: Mapping[str, Tensor]) -> None:
         selection.refuse_unsupported(parameters, "DiLoCo")
         selection.refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
 
@@ -89,7 +90,7 @@ class FragmentExchange(LateReporting):
         self._somewhere, counts = self._presence.somewhere(trained, also)
         return counts
 
-    def _weights(self) -> Mapping[str, torch.Tensor]:
+    def _weights(self) -> Mapping[str, Tensor]:
         return selection.shards_of(self._follow()) if self._part.here else self._start
 
     def _take_part(self, part: Part) -> bool:
@@ -154,7 +155,7 @@ class FragmentExchange(LateReporting):
         self._take_in([name for name in self._somewhere if name not in self._start])
         return True
 
-    def _step_outside(self, mean: Mapping[str, torch.Tensor]) -> None:
+    def _step_outside(self, mean: Mapping[str, Tensor]) -> None:
         for name, start in self._start.items():
             start.grad = mean.get(name)
         self.outer_optimizer.step()
@@ -184,9 +185,9 @@ class FragmentExchange(LateReporting):
         else:
             group["params"][:] = self._start.values()  # in the order of a new one's
 
-    def _take_start(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def _take_start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         before = self._start
         self._start = {
-            name: before[name] if name in before else torch.nn.Parameter(shard.clone())
+            name: before[name] if name in before else nn.Parameter(shard.clone())
             for name, shard in selection.shards_of(parameters).items()
         }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from tersor._core import InvalidArgumentError
@@ -67,7 +68,7 @@ class ModuleLayout(_compat.FsdpGroup):
             if one.sharded_param.requires_grad or self._names[id(one)] in also
         ]
 
-    def trained(self) -> list[tuple[str, torch.Tensor]]:
+    def trained(self) -> list[tuple[str, Tensor]]:
         """Returns the names and the sharded parameters."""
         return [(self._names[id(one)], one.sharded_param) for one in self._entries]
 
@@ -101,7 +102,7 @@ def refuse_meshes(name: str, module: FSDPModule) -> None:
         )
 
 
-def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
+def to_flat(whole: Tensor, parameter: ShardedParameter, ranks: int) -> Tensor:
     """Arranges a tensor of the parameter's shape as ``ranks`` shards, padded with zeros.
 
     Returns:
@@ -113,7 +114,7 @@ def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> tor
     return flat
 
 
-def from_flat(flat: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
+def from_flat(flat: Tensor, parameter: ShardedParameter, ranks: int) -> Tensor:
     """Inverts :func:`to_flat`. Returns a view if the parameter is cut along dimension 0."""
     values = flat[: parameter.shape.numel()]
     if parameter.dimension == 0:
@@ -136,19 +137,19 @@ class Kept:
     codec: str  #: the codec of the residual
     ranks: int  #: number of ranks of the reducer
     rank: int  #: this rank's number in the reducer
-    residual: torch.Tensor
+    residual: Tensor
     longest: int  #: the maximum length of a residual on any rank
     step: int  #: step of the reducer
     shards: list[int]  #: the ranks of the shards; empty between replicas
     codec_may_change: bool = False  #: True if "auto" or a schedule chooses the codec
 
-    def spread(self) -> torch.Tensor:
+    def spread(self) -> Tensor:
         """Returns a copy of the residual at its position in the padded parameter."""
         whole = zeros(self.ranks, self.parameter.shard_count)
         whole[self.shards] = self.residual.view(len(self.shards), -1)
         return whole.view(-1)
 
-    def take(self, whole: torch.Tensor) -> None:
+    def take(self, whole: Tensor) -> None:
         """Sets the residual to this rank's part of the padded parameter ``whole``."""
         part = whole.view(self.ranks, -1)[self.shards] * (self.ranks / len(self.shards))
         self.residual.copy_(part.view(-1))

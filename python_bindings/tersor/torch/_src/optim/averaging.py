@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from tersor._core import InvalidArgumentError, RanksLostError
 from tersor.reducer import ReducerOptions
@@ -31,7 +32,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
     optimizer: torch.optim.Optimizer
     _dense: set[str]  # parameters with sparse gradients before
     _options: ReducerOptions
-    _passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]]
+    _passes: dict[str, tuple[int, weakref.ref[Tensor]]]
     _passes_per_step: int
     _sent: SentGradients
     _synchronized: bool
@@ -66,7 +67,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True
 
-    def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
+    def _take_part(self, newcomers: Mapping[str, Tensor]) -> None:
         group, how = self._process_group(), self._unsupported
         selection.refuse_sharded(newcomers, group, "use tersor.torch.compress")
         found = {
@@ -151,11 +152,11 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self._reduce_uncompressed(newcomers)
         self.reducer.relearn_order()
 
-    def _compressed(self) -> dict[str, torch.Tensor]:
+    def _compressed(self) -> dict[str, Tensor]:
         shards = selection.shards_of(self._parameters)
         return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
-    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""
         if self._removed:
             return
@@ -176,7 +177,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         if passes == self._passes_per_step:
             self._send(name, parameter)
 
-    def _send(self, name: str, parameter: torch.Tensor) -> None:
+    def _send(self, name: str, parameter: Tensor) -> None:
         missing = parameter.grad is None
         gradient = self._dense_gradient(name, parameter)
         if name in self._uncompressed:
@@ -189,7 +190,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             self.reducer.ready(name, values, "none" if missing else "gradient")
         self._sent.add(name, gradient, values)
 
-    def _dense_gradient(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    def _dense_gradient(self, name: str, parameter: Tensor) -> Tensor:
         """The gradient as a dense tensor; zeros if this rank has none."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -206,9 +207,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             selection.reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
 
 
-def _accumulated(
-    watcher: weakref.ref[AveragedGradients], name: str, parameter: torch.Tensor
-) -> None:
+def _accumulated(watcher: weakref.ref[AveragedGradients], name: str, parameter: Tensor) -> None:
     """A hook of autograd, with only a weak reference to the optimizer."""
     if (optimizer := watcher()) is not None:
         optimizer._accumulated(name, parameter)
