@@ -7,10 +7,16 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
 from tersor._renamed import Function, deprecated_once
+
+if TYPE_CHECKING:
+    from typing_extensions import Self as Self
+    from typing_extensions import Unpack as Unpack
+else:  # for annotations alone: a program with NumPy may lack typing_extensions
+    Self = Unpack = None
 
 Options = TypeVar("Options")
 

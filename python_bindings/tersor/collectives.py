@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from tersor import _core
 from tersor._core import CollectiveStatistics, InvalidArgumentError, Transport, Tuner, Workspace
-from tersor._options import expect, fill
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from tersor._options import Unpack, expect, fill
 
 Reduction = Literal["sum", "mean"]
 Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]

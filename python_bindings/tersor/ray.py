@@ -11,21 +11,17 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
 
 from tersor import _core
 from tersor._core import Error, InvalidArgumentError, ServerStatistics, TransportError
+from tersor._options import Self, Unpack
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.arrays import empty_bytes
-from tersor.server import Update, core_options, named_update
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
-    from tersor.server import ServerOptions
+from tersor.server import ServerOptions, Update, core_options, named_update
 
 __all__ = ["ParameterClient", "ParameterServer"]
 

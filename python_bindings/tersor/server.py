@@ -8,18 +8,15 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
 from tersor import _core
 from tersor._core import ClientStatistics, InvalidArgumentError, ServerStatistics, Transport
-from tersor._options import expect, fill
+from tersor._options import Self, Unpack, expect, fill
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.codec import text_hash
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
 
 __all__ = ["ParameterClient", "ParameterServer", "ServerOptions"]
 

@@ -18,11 +18,11 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tersor._options import needs
+from tersor._options import Unpack, needs
 
 with needs("tensorflow", "tersor.tensorflow needs TensorFlow: pip install tensorflow"):
     import tensorflow as tf
@@ -33,9 +33,6 @@ from tersor._renamed import renamed_keywords
 from tersor.codec import Codec
 from tersor.collectives import broadcast
 from tersor.reducer import GradientReducer, ReducerOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 if not tf.__version__.startswith("2.21."):
     warnings.warn(f"TensorFlow {tf.__version__}: tested with version 2.21 only", stacklevel=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,15 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 import tersor
-from tersor.server import Part, Worker
+from tersor._options import Unpack
+from tersor.server import Part, ServerOptions, Worker
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group import connections
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from tersor.server import ServerOptions
 
 #: An optimizer of a server's parts of the parameters, as ``lambda parts: AdamW(parts, lr=1e-3)``.
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
