@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from tersor import Codec
 from tersor._core import InvalidArgumentError
 from tersor.federated.flower import wire
-from tersor.federated.flower.wire import KEY, Told, Values
+from tersor.federated.flower.wire import KEY, Told, Values, flat, is_compressed
 
 _DIFFERENCE = "difference:"
 _MODEL = KEY + ".model"  # a client's parameters, for differences
@@ -135,10 +135,8 @@ def _encoded(
     told = dataclasses.replace(told, codec=codec.spec)
     sent = ArrayRecord()
     for name, array in arrays.items():
-        if wire.is_compressed(array):
-            values = (
-                wire.flat(array) if before is None else wire.flat(array) - wire.flat(before[name])
-            )
+        if is_compressed(array):
+            values = flat(array) if before is None else flat(array) - flat(before[name])
             array = Array(
                 array.dtype, array.shape, KEY, wire.encode(codec, told, name, values, None)
             )
@@ -153,10 +151,10 @@ def _decoded(
     told = dataclasses.replace(told, codec=codec.spec)
     arrays = ArrayRecord()
     for name, array in sent.items():
-        if wire.is_compressed(array):
+        if is_compressed(array):
             values: Values = wire.decode(codec, told, name, array)
             array = wire.with_values(
-                array, values if before is None else wire.flat(before[name]) + values
+                array, values if before is None else flat(before[name]) + values
             )
         arrays[name] = array
     return arrays

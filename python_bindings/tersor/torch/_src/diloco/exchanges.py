@@ -15,6 +15,7 @@ from tersor.torch._src.diloco.fragments import Timetable, UnderWay, differences,
 from tersor.torch._src.diloco.stragglers import LateReporting, Part
 from tersor.torch._src.gradients.exchange import Presence, Result
 from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import shards_of
 
 
 class FragmentExchange(LateReporting):
@@ -91,7 +92,7 @@ class FragmentExchange(LateReporting):
         return counts
 
     def _weights(self) -> Mapping[str, Tensor]:
-        return selection.shards_of(self._follow()) if self._part.here else self._start
+        return shards_of(self._follow()) if self._part.here else self._start
 
     def _take_part(self, part: Part) -> bool:
         """An exchange of all ranks, some of them late, on the thread of ``Stragglers``.
@@ -169,7 +170,7 @@ class FragmentExchange(LateReporting):
         new = {name: every[name] for name in newcomers}
         self._check(new)
         ranks, limit = self._exchange.channel(), self._exchange.options["timeout"]
-        for shard in selection.shards_of(new).values():
+        for shard in shards_of(new).values():
             mean = shard.contiguous()
             allreduce(ranks, mean, codec="none", reduction="mean", timeout=limit)
             shard.copy_(mean)
@@ -178,7 +179,7 @@ class FragmentExchange(LateReporting):
         }
         self._fragments = self._divided()
         self._take_start(self._parameters)
-        self._exchange.hold(selection.shards_of(self._start))
+        self._exchange.hold(shards_of(self._start))
         (group, *others) = self.outer_optimizer.param_groups
         if others:
             self.outer_optimizer.add_param_group({"params": [self._start[n] for n in newcomers]})
@@ -189,5 +190,5 @@ class FragmentExchange(LateReporting):
         before = self._start
         self._start = {
             name: before[name] if name in before else nn.Parameter(shard.clone())
-            for name, shard in selection.shards_of(parameters).items()
+            for name, shard in shards_of(parameters).items()
         }

@@ -30,6 +30,7 @@ from tersor.torch._src.diloco.stragglers import Part, Stragglers, Tasks
 from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
 from tersor.torch._src.optim.state import load_with
 from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import only_device
 
 
 class DiLoCo(FragmentExchange):
@@ -167,9 +168,7 @@ class DiLoCo(FragmentExchange):
             options["auto_learning"] = False
         selection.refuse_elastic_shards(options, self._parameters)
         self._fragments = self._divided()
-        self._exchange = TensorExchange(
-            process_group, selection.only_device(self._parameters), options
-        )
+        self._exchange = TensorExchange(process_group, only_device(self._parameters), options)
         broadcast_start(model, process_group, self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
         self._take_start(self._parameters)

@@ -18,7 +18,7 @@ from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.gradients.sample_weights import Weighed
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.selection import Unsupported
+from tersor.torch._src.parameters.selection import Unsupported, is_supported
 
 _LEFT_OVER = (
     "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
@@ -73,7 +73,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         found = {
             name: selection.reason_of(one)
             for name, one in newcomers.items()
-            if not selection.is_supported(one)
+            if not is_supported(one)
         }
         selection.report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)

@@ -26,7 +26,12 @@ from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.optim.rules import Part, Rule
 from tersor.torch._src.optim.state import Kept, load, save
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.selection import OptimizedParameters
+from tersor.torch._src.parameters.selection import (
+    OptimizedParameters,
+    is_supported,
+    local_shard,
+    shards_of,
+)
 
 DEFAULT_CODEC = "hadamard:bits=1+ef"
 #: Former keywords.
@@ -231,7 +236,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         """Makes the codecs and moments of parameters that will take part."""
         selection.refuse_unsupported(newcomers, type(self).__name__)
         selection.refuse_sharded(newcomers, self._process_group(), self._instead)
-        codecs = chosen_codecs(self._exchange.options, selection.shards_of(newcomers))
+        codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
         self._codecs.update(codecs)
         for name, parameter in newcomers.items():
             rule = self._rules[name] = self._rule(parameter, codecs[name])
@@ -241,7 +246,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _hold(self) -> None:
         sent = {name: self._like_sent(name) for name in self._parameters}
         options: ReducerOptions = {"rules": self._schedule()} if self._warmup_steps else {}
-        self._exchange.hold(selection.shards_of(sent), options)
+        self._exchange.hold(shards_of(sent), options)
 
     def _like_sent(self, name: str) -> Tensor:
         moments: dict[str, Tensor] = self.state[self._parameters[name]]
@@ -294,11 +299,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             return float(found) == 0
         parameters = self._optimized.all
         grads = {name: one.grad for name, one in parameters.items() if one.grad is not None}
-        own = {
-            name: selection.local_shard(one)
-            for name, one in grads.items()
-            if selection.is_supported(one)
-        }
+        own = {name: local_shard(one) for name, one in grads.items() if is_supported(one)}
         found = torch.zeros((), device=self._exchange.device, dtype=torch.float32)
         for dtype in {one.dtype for one in own.values()}:
             alike = [one for one in own.values() if one.dtype == dtype]
@@ -371,7 +372,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
                 names,
                 own,
                 [gradients[name] for name in names],
-                {key: [selection.local_shard(one[key]) for one in states] for key in rule.moments},
+                {key: [local_shard(one[key]) for one in states] for key in rule.moments},
             )
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
@@ -382,7 +383,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
                 f"the gradient of {name} is sparse: {type(self).__name__} takes dense ones; make "
                 "the embedding with sparse=False"
             )
-        return selection.local_shard(gradient)
+        return local_shard(gradient)
 
 
 def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:
