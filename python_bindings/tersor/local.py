@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from tersor._core import InProcessWorld, InvalidArgumentError, Transport, TransportError
+from tersor._core import InProcessWorld, Transport, TransportError
 
 __all__ = ["InProcessWorld", "run"]
 
@@ -45,8 +45,6 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
         >>> tersor.local.run(2, lambda transport: transport.rank)
         [0, 1]
     """
-    if ranks < 1:
-        raise InvalidArgumentError(f"ranks is {ranks}: give at least 1")
     world = InProcessWorld(ranks, link)
     results: dict[int, Result] = {}
     errors: dict[int, BaseException] = {}

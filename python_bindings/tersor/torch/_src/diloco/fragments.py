@@ -56,11 +56,8 @@ class Timetable:
         place = (step - 1) % self.sync_every + 1
         # The first fragment with an end at this step or later.
         fragment = -(-place * self.fragments // self.sync_every) - 1
-        return fragment if self.end_of(fragment) == place else None
-
-    def end_of(self, fragment: int) -> int:
-        """The last step of a round before the fragment's turn."""
-        return (fragment + 1) * self.sync_every // self.fragments
+        end = (fragment + 1) * self.sync_every // self.fragments  # the last step before the turn
+        return fragment if end == place else None
 
 
 def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:

@@ -18,7 +18,7 @@ from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.gradients.sample_weights import Weighed
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.selection import Unsupported, is_supported
+from tersor.torch._src.parameters.selection import Unsupported
 
 _LEFT_OVER = (
     "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
@@ -70,11 +70,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
     def _take_part(self, newcomers: Mapping[str, Tensor]) -> None:
         group, how = self._process_group(), self._unsupported
         selection.refuse_sharded(newcomers, group, "use tersor.torch.compress")
-        found = {
-            name: selection.reason_of(one)
-            for name, one in newcomers.items()
-            if not is_supported(one)
-        }
+        found = selection.reasons_of(newcomers)
         selection.report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
         self._watch(newcomers)

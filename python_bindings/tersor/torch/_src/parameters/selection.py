@@ -235,10 +235,14 @@ def reduce_uncompressed(
         dist.all_reduce(values, group=group)
 
 
+def reasons_of(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns why each unsupported parameter is unsupported."""
+    return {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
+
+
 def refuse_unsupported(parameters: Mapping[str, Tensor], who: str) -> None:
     """Raises InvalidArgumentError with the names of unsupported parameters."""
-    refused = {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
-    if refused:
+    if refused := reasons_of(parameters):
         raise InvalidArgumentError(
             f"{who} supports float32, bfloat16 and float16 parameters, not {_listed(refused)}"
         )
