@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgumentError, RanksLostError
-from tersor._options import takes_advanced
+from tersor._options import expect, takes_advanced
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
@@ -25,11 +26,34 @@ from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_of
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.optim import state as optimizer_state
 from tersor.torch._src.optim.averaging import AveragedGradients
-from tersor.torch._src.optim.wrapper import OwnMethod, merged
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
+from tersor.torch._src.statistics.handles import Reporting
 
 Closure = Callable[[], Any]
+
+
+class OwnMethod:
+    """A method of a wrapper. Programs may replace the method on the wrapper or the optimizer.
+
+    Both objects share one ``__dict__``, so ``_replaced`` keeps the wrapper's replacements.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, one: Any, of: type | None = None) -> Any:
+        if one is None:
+            return self._function
+        replaced = one._replaced.get(self._function.__name__)
+        return MethodType(self._function, one) if replaced is None else replaced
+
+    def __set__(self, one: Any, value: Any) -> None:
+        one._replaced[self._function.__name__] = value
+
+    def __delete__(self, one: Any) -> None:
+        del one._replaced[self._function.__name__]
 
 
 class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
@@ -103,7 +127,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
     _step_supports_amp_scaling = property(lambda _: False)
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
-        return super().__new__(merged(cls, optimizer))
+        return super().__new__(_merged(cls, optimizer))
 
     @renamed_keywords(group="process_group", least_ranks="min_ranks")
     @takes_advanced(AdvancedOptions)
@@ -374,3 +398,22 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self.synchronize()
         self._synchronized = False
         return loss
+
+
+def _merged(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
+    """A subclass of ``wrapper`` and the optimizer's class. Attributes of ``wrapper`` come first."""
+    name = wrapper.__name__
+    expect(
+        optimizer, torch.optim.Optimizer, f"{name} needs an optimizer, such as torch.optim.SGD(…)"
+    )
+    if isinstance(optimizer, Reporting):
+        raise InvalidArgumentError(
+            f"a {type(optimizer).__name__} exchanges in its own step: use it without {name}"
+        )
+    return _subclass(wrapper, type(optimizer))  # type: ignore[arg-type]  # classes have hashes
+
+
+@functools.cache
+def _subclass(wrapper: type, wrapped: type) -> Any:
+    options = {"__module__": wrapper.__module__, "__doc__": wrapper.__doc__, "__slots__": ()}
+    return type(wrapper)(wrapper.__name__, (wrapper, wrapped), options)
