@@ -349,31 +349,22 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _parts(self, gradients: Mapping[str, Tensor]) -> Iterator[Part]:
         """Parts of few values or one parameter each, so that temporary copies are small."""
         groups = {id(one): group for group in self.param_groups for one in group["params"]}
-        alike: dict[Any, list[tuple[str, Tensor, dict[str, Tensor]]]] = {}
+        alike: dict[Any, list[str]] = {}
         counts: Counter[Any] = Counter()
         parameters = self._parameters
         on_host = self._exchange.device.type == "cpu"
         together = _TOGETHER if on_host else _TOGETHER_ON_DEVICES
         for name, gradient in gradients.items():
             parameter, rule = parameters[name], self._rules[name]
-            state = self.state[parameter]
-            likeness = rule.likeness(parameter)
-            key = (int(state["step"]), id(groups[id(parameter)]), id(rule), likeness)
-            alike.setdefault((*key, counts[key] // together), []).append((name, parameter, state))
+            steps, group = int(self.state[parameter]["step"]), groups[id(parameter)]
+            key = (steps, id(group), id(rule), rule.likeness(parameter))
+            alike.setdefault((*key, counts[key] // together), []).append(name)
             counts[key] += gradient.numel()
-        for (steps, *_), some in alike.items():
-            names, own, states = (list(each) for each in zip(*some, strict=True))
-            rule = self._rules[names[0]]
-            yield Part(
-                rule,
-                groups[id(own[0])],
-                steps,
-                [one["step"] for one in states],
-                names,
-                own,
-                [gradients[name] for name in names],
-                {key: [local_shard(one[key]) for one in states] for key in rule.moments},
-            )
+        for (steps, *_), names in alike.items():
+            own = [parameters[name] for name in names]
+            states = [self.state[one] for one in own]
+            taken = [gradients[name] for name in names]
+            yield Part(self._rules[names[0]], groups[id(own[0])], steps, names, own, taken, states)
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         if (gradient := parameter.grad) is None:

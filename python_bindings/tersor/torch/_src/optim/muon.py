@@ -189,7 +189,7 @@ class _Orthogonal(Rule):
 
     def sent(self, part: Part) -> list[Tensor]:
         gradients, weight = part.float_gradients(), 1 - part.group["momentum"]
-        ahead = _compat.foreach_lerp(part.moments["momentum_buffer"], gradients, weight)
+        ahead = _compat.foreach_lerp(part.moments("momentum_buffer"), gradients, weight)
         if part.group["nesterov"]:
             _compat.foreach_lerp_(ahead, gradients, weight)
         pairs = list(zip(ahead, part.parameters, strict=True))
@@ -205,7 +205,7 @@ class _Orthogonal(Rule):
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         weight = 1 - part.group["momentum"]
-        _compat.foreach_lerp_(part.moments["momentum_buffer"], part.float_gradients(), weight)
+        _compat.foreach_lerp_(part.moments("momentum_buffer"), part.float_gradients(), weight)
         _compat.foreach_add_(part.decayed_weights(), arrived, alpha=-float(part.group["lr"]))
 
 
@@ -248,11 +248,10 @@ def _whole(own: Tensor, like: Tensor) -> Tensor:
     """The whole tensor of a sharded parameter: a collective call of the ranks with its shards."""
     if not isinstance(like, DTensor):
         return own
-    mesh, placements = like.device_mesh, like.placements
-    shape, stride = like.shape, like.stride()
-    sharded = DTensor.from_local(own, mesh, placements, shape=shape, stride=stride)
-    whole: Tensor = sharded.full_tensor()
-    return whole
+    made = DTensor.from_local(
+        own, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
+    return made.full_tensor()
 
 
 def _own_part(values: Tensor, like: Tensor) -> Tensor:
