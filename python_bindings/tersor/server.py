@@ -266,14 +266,10 @@ class ParameterClient(Worker):
                 f"rank {transport.rank} also runs a ParameterServer: pass it as server="
             )
         pairs = enumerate(zip(channels.of_servers, channels.servers, strict=True))
+        own = {channels.own_index: server.shard} if server else {}
         self._names = list(like)
         self._own = _core.ParameterClient(
-            [
-                _core.ServerAt(
-                    channel, rank, server.shard if server and i == channels.own_index else None
-                )
-                for i, (channel, rank) in pairs
-            ],
+            [_core.ServerAt(channel, rank, own.get(i)) for i, (channel, rank) in pairs],
             [np.asarray(one) for one in like.values()],
             core_options(options, channels.workers, like),
             timeout,

@@ -71,12 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--codec", metavar="SPEC", help="such as int8, int4+ef or auto; default bf16")
     add("--rules", metavar="FILE", help=_RULES)
-    add(
-        "--unsupported",
-        choices=["warn", "error"],
-        default="warn",
-        help="for gradients that no codec supports (float64, sparse): send uncompressed, or fail",
-    )
+    plain = "for gradients that no codec supports (float64, sparse): send uncompressed, or fail"
+    add("--unsupported", choices=["warn", "error"], default="warn", help=plain)
     add("--report", metavar="FILE", help="a plot of the sent bytes: .png, .svg or .pdf")
     add("--dry", action="store_true", help="change nothing; report the planned bytes at the end")
     add("-m", "--module", action="store_true", help="the script is a module name, as in python -m")

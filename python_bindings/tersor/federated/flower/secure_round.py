@@ -210,14 +210,10 @@ class Round:
         self, stage: str, orders: Mapping[int, Fields], content: Mapping[str, Any]
     ) -> list[Message]:
         common = content.get(KEY, self.told)
-        return [
-            Message(
-                RecordDict({**content, KEY: secure_wire.packed({**common, **order})}),
-                dst_node_id=node,
-                message_type=f"train.{stage}",
-            )
-            for node, order in orders.items()
-        ]
+        told = {node: secure_wire.packed({**common, **order}) for node, order in orders.items()}
+        records = {node: RecordDict({**content, KEY: one}) for node, one in told.items()}
+        kind = f"train.{stage}"
+        return [Message(one, dst_node_id=n, message_type=kind) for n, one in records.items()]
 
     def _ask(self, stage: str, orders: Mapping[int, Fields]) -> dict[int, Fields]:
         messages = self._messages(stage, orders, {})

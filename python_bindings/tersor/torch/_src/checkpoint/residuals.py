@@ -213,14 +213,8 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
     ``longest``: the length to which all ranks pad their rows with zeros; default: this length.
     """
     row = functional.pad(row, (0, (longest or len(row)) - len(row)))
-    return DTensor.from_local(
-        row.unsqueeze(0),
-        mesh,
-        [Shard(0)],
-        run_check=False,
-        shape=torch.Size([mesh.size(), len(row)]),
-        stride=(len(row), 1),
-    )
+    rows, shape, stride = row.unsqueeze(0), torch.Size([mesh.size(), len(row)]), (len(row), 1)
+    return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
 @refusing_damage()

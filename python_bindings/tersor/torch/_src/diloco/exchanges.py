@@ -54,9 +54,8 @@ class FragmentExchange(LateReporting):
             return arrived
         if turn == 0 or not self._somewhere:
             self._look()
-        self._send(
-            self._fragments[turn], self._timetable.fragment_sync_delay, self.fragment_update_alpha
-        )
+        delay = self._timetable.fragment_sync_delay
+        self._send(self._fragments[turn], delay, self.fragment_update_alpha)
         return self._settle(self.steps) or arrived
 
     def _synchronize(self) -> None:

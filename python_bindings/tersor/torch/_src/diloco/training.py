@@ -318,13 +318,9 @@ class DiLoCo(FragmentExchange):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._fetch()
-        outer = self.outer_optimizer
-        load_with(
-            self.reducer,
-            self._process_group(),
-            state["residuals"],
-            lambda: outer.load_state_dict(state["outer_optimizer"]),
-        )
+        outer, group = self.outer_optimizer, self._process_group()
+        saved = state["outer_optimizer"]
+        load_with(self.reducer, group, state["residuals"], lambda: outer.load_state_dict(saved))
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]

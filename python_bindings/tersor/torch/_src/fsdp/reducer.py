@@ -152,23 +152,18 @@ class ShardedReducer:
         state = ReducerState.read(self.core.save_state())
         every = self.core.parameter_statistics()
         changing = {one.name for one in every if one.codec_may_change}
-        kept = {
-            name: Kept(
-                self.parameters[one.name],
-                one.codec,
-                self.kind.group.size(),
-                self.kind.group.rank(),
-                torch.from_numpy(values),
-                longest,
-                state.step,
-                self._shards(len(values) // self.parameters[one.name].shard_count),
-                one.name in changing,
-            )
-            for one in state.parameters
-            if one.name in self.parameters
-            for name, values, longest in self._residuals(one)
-            if longest
-        }
+        group, kept = self.kind.group, {}
+        for one in state.parameters:
+            if (parameter := self.parameters.get(one.name)) is None:
+                continue
+            for name, values, longest in self._residuals(one):
+                if longest:
+                    residual = torch.from_numpy(values)
+                    shards = self._shards(len(values) // parameter.shard_count)
+                    kept[name] = Kept(
+                        parameter, one.codec, group.size(), group.rank(), residual, longest,
+                        state.step, shards, one.name in changing,
+                    )  # fmt: skip
         return state, kept
 
     def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:

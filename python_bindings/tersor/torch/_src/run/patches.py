@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -330,17 +330,15 @@ def plan_of_shards(model: nn.Module, options: ReducerOptions) -> Plan:
     _, _, exchanges = fsdp.prepared(model, options)
     layouts = [one.layout for one in exchanges.values() if one.layout.known]
     groups = [group for one in layouts for group in (one.scatter_group, one.replicas) if group]
-    plan = (
-        _planned(
-            one.name,
-            choice,
-            torch.empty(one.shape, dtype=each.layout.dtype, device="meta"),
-            (each.layout.ranks - 1) / each.layout.ranks,
-        )
-        for each in exchanges.values()
-        for one, choice in each.expected()
-    )
-    return plan, list(dict.fromkeys(groups))
+
+    def planned() -> Iterator[Planned]:
+        for each in exchanges.values():
+            share = (each.layout.ranks - 1) / each.layout.ranks
+            for one, choice in each.expected():
+                like = torch.empty(one.shape, dtype=each.layout.dtype, device="meta")
+                yield _planned(one.name, choice, like, share)
+
+    return planned(), list(dict.fromkeys(groups))
 
 
 def _planned(name: str, choice: _core.CodecChoice, like: torch.Tensor, share: float) -> Planned:
