@@ -56,10 +56,8 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
             errors[transport.rank] = error
             transport.poison(f"rank {transport.rank} raised {type(error).__name__}: {error}")
 
-    threads = [
-        threading.Thread(target=run_one, args=(world.transport(rank),), daemon=True)
-        for rank in range(ranks)
-    ]
+    own = [(world.transport(rank),) for rank in range(ranks)]
+    threads = [threading.Thread(target=run_one, args=one, daemon=True) for one in own]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -44,12 +44,8 @@ class _Shard:
     ) -> None:
         self._names, self._timeout = list(parameters), timeout
         own_update = named_update(update, self._names) if callable(update) else update
-        self._shard = _core.ParameterShard(
-            list(parameters.values()),
-            own_update,
-            core_options(options, workers, parameters),
-            *index,
-        )
+        arrays, own_options = list(parameters.values()), core_options(options, workers, parameters)
+        self._shard = _core.ParameterShard(arrays, own_update, own_options, *index)
         self._changed = asyncio.Condition()
         self._next: dict[int, int] = {}  # clocks
         self._pushes: Counter[int] = Counter()  # of each worker, unanswered
@@ -253,10 +249,8 @@ class ParameterClient:
     def __init__(self, actors: Sequence[Any], like: Arrays, options: Any, worker: int) -> None:
         """Joins all servers. See the class."""
         self._names, self._worker = list(like), worker
-        frames = [
-            _core.WorkerFrames(list(like.values()), options, worker, index, len(actors))
-            for index in range(len(actors))
-        ]
+        arrays, count = list(like.values()), len(actors)
+        frames = [_core.WorkerFrames(arrays, options, worker, i, count) for i in range(count)]
         pairs = list(zip(actors, frames, strict=True))
         joins = [actor.join.remote(worker, one.signature) for actor, one in pairs]
         joined: list[tuple[int, int]] = ray.get(joins)

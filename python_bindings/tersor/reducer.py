@@ -282,11 +282,8 @@ class GradientReducer(_core.GradientReducer):
 
     @renamed_keywords(least_ranks="min_ranks")
     def __init__(self, transport: Transport, **options: Unpack[ReducerOptions]) -> None:
-        expect(
-            transport,
-            Transport,
-            "transport must be a tersor Transport (tersor.local, tersor.mpi, …)",
-        )
+        wanted = "transport must be a tersor Transport (tersor.local, tersor.mpi, …)"
+        expect(transport, Transport, wanted)
         if cast(dict[str, Any], options).pop("missing", None) is not None:
             deprecated("GradientReducer(missing=)", "leave the option out")
         super().__init__(transport, fill(_core.ReducerOptions(), options))

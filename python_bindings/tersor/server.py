@@ -160,10 +160,8 @@ class ParameterServer:
         Returns:
             For each parameter, the index of the first value, and a flat float32 array.
         """
-        return {
-            name: (self.shard.part(i)[0], self.shard.values(i))
-            for i, name in enumerate(self._names)
-        }
+        parts = enumerate(self._names)
+        return {name: (self.shard.part(i)[0], self.shard.values(i)) for i, name in parts}
 
     def weights(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
         """The old name of ``parameters``."""

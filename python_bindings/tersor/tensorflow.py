@@ -92,10 +92,8 @@ def init(
             secret = os.environ.get("TERSOR_SECRET", "")
         own = os.environ.get("TERSOR_TCP_ADDRESS", "")
         protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
-        made = _core.TcpTransport(
-            found["address"], found["rank"], found["ranks"], own, timeout, secret, protect
-        )
-        _world.append(made)
+        place = found["address"], found["rank"], found["ranks"]
+        _world.append(_core.TcpTransport(*place, own, timeout, secret, protect))
     return _world[0]
 
 
@@ -334,10 +332,8 @@ class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
 
     def _sum(self, *values: Any) -> Any:
         call = next(self._calls) % 2**32  # otherwise all calls draw the same random numbers
-        payloads = [
-            self._codec.encode(np.ascontiguousarray(value), seed=replica, step=call)
-            for replica, value in enumerate(values)
-        ]
+        arrays = enumerate(map(np.ascontiguousarray, values))
+        payloads = [self._codec.encode(one, seed=replica, step=call) for replica, one in arrays]
         total = np.empty_like(values[0])
         self._codec.decode(payloads, out=total)
         return total

@@ -50,9 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_script(options.script, options.module)
         _check_report(options.report)
-        made = Constructors(
-            _reducer_options(options.codec, options.rules), options.unsupported, dry=options.dry
-        )
+        rules = _reducer_options(options.codec, options.rules)
+        made = Constructors(rules, options.unsupported, dry=options.dry)
     except (InvalidArgumentError, OSError) as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
@@ -63,11 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {_PROGRAM}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    kind = argparse.RawDescriptionHelpFormatter
+    program = f"python -m {_PROGRAM}"
+    parser = argparse.ArgumentParser(program, description=__doc__, formatter_class=kind)
     add = parser.add_argument
     add("--codec", metavar="SPEC", help="such as int8, int4+ef or auto; default bf16")
     add("--rules", metavar="FILE", help=_RULES)

@@ -137,9 +137,8 @@ def _encoded(
     for name, array in arrays.items():
         if is_compressed(array):
             values = flat(array) if before is None else flat(array) - flat(before[name])
-            array = Array(
-                array.dtype, array.shape, KEY, wire.encode(codec, told, name, values, None)
-            )
+            frame = wire.encode(codec, told, name, values, None)
+            array = Array(array.dtype, array.shape, KEY, frame)
         sent[name] = array
     return sent
 

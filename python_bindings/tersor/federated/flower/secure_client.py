@@ -118,9 +118,8 @@ def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: C
     fields = getattr(turn, stage)()
     context.state[_STATE] = secure_wire.packed({**state, **about, "stage": stage})
     arrays = fields.pop("arrays", {})
-    return Message(
-        RecordDict({**arrays, KEY: secure_wire.packed(about | fields)}), reply_to=message
-    )
+    record = secure_wire.packed(about | fields)
+    return Message(RecordDict({**arrays, KEY: record}), reply_to=message)
 
 
 def _check_turn(stage: str, told: Fields, state: Fields) -> None:
@@ -303,6 +302,5 @@ class _Turn:
 def _norm_of(message: Message) -> float:
     """The limit of an update's norm. Flower's strategies send the limit to clipping mods."""
     records = message.content.config_records.values()
-    return min(
-        (float(one["clipping_norm"]) for one in records if "clipping_norm" in one), default=math.inf
-    )
+    norms = (float(one["clipping_norm"]) for one in records if "clipping_norm" in one)
+    return min(norms, default=math.inf)

@@ -200,9 +200,8 @@ class SecureStrategy(Wrapper):
             count = secure_round.enough_neighbours(len(nodes), dropouts, failure_rate)
         graph = secure_round.ring(nodes, count)
         most = len(graph[nodes[0]])
-        threshold = (
-            self._threshold if self._threshold is not None else secure_round.usual_threshold(most)
-        )
+        usual = secure_round.usual_threshold(most)
+        threshold = usual if self._threshold is None else self._threshold
         if threshold > most:
             raise TooFewError(
                 f"threshold={threshold}: give at most {most}, the neighbours of a node"

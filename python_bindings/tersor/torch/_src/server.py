@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,8 +180,5 @@ def _served(model: nn.Module) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def _on_host(values: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    array: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = (
-        values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
-    )
-    return array
+def _on_host(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    return values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()

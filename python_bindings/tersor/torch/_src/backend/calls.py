@@ -42,9 +42,8 @@ class Call(Work):
         self._error: BaseException | None = None
         self._ended = threading.Event()
         device, on_device = output.device, output.device.type == "cuda"
-        self._made: torch.futures.Future[None] = torch.futures.Future(
-            devices=[device] if on_device else None
-        )
+        devices: Any = [device] if on_device else None
+        self._made: torch.futures.Future[None] = torch.futures.Future(devices=devices)
         self._result = self._made.then(self._told)
         self._queued = torch.cuda.current_stream(device).record_event() if on_device else None
 

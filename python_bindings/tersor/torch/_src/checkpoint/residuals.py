@@ -67,9 +67,8 @@ def load_reducer(
     """
     if not (state := as_mapping(state)):
         now = ReducerState.read(reducer.save_state()).parameters
-        return start_at_zero(
-            [reducer], sum(bool(len(one.residual) + len(one.owner)) for one in now)
-        )
+        kept = sum(bool(len(one.residual) + len(one.owner)) for one in now)
+        return start_at_zero([reducer], kept)
     reducer.load_state(read_bytes(state, group))
 
 
@@ -176,10 +175,8 @@ def start_at_zero(keepers: Iterable[GradientReducer], parameters: int) -> None:
         return
     for keeper in keepers:
         keeper.scale_residuals(0.0)
-    warnings.warn(
-        f"the checkpoint holds no residuals: those of {parameters} parameters start at zero",
-        stacklevel=4,
-    )
+    text = f"the checkpoint holds no residuals: those of {parameters} parameters start at zero"
+    warnings.warn(text, stacklevel=4)
 
 
 def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, Any]:

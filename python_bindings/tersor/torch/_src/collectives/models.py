@@ -56,11 +56,8 @@ def broadcast_start(model: nn.Module, group: dist.ProcessGroup | None, timeout: 
     A shard is copied to the ranks that hold the same shard.
     """
     own = set(dist.get_process_group_ranks(checked(group))) - {dist.get_rank()}
-    tensors = [
-        local_shard(one.detach())
-        for one in (*model.parameters(), *model.buffers())
-        if not is_sharded_over(own, one)
-    ]
+    every = (*model.parameters(), *model.buffers())
+    tensors = [local_shard(one.detach()) for one in every if not is_sharded_over(own, one)]
     broadcast_all(tensors, 0, group, timeout=timeout)
 
 

@@ -93,13 +93,10 @@ def differences(
         firsts = [pairs[name][0] for name in names]
         counts = [one.numel() for one in firsts]
         flat = firsts[0].new_empty(sum(counts))
-        parts = [
-            one.view(like.shape)
-            for one, like in zip(flat.split_with_sizes(counts), firsts, strict=True)
-        ]
-        for name, part in zip(names, parts, strict=True):
-            torch.sub(*pairs[name], out=part)
-        yield flat, dict(zip(names, parts, strict=True))
+        parts = dict(zip(names, flat.split_with_sizes(counts), strict=True))
+        for name, part in parts.items():
+            parts[name] = torch.sub(*pairs[name], out=part.view(pairs[name][0].shape))
+        yield flat, parts
 
 
 def hidden(delay: int, sofar: ReducerStatistics) -> str:

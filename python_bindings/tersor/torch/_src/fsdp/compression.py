@@ -137,9 +137,8 @@ def prepared(
 
 def _sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
     """Returns the sharded modules by name. Raises InvalidArgumentError for unsupported meshes."""
-    modules = unwrapped(
-        {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
-    )
+    found = {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    modules = unwrapped(found)
     if not modules:
         raise InvalidArgumentError(
             "no module of the model is sharded: call fully_shard(model) first"

@@ -18,6 +18,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,9 +81,7 @@ class Backward:
 
     def add(self, gradients: Tensor) -> Bucket:
         """Adds a bucket."""
-        devices: list[int | str | torch.device] | None = (
-            [gradients.device] if gradients.is_cuda else None
-        )
+        devices: Any = [gradients.device] if gradients.is_cuda else None
         self.buckets.append(Bucket(gradients, Future(devices=devices)))
         return self.buckets[-1]
 

@@ -75,9 +75,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             _check_schedule(found, self._warmup_steps)
         self._optimized = OptimizedParameters(self, None)
         selection.refuse_elastic_shards(found, self._parameters)
-        self._exchange = TensorExchange(
-            process_group, selection.only_device(self._parameters), found
-        )
+        device = selection.only_device(self._parameters)
+        self._exchange = TensorExchange(process_group, device, found)
         self._presence = Presence(self._exchange)
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
@@ -306,9 +305,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             _compat.find_non_finite_(alike, found, torch.ones_like(found))
         if found:
             bad = next(name for name, one in own.items() if not one.isfinite().all())
-            warnings.warn(
-                f"the gradient of {bad} is not finite: all ranks skip the step", stacklevel=4
-            )
+            text = f"the gradient of {bad} is not finite: all ranks skip the step"
+            warnings.warn(text, stacklevel=4)
         return not _somewhere_in(bool(found), parameters.values())
 
     def _unscaled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -363,9 +363,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         if not (residuals := optimizer_state.residuals_of(saved)):
             return self.optimizer.load_state_dict(dict(saved))
         state = optimizer_state.plain_state(self.optimizer, saved)
-        optimizer_state.load_with(
-            reducer, group, residuals, lambda: self.optimizer.load_state_dict(state)
-        )
+        load = self.optimizer.load_state_dict
+        optimizer_state.load_with(reducer, group, residuals, lambda: load(state))
 
     def _residuals(self, mode: Mode) -> dict[str, Any]:
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))
@@ -403,9 +402,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 def _merged(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
     """A subclass of ``wrapper`` and the optimizer's class. Attributes of ``wrapper`` come first."""
     name = wrapper.__name__
-    expect(
-        optimizer, torch.optim.Optimizer, f"{name} needs an optimizer, such as torch.optim.SGD(…)"
-    )
+    wanted = f"{name} needs an optimizer, such as torch.optim.SGD(…)"
+    expect(optimizer, torch.optim.Optimizer, wanted)
     if isinstance(optimizer, Reporting):
         raise InvalidArgumentError(
             f"a {type(optimizer).__name__} exchanges in its own step: use it without {name}"

@@ -193,15 +193,11 @@ class _Orthogonal(Rule):
         if part.group["nesterov"]:
             _compat.foreach_lerp_(ahead, gradients, weight)
         pairs = list(zip(ahead, part.parameters, strict=True))
-        made = orthogonal(
-            torch.stack([_as_matrix(_whole(one, like)) for one, like in pairs]),
-            part.group["ns_steps"],
-        )
+        matrices = torch.stack([_as_matrix(_whole(one, like)) for one, like in pairs])
+        made = orthogonal(matrices, part.group["ns_steps"])
         made *= 0.2 * math.sqrt(max(made.shape[1:]))
-        return [
-            _own_part(one.view(like.shape), like)
-            for one, like in zip(made, part.parameters, strict=True)
-        ]
+        results = zip(made, part.parameters, strict=True)
+        return [_own_part(one.view(like.shape), like) for one, like in results]
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         weight = 1 - part.group["momentum"]
@@ -248,9 +244,8 @@ def _whole(own: Tensor, like: Tensor) -> Tensor:
     """The whole tensor of a sharded parameter: a collective call of the ranks with its shards."""
     if not isinstance(like, DTensor):
         return own
-    made = DTensor.from_local(
-        own, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-    )
+    mesh, placements, shape = like.device_mesh, like.placements, like.shape
+    made = DTensor.from_local(own, mesh, placements, shape=shape, stride=like.stride())
     return made.full_tensor()
 
 
@@ -258,9 +253,8 @@ def _own_part(values: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a whole tensor."""
     if not isinstance(like, DTensor):
         return values
-    return distribute_tensor(
-        values, like.device_mesh, like.placements, src_data_rank=None
-    ).to_local()
+    mesh, placements = like.device_mesh, like.placements
+    return distribute_tensor(values, mesh, placements, src_data_rank=None).to_local()
 
 
 def is_hidden(name: str, parameter: Tensor) -> bool:

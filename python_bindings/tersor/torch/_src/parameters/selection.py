@@ -113,9 +113,8 @@ class OptimizedParameters:
             InvalidArgumentError: A parameter was replaced or cast in a model.
         """
         self.follow_groups()
-        self._registered.check(
-            "make the optimizer after that, or put the new parameter into its param_groups"
-        )
+        remedy = "make the optimizer after that, or put the new parameter into its param_groups"
+        self._registered.check(remedy)
         return {name: one.grad is not None for name, one in self.all.items()}
 
     def follow_groups(self) -> None:
@@ -161,11 +160,8 @@ class OptimizedParameters:
 
     def join(self, newcomers: Collection[str]) -> None:
         """Adds parameters to ``taking_part``."""
-        self.taking_part = {
-            name: one
-            for name, one in self.all.items()
-            if name in self.taking_part or name in newcomers
-        }
+        taking_part = {*self.taking_part, *newcomers}
+        self.taking_part = {name: one for name, one in self.all.items() if name in taking_part}
 
     def _own(self) -> list[Tensor]:
         return [one for group in self._groups() for one in group["params"]]
@@ -304,11 +300,8 @@ def unsupported_parameters(
     module: nn.Module, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, str]:
     """Returns the unsupported parameters, with the reason of each."""
-    sparse = {
-        id(one.weight)
-        for one in module.modules()
-        if isinstance(one, _SPARSE_MODULES) and one.sparse
-    }
+    embeddings = [one for one in module.modules() if isinstance(one, _SPARSE_MODULES)]
+    sparse = {id(one.weight) for one in embeddings if one.sparse}
     return {
         name: "sparse" if id(parameter) in sparse else reason_of(parameter)
         for name, parameter in parameters.items()
@@ -348,9 +341,8 @@ class Names:
     """The names of parameters. Keeps the parameters alive."""
 
     def __init__(self, named: Mapping[str, nn.Parameter] | None = None) -> None:
-        self._known: dict[int, tuple[str, Tensor]] = {
-            id(one): (name, one) for name, one in (named or {}).items()
-        }
+        pairs = (named or {}).items()
+        self._known: dict[int, tuple[str, Tensor]] = {id(one): (name, one) for name, one in pairs}
         self._complete = named is not None
 
     def of(self, parameters: Iterable[Tensor]) -> list[str]:

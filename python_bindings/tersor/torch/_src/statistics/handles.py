@@ -143,9 +143,8 @@ class Reporting(ABC):
 
             print(handle.table())
         """
-        return records.table(
-            [*self.statistics(residual_norms=True), self.totals(residual_norms=True)]
-        )
+        entries = self.statistics(residual_norms=True)
+        return records.table([*entries, self.totals(residual_norms=True)])
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Draws bytes, times and residuals.
@@ -193,9 +192,8 @@ class ReducerReporting(Reporting):
         every = self.reducer.parameter_statistics()
         norms = self.reducer.residual_norms() if residual_norms else [None] * len(every)
         ranks = self._ranks()
-        return [
-            records.of_parameter(one, ranks, norm) for one, norm in zip(every, norms, strict=True)
-        ]
+        pairs = zip(every, norms, strict=True)
+        return [records.of_parameter(one, ranks, norm) for one, norm in pairs]
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         norm = math.hypot(*self.reducer.residual_norms()) if residual_norms else None
