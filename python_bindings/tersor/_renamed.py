@@ -40,7 +40,7 @@ _RENAMED = {
         "compressed_sgd": ("optim.sgd", ".optim"),
         "copied": ("ddp.copies", ""),  # models saved whole refer to this module
         "ddp": ("ddp.hook", ""),
-        "distributed_checkpoint": ("checkpoint.distributed", ".load_checkpoint"),
+        "distributed_checkpoint": ("checkpoint.residuals", ".load_checkpoint"),
         "group": ("process_group.connections", ".close and tersor.torch.transport"),
         "neighbours": ("gossip", ".Gossip"),
         "optimizer": ("optim.distributed", ".optim"),
