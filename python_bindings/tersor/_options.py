@@ -53,9 +53,7 @@ def _wanted(key: str, default: object, value: object) -> str:
     return f"{key} must be {_KINDS.get(type(default), 'a list')}, not {described(value)}"
 
 
-def takes_advanced(
-    kind: type[Any] | Callable[[object], type[Any]],
-) -> Callable[[Function], Function]:
+def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Function], Function]:
     """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
 
     Args:

@@ -271,10 +271,8 @@ class ParameterClient:
             parameters: float32 arrays by name, which are overwritten.
         """
         arrays = [parameters[name] for name in self._names]
-        calls = [
-            actor.pull.remote(self._worker, life, clock)
-            for (actor, _, life), clock in zip(self._servers, self._clocks, strict=True)
-        ]
+        pairs = zip(self._servers, self._clocks, strict=True)
+        calls = [actor.pull.remote(self._worker, life, clock) for (actor, _, life), clock in pairs]
         try:
             answers = ray.get(calls)
         except ray.exceptions.RayError:

@@ -26,9 +26,7 @@ Part = tuple[str, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 Update = Callable[[list[Part]], None]
 
 
-def named_update(
-    update: Update, names: Sequence[str]
-) -> Callable[[list[tuple[int, Any, Any]]], None]:
+def named_update(update: Update, names: Sequence[str]) -> Callable[[list[Any]], None]:
     """Wraps an update for a shard, which numbers the parameters."""
     return lambda parts: update([(names[i], own, by) for i, own, by in parts])
 

@@ -142,10 +142,8 @@ class Decompress(DXOFilter):  # type: ignore[misc]
             raise InvalidArgumentError(
                 f"the client's codec is {about['codec']}, not {self._made.spec}"
             )
-        arrays = {
-            name: self._array(name, dxo.data[name], dtype, shape)
-            for name, (dtype, shape) in about["arrays"].items()
-        }
+        told = about["arrays"].items()
+        arrays = {n: self._array(n, dxo.data[n], dtype, shape) for n, (dtype, shape) in told}
         meta = {name: one for name, one in dxo.meta.items() if name != _KEY}
         return DXO(dxo.data_kind, {**dxo.data, **arrays}, meta)
 

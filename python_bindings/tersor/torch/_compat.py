@@ -122,10 +122,8 @@ def ddp_with_hook(state: object) -> DistributedDataParallel | None:
 
     Finds models made after the import of ``tersor.torch``.
     """
-    for ddp in list(_ddps):
-        if any(state is one for _, one in ddp.__dict__.get("_comm_hooks", ())):
-            return ddp
-    return None
+    hooks = {ddp: ddp.__dict__.get("_comm_hooks", ()) for ddp in list(_ddps)}
+    return next((ddp for ddp, own in hooks.items() if any(state is one for _, one in own)), None)
 
 
 def forget_hook(ddp: DistributedDataParallel, state: object) -> None:

@@ -126,14 +126,12 @@ class _Direction:
                 op.tensor = came[-1][0]
         return ops
 
-    def compute(
-        self, compute: Callable[..., Any], chunk: int, *arguments: Any, **keywords: Any
-    ) -> Any:
+    def compute(self, compute: Callable[..., Any], chunk: int, *args: Any, **options: Any) -> Any:
         """Decodes the received payloads before the computation."""
         for payload, tensor in self._came.pop(chunk, ()):
             with straightened(tensor.detach()) as values:
                 self._codec.decode(payload, values)
-        return compute(chunk, *arguments, **keywords)
+        return compute(chunk, *args, **options)
 
     def _encode(self, values: Tensor) -> Tensor:
         payload = self._payload(values)

@@ -275,10 +275,8 @@ class _Turn:
         own, channels = self.own, self.state["channel"]
         nodes = sorted(channels)
         shares = masks.split(self.state[name], self.state["threshold"], len(nodes))
-        return {
-            node: masks.seal(masks.share_key(channels[node], name, own, node), share)
-            for node, share in zip(nodes, shares, strict=True)
-        }
+        keys = [masks.share_key(channels[node], name, own, node) for node in nodes]
+        return dict(zip(nodes, map(masks.seal, keys, shares), strict=True))
 
     def share_key(self, name: str, owner: int) -> bytes:
         """The key of a neighbour's sealed share."""
@@ -292,11 +290,8 @@ class _Turn:
     def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
         """The nodes with correct tags."""
         own, channels, digest = self.own, self.state["channel"], self.state["digest"]
-        return {
-            node
-            for node, tag in tags.items()
-            if masks.is_tag(tag, masks.tag(channels[node], stage, digest, node, own))
-        }
+        expected = {node: masks.tag(channels[node], stage, digest, node, own) for node in tags}
+        return {node for node, tag in tags.items() if masks.is_tag(tag, expected[node])}
 
 
 def _norm_of(message: Message) -> float:

@@ -51,10 +51,9 @@ def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
     """PyTorch adds the missing arguments of a direct call, and then calls again."""
 
     @functools.wraps(method)
-    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Any:
         if keywords or not isinstance(arguments[-1], _compat.CALL_OPTIONS):
-            work: Work = getattr(dist.ProcessGroup, method.__name__)(self, *arguments, **keywords)
-            return work
+            return getattr(dist.ProcessGroup, method.__name__)(self, *arguments, **keywords)
         return method(self, *arguments)
 
     return call
@@ -237,9 +236,8 @@ class TersorGroup(dist.ProcessGroup):
 def _handed_on(name: str) -> Callable[..., Work]:
     """Calls the plain group, because PyTorch's own forwarding holds the interpreter lock."""
 
-    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
-        work: Work = getattr(self._plain, name)(*arguments, **keywords)
-        return work
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(self._plain, name)(*arguments, **keywords)
 
     return call
 

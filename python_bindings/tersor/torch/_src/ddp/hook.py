@@ -319,9 +319,8 @@ class HookState(ReducerReporting, Weighed):
         """
         exchange.take_over()
         self._samples.weigh_once(exchange.reducer)
-        bucket.sent = exchange.reducer.ready_flat(
-            bucket.names, bucket.gradients, "gradient-unless-zero"
-        )
+        names, gradients = bucket.names, bucket.gradients
+        bucket.sent = exchange.reducer.ready_flat(names, gradients, "gradient-unless-zero")
 
     def _hold(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
         device, options = selection.only_device(parameters), self._options.copy()

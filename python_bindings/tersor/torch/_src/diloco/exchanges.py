@@ -173,9 +173,8 @@ class FragmentExchange(LateReporting):
             mean = shard.contiguous()
             allreduce(ranks, mean, codec="none", reduction="mean", timeout=limit)
             shard.copy_(mean)
-        self._parameters = {
-            name: one for name, one in every.items() if name in self._start or name in newcomers
-        }
+        taking_part = {*self._start, *newcomers}
+        self._parameters = {name: one for name, one in every.items() if name in taking_part}
         self._fragments = self._divided()
         self._take_start(self._parameters)
         self._exchange.hold(shards_of(self._start))

@@ -30,11 +30,8 @@ class Timetable:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError for invalid or conflicting numbers."""
-        for name, value, least in (
-            ("sync_every", self.sync_every, 1),
-            ("fragments", self.fragments, 1),
-            ("fragment_sync_delay", self.fragment_sync_delay, 0),
-        ):
+        for name, least in {"sync_every": 1, "fragments": 1, "fragment_sync_delay": 0}.items():
+            value = getattr(self, name)
             expect(value, int, f"{name} must be an integer")
             if value < least:
                 raise InvalidArgumentError(f"{name}={value}: give at least {least}")

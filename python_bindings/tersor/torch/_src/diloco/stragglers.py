@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -153,8 +153,7 @@ class Stragglers:
                 self._asked = None
         if asked.error is not None:
             raise asked.error
-        result: Result = asked.result
-        return result
+        return cast(Result, asked.result)
 
     def resume(self) -> None:
         """Continues after RanksLostError, which paused the thread."""

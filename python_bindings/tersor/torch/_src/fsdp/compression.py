@@ -100,12 +100,9 @@ def compress(
     on_one_mesh = mesh_count(reduces.values()) <= 1 and all(mesh.ndim == 1 for mesh in meshes)
     if not on_one_mesh:
         refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
-    gathers = {
-        name: WeightExchange(weights_codec, sender, reduce)
-        for name, reduce in reduces.items()
-        if weights_codec is not None
-    }
-    if gathers:
+    gathers = {}
+    if weights_codec is not None:
+        gathers = {n: WeightExchange(weights_codec, sender, one) for n, one in reduces.items()}
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     exchanges = _install(modules, reduces, gathers)

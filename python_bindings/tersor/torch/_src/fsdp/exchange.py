@@ -305,10 +305,8 @@ class GradientExchange(ModuleExchange):
         Raises:
             InvalidArgumentError: No rule matches a parameter.
         """
-        return [
-            (one, _core.choose_codec(self._sender.options, one.name, list(one.shape), "f32"))
-            for one in self.layout.expected()
-        ]
+        asked, found = self._sender.options, self.layout.expected()
+        return [(one, _core.choose_codec(asked, one.name, list(one.shape), "f32")) for one in found]
 
     def __call__(
         self,

@@ -73,12 +73,9 @@ class ModuleLayout(_compat.FsdpGroup):
         return [(self._names[id(one)], one.sharded_param) for one in self._entries]
 
     def _describe(self, entry: Any) -> ShardedParameter:
-        return ShardedParameter(
-            name=self._names[id(entry)],
-            shape=self._shape(entry),
-            dimension=entry.fsdp_placement.dim,
-            shard_count=entry.padded_sharded_param_size.numel(),
-        )
+        name, shape = self._names[id(entry)], self._shape(entry)
+        shard_count = entry.padded_sharded_param_size.numel()
+        return ShardedParameter(name, shape, entry.fsdp_placement.dim, shard_count)
 
 
 def refuse_meshes(name: str, module: FSDPModule) -> None:

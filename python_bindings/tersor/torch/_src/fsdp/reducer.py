@@ -122,11 +122,8 @@ class ShardedReducer:
         """Returns the statistics of the sent parameters."""
         every = self.core.parameter_statistics()
         norms = self.core.residual_norms() if residual_norms else [None] * len(every)
-        return (
-            self._told(one, norm)
-            for one, norm in zip(every, norms, strict=True)
-            if one.steps and one.name in self.parameters
-        )
+        pairs, own = zip(every, norms, strict=True), self.parameters
+        return (self._told(one, norm) for one, norm in pairs if one.steps and one.name in own)
 
     def totals(self, *, residual_norm: bool) -> ParameterStatistics:
         """Returns the statistics of all parameters together, of the completed steps."""
@@ -214,11 +211,8 @@ class ReplicaReducer(ShardedReducer):
     def sums(self) -> dict[str, Tensor]:
         """Returns the sums of residuals over replicas by parameter. A collective call."""
         state = ReducerState.read(self.core.save_portable_state())
-        return {
-            one.name: torch.from_numpy(one.residual)
-            for one in state.parameters
-            if len(one.residual) and one.name in self.parameters
-        }
+        own = [one for one in state.parameters if one.name in self.parameters]
+        return {one.name: torch.from_numpy(one.residual) for one in own if len(one.residual)}
 
     def _take_residuals(self, others: Sequence[ShardedReducer]) -> None:
         """Takes sums over replicas. The owner of a part depends on the shard's index."""

@@ -139,9 +139,8 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
     sums = {}
     for name, one in kept.items():
         total = totals[name]
-        collectives.allreduce(
-            transport(group, total.device), total, codec="none", timeout=sender.seconds(group)
-        )
+        ranks, seconds = transport(group, total.device), sender.seconds(group)
+        collectives.allreduce(ranks, total, codec="none", timeout=seconds)
         sums[name] = from_flat(total, one.parameter, one.ranks)
     return {"residuals": sums}
 

@@ -209,17 +209,14 @@ class Constructors:
                 seen = self._add(root, "fully_shard")
                 self._take(seen, root, plan_of_shards, self._compress_sharded)
 
-    def _give_way(
-        self, compress: Any, model: Any, *arguments: Any, **options: Any
-    ) -> ShardedHandle:
+    def _give_way(self, compress: Any, model: Any, *arguments: Any, **options: Any) -> Any:
         """Ends this compression of a model if the program itself compresses the model."""
         for one in model.modules() if isinstance(model, nn.Module) else ():
             if self._stop_waiting(one):
                 self._add(one, "fully_shard").leave(_OWN_CALL)
             elif (seen := self._seen.get(one)) is not None and not seen.reason:
                 seen.leave(_OWN_CALL)
-        found: ShardedHandle = compress(model, *arguments, **options)
-        return found
+        return compress(model, *arguments, **options)
 
     def _all_reduce(self, all_reduce: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
         """Counts the calls of the program, without the calls of PyTorch and Tersor."""
