@@ -20,16 +20,12 @@ _IMPORTS = "<frozen importlib"
 #: The old spellings with a past warning: the function's qualified name, and the spelling.
 _warned: set[tuple[str, str]] = set()
 
+_MOVED = {"flower": "federated.flower", "lanes": "federated.sums", "nvflare": "federated.nvflare"}
+_MOVED["torch.collectives"] = "torch"
+
 #: The module of each old name, and the public name for the warning.
-_RENAMED = {
-    f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}")
-    for old, new in {
-        "flower": "federated.flower",
-        "lanes": "federated.sums",
-        "nvflare": "federated.nvflare",
-        "torch.collectives": "torch",
-    }.items()
-} | {
+_RENAMED = {f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}") for old, new in _MOVED.items()}
+_RENAMED |= {
     f"tersor.torch.{old}": (f"tersor.torch._src.{new}", f"tersor.torch{public}")
     for old, (new, public) in {
         "allocation": ("gradients.allocation", ".allocate"),

@@ -333,23 +333,17 @@ def _break_even(codec: CodecResult, ranks: int) -> float:
 
 def _text_of(report: Report) -> str:
     machine = report.machine
+    cells = []
+    for codec in report.codecs:
+        seconds = codec.encode_seconds, codec.decode_seconds
+        speeds = [f"{_VALUE_BYTES / each / 1e9:.3g} GB/s" for each in seconds]
+        bits, error = f"{codec.bits_per_value:.3g}", f"{codec.squared_error:.2g}"
+        cells.append((codec.codec, bits, *speeds, error))
     lines = [
         f"Tersor {report.version} on {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['instruction_set']}; {report.ranks} rank{'s' if report.ranks > 1 else ''}",
         "",
-        _text.table(
-            ("codec", "bits/value", "encode", "decode", "squared error"),
-            [
-                (
-                    one.codec,
-                    f"{one.bits_per_value:.3g}",
-                    f"{_VALUE_BYTES / one.encode_seconds / 1e9:.3g} GB/s",
-                    f"{_VALUE_BYTES / one.decode_seconds / 1e9:.3g} GB/s",
-                    f"{one.squared_error:.2g}",
-                )
-                for one in report.codecs
-            ],
-        ),
+        _text.table(("codec", "bits/value", "encode", "decode", "squared error"), cells),
     ]
     if report.link:
         sizes = sorted({one.bytes for one in report.link})
@@ -357,5 +351,5 @@ def _text_of(report: Report) -> str:
         for one in report.link:
             rows.setdefault(one.codec, []).append(_text.seconds(one.seconds))
         head = ("all-reduce", *map(_text.byte_count, sizes))
-        lines += ["", _text.table(head, [(codec, *cells) for codec, cells in rows.items()])]
+        lines += ["", _text.table(head, [(spec, *row) for spec, row in rows.items()])]
     return "\n".join([*lines, "", *report.verdict])

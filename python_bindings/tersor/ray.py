@@ -96,12 +96,12 @@ class _Shard:
         return self._next[worker] - self._shard.waiting(worker)
 
     async def pull(self, worker: int, life: int, clock: int) -> Any:
+
+        def may_pull() -> bool:
+            return self._next[worker] >= clock and self._shard.may_pull(worker, clock)
+
         async with self._changed:
-            await self._until(
-                worker,
-                life,
-                lambda: self._next[worker] >= clock and self._shard.may_pull(worker, clock),
-            )
+            await self._until(worker, life, may_pull)
             frame = empty_bytes(self._shard.pull_capacity, np.empty(0))
             return frame[: self._shard.pull(worker, clock, frame)]
 

@@ -118,13 +118,11 @@ class ParameterServer:
         if index is None:
             raise InvalidArgumentError(f"rank {transport.rank} is not in servers={list(servers)}")
         self._names = list(parameters)
-        self.shard = _core.ParameterShard(
-            [np.asarray(one) for one in parameters.values()],
-            named_update(update, self._names) if callable(update) else (float(update), momentum),
-            core_options(options, self._channels.workers, parameters),
-            index,
-            len(self._channels.servers),
-        )
+        arrays = [np.asarray(one) for one in parameters.values()]
+        by = named_update(update, self._names) if callable(update) else (float(update), momentum)
+        checked = core_options(options, self._channels.workers, parameters)
+        count = len(self._channels.servers)
+        self.shard = _core.ParameterShard(arrays, by, checked, index, count)
         self._error: BaseException | None = None
         arguments = (self._channels.of_servers[index], timeout, straggler_timeout)
         self._thread = threading.Thread(target=self._serve, args=arguments, daemon=True)
@@ -264,12 +262,10 @@ class ParameterClient(Worker):
         pairs = enumerate(zip(channels.of_servers, channels.servers, strict=True))
         own = {channels.own_index: server.shard} if server else {}
         self._names = list(like)
-        self._own = _core.ParameterClient(
-            [_core.ServerAt(channel, rank, own.get(i)) for i, (channel, rank) in pairs],
-            [np.asarray(one) for one in like.values()],
-            core_options(options, channels.workers, like),
-            timeout,
-        )
+        at = [_core.ServerAt(channel, rank, own.get(i)) for i, (channel, rank) in pairs]
+        arrays = [np.asarray(one) for one in like.values()]
+        checked = core_options(options, channels.workers, like)
+        self._own = _core.ParameterClient(at, arrays, checked, timeout)
 
     @renamed_keywords(weights="parameters")
     def pull(self, parameters: Mapping[str, Any]) -> None:

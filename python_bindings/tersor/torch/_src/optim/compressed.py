@@ -280,14 +280,11 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._optimized.follow_groups()
         self._begin_replaced()
         names = {id(one): name for name, one in self._optimized.all.items()}
-        return Kept(
-            {name: self.state[one] for name, one in self._parameters.items()},
-            [[names[id(one)] for one in group["params"]] for group in self.param_groups],
-            {name: own for name in self._parameters if (own := self._rules[name].own)},
-            self._exchange,
-            self._process_group(),
-            type(self).__name__,
-        )
+        moments = {name: self.state[one] for name, one in self._parameters.items()}
+        groups = [[names[id(one)] for one in group["params"]] for group in self.param_groups]
+        own = {name: own for name in self._parameters if (own := self._rules[name].own)}
+        group, who = self._process_group(), type(self).__name__
+        return Kept(moments, groups, own, self._exchange, group, who)
 
     def _is_finite(self) -> bool:
         """True if this rank's gradients are finite, as a scaler already found out.
