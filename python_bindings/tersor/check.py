@@ -167,16 +167,11 @@ def _measure(options: argparse.Namespace, launched: _Launched) -> Report:
     transport = launched.transport
     link = [] if transport is None else _measure_link(transport, specs, half)
     ranks = 1 if transport is None else transport.ranks
-    return Report(
-        version=build_info().version,
-        date=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-        machine=_machine(),
-        ranks=ranks,
-        transport=launched.name,
-        codecs=codecs,
-        link=link,
-        verdict=_verdict(codecs, link, ranks, options.parameters, options.compute_ms),
-    )
+    version = build_info().version
+    date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    machine = _machine()
+    verdict = _verdict(codecs, link, ranks, options.parameters, options.compute_ms)
+    return Report(version, date, machine, ranks, launched.name, codecs, link, verdict)
 
 
 def _machine() -> dict[str, Any]:
@@ -211,14 +206,10 @@ def _measure_codec(spec: str, seconds: float) -> CodecResult:
     error = float(np.square(out - values, dtype=np.float64).sum())
     encode = _median(lambda: codec.encode(values, residual=residual), seconds / 2)
     decode = _median(lambda: codec.decode(payload, out), seconds / 2)
-    return CodecResult(
-        codec=codec.spec,
-        device="cpu",
-        bits_per_value=8 * payload.nbytes / _CODEC_COUNT,
-        encode_seconds=encode / _CODEC_COUNT,
-        decode_seconds=decode / _CODEC_COUNT,
-        squared_error=error / float(np.square(values, dtype=np.float64).sum()),
-    )
+    bits = 8 * payload.nbytes / _CODEC_COUNT
+    times = encode / _CODEC_COUNT, decode / _CODEC_COUNT
+    squared_error = error / float(np.square(values, dtype=np.float64).sum())
+    return CodecResult(codec.spec, "cpu", bits, *times, squared_error)
 
 
 def _median(call: Callable[[], object], seconds: float) -> float:

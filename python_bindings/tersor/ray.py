@@ -187,10 +187,8 @@ class ParameterServer:
         arrays = {name: np.asarray(one) for name, one in parameters.items()}
         checked = core_options(self._options, self._workers, arrays)
         _core.WorkerFrames(list(arrays.values()), checked, 0, 0, servers)  # raises for bad options
-        self._actors = [
-            actor.remote(arrays, by, self._options, self._workers, (index, servers), timeout)
-            for index in range(servers)
-        ]
+        common = (arrays, by, self._options, self._workers)
+        self._actors = [actor.remote(*common, (i, servers), timeout) for i in range(servers)]
         self._like = {name: np.zeros_like(one) for name, one in arrays.items()}
 
     def client(self, worker: int) -> ParameterClient:

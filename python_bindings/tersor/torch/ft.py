@@ -29,7 +29,7 @@ from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._renamed import deprecated_once
 from tersor.codec import Codec
-from tersor.torch._src.backend.calls import Call, Caller, reduction_of
+from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
 from tersor.torch._src.ft.residuals import Places, World
 from tersor.torch._src.parameters.selection import is_supported
 from tersor.torch._src.process_group.connections import Members
@@ -186,12 +186,8 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             return plain
         if self._caller is None or self._failure() is not None:
             raise self._failure() or TransportError("the replicas are not connected: no quorum yet")
-        way = {
-            "codec": self._codec,
-            "algorithm": self._algorithm,
-            "reduction": reduction,
-            "timeout": self._timeout.total_seconds(),
-        }
+        way: Way = {"codec": self._codec, "algorithm": self._algorithm, "reduction": reduction}
+        way["timeout"] = self._timeout.total_seconds()
         if self._codec.endswith("+ef"):
             way["feedback"] = self._followed().take(tensors[0], self._world, str(reduction))
         return self._caller.take(_Call(collectives.allreduce, tensors[0], [], way))

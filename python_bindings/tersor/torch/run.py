@@ -215,10 +215,9 @@ def _planned(plan: list[Planned]) -> str:
     known = [one.sent_bytes for one in plan if one.sent_bytes is not None]
     auto = "" if len(known) == len(plan) else ", and what auto makes of the others"
     whole = _text.byte_count(sum(one.uncompressed_bytes for one in plan))
-    rows = [
-        [one.name, *map(_text.byte_count, (one.sent_bytes, one.uncompressed_bytes)), one.codec]
-        for one in plan
-    ]
+    sent = [_text.byte_count(one.sent_bytes) for one in plan]
+    instead = [_text.byte_count(one.uncompressed_bytes) for one in plan]
+    rows = [[one.name, *own, one.codec] for one, *own in zip(plan, sent, instead, strict=True)]
     table = _text.table(["parameter", "sent", "instead of", "codec"], rows)
     head = f"would send about {_text.byte_count(sum(known))}{auto} a step instead of {whole}"
     return f"{head}\n{textwrap.indent(table, '    ')}"

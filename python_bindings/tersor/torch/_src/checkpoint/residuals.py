@@ -318,10 +318,8 @@ def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> d
     saved, places = metadata.state_dict_metadata, metadata.planner_data
     paths = {name: path for name in saved if (path := _path_below(places[name], key))}
     rows = [path[:-1] for path in paths.values() if path[-1] == "places"]
-    empty = {
-        name: _empty(saved[name], any(path[: len(above)] == above for above in rows), group)
-        for name, path in paths.items()
-    }
+    exact = {n: any(one[: len(row)] == row for row in rows) for n, one in paths.items()}
+    empty = {name: _empty(saved[name], exact[name], group) for name in paths}
     return _compat.nested_state(empty, paths)
 
 

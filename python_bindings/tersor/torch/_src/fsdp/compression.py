@@ -125,10 +125,8 @@ def prepared(
     names = {id(one): name for name, one in parameters.items()}
     _refuse_others(modules, "reduce-scatter")
     sender = Sender(_checked(options), unsupported)
-    reduces = {
-        name: GradientExchange(name, ModuleLayout(module, names), sender)
-        for name, module in modules.items()
-    }
+    layouts = {name: ModuleLayout(module, names) for name, module in modules.items()}
+    reduces = {name: GradientExchange(name, one, sender) for name, one in layouts.items()}
     return sender, modules, reduces
 
 
@@ -155,11 +153,8 @@ def _install(
         reduce.install(modules[name])  # per module, because PyTorch does not recurse
     for name, gather in gathers.items():
         modules[name].set_custom_all_gather(gather)  # type: ignore[arg-type]
-    replicas = [
-        ReplicaExchange(reduce, group)
-        for reduce in reduces.values()
-        if (group := reduce.layout.replicas) is not None
-    ]
+    pairs = [(one, one.layout.replicas) for one in reduces.values()]
+    replicas = [ReplicaExchange(one, group) for one, group in pairs if group is not None]
     return [*reduces.values(), *replicas, *gathers.values()]
 
 

@@ -305,8 +305,7 @@ class GradientExchange(ModuleExchange):
         Raises:
             InvalidArgumentError: No rule matches a parameter.
         """
-        asked, found = self._sender.options, self.layout.expected()
-        return [(one, _core.choose_codec(asked, one.name, list(one.shape), "f32")) for one in found]
+        return [(one, one.choice(self._sender.options, "f32")) for one in self.layout.expected()]
 
     def __call__(
         self,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import zeros
@@ -28,6 +29,10 @@ class ShardedParameter:
     shape: torch.Size  #: of the whole parameter, without padding
     dimension: int  #: dimension of the cut
     shard_count: int  #: values per rank, padding included
+
+    def choice(self, options: _core.ReducerOptions, dtype: str) -> _core.CodecChoice:
+        """The codec of the parameter."""
+        return _core.choose_codec(options, self.name, list(self.shape), dtype)
 
 
 class ModuleLayout(_compat.FsdpGroup):

@@ -252,10 +252,7 @@ class ReplicaReducer(ShardedReducer):
     def _rules(self, options: ReducerOptions) -> ReducerOptions:
         asked = fill(_core.ReducerOptions(), options)
         dtype = dtype_text(self.kind.dtype)
-        self._choices = {
-            one.name: _core.choose_codec(asked, one.name, list(one.shape), dtype)
-            for one in self.parameters.values()
-        }
+        self._choices = {n: one.choice(asked, dtype) for n, one in self.parameters.items()}
         rules = [
             (literal_pattern(name), codec, step)
             for name, choice in self._choices.items()

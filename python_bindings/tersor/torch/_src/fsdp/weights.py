@@ -138,7 +138,7 @@ def plan_messages(
     for one in parameters:
         columns = slice(start, start + one.shard_count)
         start = columns.stop
-        choice = _core.choose_codec(options, one.name, list(one.shape), dtype)
+        choice = one.choice(options, dtype)
         if choice.by_value:
             message = shared.setdefault(choice.codec, Message(one.name, choice.codec, []))
         else:

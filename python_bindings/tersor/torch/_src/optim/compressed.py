@@ -35,12 +35,8 @@ from tersor.torch._src.parameters.selection import (
 
 DEFAULT_CODEC = "hadamard:bits=1+ef"
 #: Former keywords.
-RENAMED = {
-    "dense_codec": "warmup_codec",
-    "dense_steps": "warmup_steps",
-    "group": "process_group",
-    "least_ranks": "min_ranks",
-}
+RENAMED = {"dense_codec": "warmup_codec", "dense_steps": "warmup_steps"}
+RENAMED |= {"group": "process_group", "least_ranks": "min_ranks"}
 # Values with temporary copies: on CPUs as many as fit into caches, on devices more, because
 # launches take time there.
 _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24

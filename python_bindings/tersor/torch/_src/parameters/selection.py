@@ -302,11 +302,9 @@ def unsupported_parameters(
     """Returns the unsupported parameters, with the reason of each."""
     embeddings = [one for one in module.modules() if isinstance(one, _SPARSE_MODULES)]
     sparse = {id(one.weight) for one in embeddings if one.sparse}
-    return {
-        name: "sparse" if id(parameter) in sparse else reason_of(parameter)
-        for name, parameter in parameters.items()
-        if id(parameter) in sparse or not is_supported(parameter)
-    }
+    found = {name: "sparse" for name, one in parameters.items() if id(one) in sparse}
+    found = {**reasons_of(parameters), **found}
+    return {name: found[name] for name in parameters if name in found}
 
 
 def reason_of(gradient: Tensor) -> str:

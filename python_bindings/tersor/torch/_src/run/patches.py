@@ -159,9 +159,8 @@ class Constructors:
             return None
         for group in groups:
             agree(group, repr((self._options, self._unsupported)))
-        seen.handle = compress(
-            model, scaler=self._scaler, unsupported=self._unsupported, **self._options
-        )
+        options = {**self._options, "scaler": self._scaler, "unsupported": self._unsupported}
+        seen.handle = compress(model, **options)
         weakref.finalize(model, seen.end).atexit = False
         return None
 
