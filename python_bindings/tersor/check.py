@@ -103,29 +103,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tersor check",
-        description="Measures codecs and links, and reports whether compression saves time.",
-        epilog="Start with torchrun or mpirun to measure the link between processes or machines.",
-    )
+    about = "Measures codecs and links, and reports whether compression saves time."
+    hint = "Start with torchrun or mpirun to measure the link between processes or machines."
+    parser = argparse.ArgumentParser("python -m tersor check", description=about, epilog=hint)
     count = "number of float32 gradient values in the verdict (default: 25e6)"
     compute = "time of a training step without communication, for the verdict on step time"
     seconds = "time for the measurements (default: 60)"
     codecs = f"codecs to compare (default: {' '.join(CODECS)})"
     add = parser.add_argument
-    add("--parameters", type=number, default=25e6, metavar="N", help=count)
-    add("--compute-ms", type=number, metavar="MS", help=compute)
-    add("--seconds", type=number, default=60.0, metavar="S", help=seconds)
+    add("--parameters", type=_number, default=25e6, metavar="N", help=count)
+    add("--compute-ms", type=_number, metavar="MS", help=compute)
+    add("--seconds", type=_number, default=60.0, metavar="S", help=seconds)
     add("--codecs", nargs="+", default=list(CODECS), metavar="SPEC", help=codecs)
     add("--json", type=pathlib.Path, metavar="FILE", help="write the figures here")
     return parser.parse_args(arguments)
 
 
-def number(text: str) -> float:
-    """Parses an argument. argparse shows the function's name in an error."""
+def _number(text: str) -> float:
     if not 0 < (value := float(text)) < 1e15:
         raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1e15")
     return value
+
+
+_number.__name__ = "number"  # in argparse's errors
 
 
 @dataclass

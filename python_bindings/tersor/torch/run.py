@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import importlib.util
 import os
 import re
@@ -81,11 +82,9 @@ def _parser() -> argparse.ArgumentParser:
 def _check_script(script: str, is_module: bool) -> None:
     found, kind = os.path.exists(script), "file"
     if is_module:
-        kind = "module"
-        try:
+        found, kind = False, "module"
+        with contextlib.suppress(ImportError, ValueError):
             found = importlib.util.find_spec(script) is not None
-        except (ImportError, ValueError):
-            found = False
     if not found:
         raise InvalidArgumentError(
             f"there is no {kind} {script!r}: give the script's path, or -m and a module's name, "

@@ -195,9 +195,7 @@ class TersorGroup(dist.ProcessGroup):
         limit = seconds if seconds > 0 else seconds_of(self)
         return {"codec": codec, "reduction": reduction, "timeout": limit}
 
-    def split_group(  # type: ignore[override]
-        self, ranks: list[int], **told: Any
-    ) -> TersorGroup | None:
+    def split_group(self, ranks: list[int], **told: Any) -> TersorGroup | None:  # type: ignore[override]
         """Makes a process group of some ranks, for all devices.
 
         Args:

@@ -42,6 +42,7 @@ from tersor.torch import _compat
 
 VERSION = 2  # 1 had residuals of owners in units of a sum where a mean was taken
 Mode = Literal["exact", "portable"]
+Saved = Mapping[str, Any]  # the state of a handle
 
 
 def save_reducer(
@@ -67,9 +68,7 @@ def save_reducer(
     }
 
 
-def load_reducer(
-    reducer: GradientReducer, group: dist.ProcessGroup, state: Mapping[str, Any] | None
-) -> None:
+def load_reducer(reducer: GradientReducer, group: dist.ProcessGroup, state: Saved | None) -> None:
     """Loads the result of :func:`save_reducer` of either mode.
 
     None or an empty dict (a checkpoint without Tersor): residuals start at zero, with a warning if
@@ -97,7 +96,7 @@ def refusing_damage() -> Iterator[None]:
         raise InvalidArgumentError(f"the state is damaged: {damage}") from damage
 
 
-def as_mapping(state: Any) -> Mapping[str, Any]:
+def as_mapping(state: Any) -> Saved:
     """The state as a mapping; empty for None. Raises InvalidArgumentError for other types, and for
     a loss scale out of range."""
     if state is None:
@@ -172,7 +171,7 @@ def check_ranks(found: Any, ranks: int) -> None:
         )
 
 
-def check_version(saved: Mapping[str, Any]) -> None:
+def check_version(saved: Saved) -> None:
     """Raises InvalidArgumentError for a state of another version."""
     if saved["version"] != VERSION:
         raise InvalidArgumentError(
@@ -226,7 +225,7 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
 
 
 @refusing_damage()
-def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
+def read_bytes(saved: Saved, group: dist.ProcessGroup) -> bytes:
     """The bytes that a reducer loads. Raises InvalidArgumentError for a damaged state."""
     check_version(saved)
     state = ReducerState()
@@ -248,9 +247,7 @@ def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
     return state.write()
 
 
-def _values(
-    saved: Mapping[str, Any], entry: str, name: str, rank: int | None, count: int | None
-) -> Any:
+def _values(saved: Saved, entry: str, name: str, rank: int | None, count: int | None) -> Any:
     """At most ``count`` values of a parameter, of the row of ``rank``, as a NumPy array."""
     found = saved.get(entry, {})  # distributed checkpoints omit an empty dict
     if count == 0 or (count is None and name not in found):

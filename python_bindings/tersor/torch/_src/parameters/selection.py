@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from tersor._core import InvalidArgumentError
 from tersor._options import described
@@ -83,9 +84,7 @@ class OptimizedParameters:
     """The parameters of an optimizer by name, in the order of the names."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, Tensor]] | None,
+        self, optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
     ) -> None:
         """Keeps no reference to the optimizer, which may own this object.
 
@@ -296,9 +295,7 @@ def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, T
         )
 
 
-def unsupported_parameters(
-    module: nn.Module, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, str]:
+def unsupported_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns the unsupported parameters, with the reason of each."""
     embeddings = [one for one in module.modules() if isinstance(one, _SPARSE_MODULES)]
     sparse = {id(one.weight) for one in embeddings if one.sparse}

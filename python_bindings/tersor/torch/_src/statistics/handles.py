@@ -381,7 +381,5 @@ if TYPE_CHECKING:  # the signatures of all handles match
     from tersor.torch._src.optim.compressed import CompressedOptimizer
     from tersor.torch._src.optim.distributed import DistributedOptimizer
 
-    def _handle(
-        one: HookState | ShardedHandle | CompressedOptimizer | DistributedOptimizer,
-    ) -> Handle:
+    def _(one: HookState | ShardedHandle | CompressedOptimizer | DistributedOptimizer) -> Handle:
         return one
