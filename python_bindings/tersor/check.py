@@ -234,9 +234,8 @@ def _measure_link(transport: Transport, specs: list[str], seconds: float) -> lis
         while _sum(transport, [time.perf_counter() >= until]) == [0] or len(times["none"]) < 3:
             for spec, call in calls.items():
                 times[spec].append(call())
-        results += [
-            LinkResult(spec, size, statistics.median(own), len(own)) for spec, own in times.items()
-        ]
+        pairs = times.items()
+        results += [LinkResult(one, size, statistics.median(own), len(own)) for one, own in pairs]
     return results
 
 

@@ -88,8 +88,7 @@ def init(
                 f"init() needs {missing}: pass it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT"
             )
-        if secret is None:
-            secret = os.environ.get("TERSOR_SECRET", "")
+        secret = os.environ.get("TERSOR_SECRET", "") if secret is None else secret
         own = os.environ.get("TERSOR_TCP_ADDRESS", "")
         protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
         place = found["address"], found["rank"], found["ranks"]

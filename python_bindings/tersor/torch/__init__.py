@@ -162,12 +162,11 @@ def compress(
         handle = tersor.torch.compress(model, "int8")
     """
     uncompiled = _compat.uncompiled(model)
-    expect(
-        uncompiled,
-        nn.Module,
+    wanted = (
         "compress() needs a model of DistributedDataParallel or fully_shard (pass an optimizer to "
-        "tersor.torch.DistributedOptimizer)",
+        "tersor.torch.DistributedOptimizer)"
     )
+    expect(uncompiled, nn.Module, wanted)
     options: dict[str, Any] = {
         "rules": rules, "timeout": timeout, "residual_dtype": residual_dtype, "weighted": weighted,
         "transactional": transactional, "scaler": scaler, "unsupported": unsupported,

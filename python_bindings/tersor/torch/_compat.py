@@ -229,9 +229,8 @@ class FsdpGroup:
         return self._find and self._find()
 
     @property
-    def _entries(self) -> Sequence[Any]:
-        found: Sequence[Any] = getattr(self._group, "fsdp_params", ())
-        return found
+    def _entries(self) -> Any:
+        return getattr(self._group, "fsdp_params", ())
 
     @property
     def _mesh(self) -> Any:
@@ -332,9 +331,8 @@ class FsdpGroup:
         return [entries[index] for index in order or range(len(entries))]
 
     @staticmethod
-    def _shape(entry: Any) -> torch.Size:
-        shape: torch.Size = entry._orig_size
-        return shape
+    def _shape(entry: Any) -> Any:
+        return entry._orig_size
 
 
 def fsdp_groups(module: FSDPModule) -> list[Any]:

@@ -152,8 +152,7 @@ def _decoded(
     for name, array in sent.items():
         if is_compressed(array):
             values: Values = wire.decode(codec, told, name, array)
-            array = wire.with_values(
-                array, values if before is None else flat(before[name]) + values
-            )
+            values = values if before is None else flat(before[name]) + values
+            array = wire.with_values(array, values)
         arrays[name] = array
     return arrays

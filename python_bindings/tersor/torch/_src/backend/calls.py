@@ -194,10 +194,7 @@ class Caller:
 
     def leave(self, why: str = "") -> None:
         """Ends with the process. Only ranks that wait for calls of this rank get an error."""
-        if self.taken > self.made:
-            self.abort(why)
-        else:
-            self.finish()
+        self.abort(why) if self.taken > self.made else self.finish()
 
     def _end(self, why: str, seconds: float | None = None) -> None:
         with self._lock:

@@ -136,9 +136,8 @@ class DiLoCo(FragmentExchange):
         self._timetable = Timetable(sync_every, fragments, fragment_sync_delay)
         if straggler_timeout is not None:
             stragglers.check_timeout(straggler_timeout, self._timetable)
-        alpha = 0.5 if fragment_sync_delay else 0.0
-        if fragment_update_alpha is not None:
-            alpha = fragment_update_alpha
+        usual = 0.5 if fragment_sync_delay else 0.0
+        alpha = usual if fragment_update_alpha is None else fragment_update_alpha
         expect(alpha, (float, int), "fragment_update_alpha must be a number")
         if not 0 <= alpha < 1:
             raise InvalidArgumentError(

@@ -141,11 +141,9 @@ def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
     mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
     for name, key in kept.own.items():
         own = local_shard(kept.moments[name][key]).detach().flatten().clone()
-        if mesh is not None:
-            yield name, checkpoint.side_by_side(own.cpu(), mesh)
-            continue
-        allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
-        yield name, own.cpu()
+        if mesh is None:
+            allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
+        yield name, own.cpu() if mesh is None else checkpoint.side_by_side(own.cpu(), mesh)
 
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
