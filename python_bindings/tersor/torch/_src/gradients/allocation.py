@@ -93,8 +93,8 @@ def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Me
 
 
 def _default_codecs(gradient: Tensor) -> list[str]:
-    specs = _core.allocation_codecs()
-    return [s for s in specs if not (isinstance(gradient, DTensor) and s.startswith("lowrank"))]
+    specs, whole = _core.allocation_codecs(), not isinstance(gradient, DTensor)
+    return [one for one in specs if whole or not one.startswith("lowrank")]
 
 
 def _whole(gradient: Tensor) -> Tensor:
