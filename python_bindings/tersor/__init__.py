@@ -44,60 +44,19 @@ from tersor.server import ParameterClient, ParameterServer, ServerOptions
 from tersor.tuner import Tuner, TunerOptions
 
 __all__ = [
-    "AddressError",
-    "AdvancedOptions",
-    "BuildInfo",
-    "Codec",
-    "CodecInfo",
-    "CodecOption",
-    "CollectiveOptions",
-    "CollectiveStatistics",
-    "CudaError",
-    "Difference",
-    "Error",
-    "FeedbackState",
-    "Gossip",
-    "GradientReducer",
-    "InvalidArgumentError",
-    "OutOfMemoryError",
-    "ParameterClient",
-    "ParameterServer",
-    "RanksLostError",
-    "ReducerOptions",
-    "ReducerStatistics",
-    "ServerOptions",
-    "TcpTransport",
-    "Transport",
-    "TransportError",
-    "Tuner",
-    "TunerOptions",
-    "WireError",
-    "Workspace",
-    "__version__",
-    "all_to_all",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "build_info",
-    "codecs",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-]
+    "AddressError", "AdvancedOptions", "BuildInfo", "Codec", "CodecInfo", "CodecOption",
+    "CollectiveOptions", "CollectiveStatistics", "CudaError", "Difference", "Error",
+    "FeedbackState", "Gossip", "GradientReducer", "InvalidArgumentError", "OutOfMemoryError",
+    "ParameterClient", "ParameterServer", "RanksLostError", "ReducerOptions", "ReducerStatistics",
+    "ServerOptions", "TcpTransport", "Transport", "TransportError", "Tuner", "TunerOptions",
+    "WireError", "Workspace", "__version__", "all_to_all", "allgather", "allreduce", "broadcast",
+    "build_info", "codecs", "gather", "reduce", "reduce_scatter", "scatter",
+]  # fmt: skip
 
 # The module in tracebacks and pickles.
-for _error in (
-    Error,
-    AddressError,
-    CudaError,
-    InvalidArgumentError,
-    OutOfMemoryError,
-    RanksLostError,
-    TransportError,
-    WireError,
-):
-    _error.__module__ = __name__
+for _name in __all__:
+    if _name.endswith("Error"):
+        globals()[_name].__module__ = __name__
 
 
 if not TYPE_CHECKING:

@@ -13,41 +13,20 @@ GRID = "#d9dee4"
 QUIET = "#6a737d"  # secondary text and bars
 
 _CODECS = {
-    "none": "#868686",
-    "bf16": "#2f7fc1",
-    "f16": "#66b8e8",
-    "int8": "#e39a00",
-    "int8+ef": "#a86f00",
-    "int4": "#74cbb0",
-    "int4+ef": "#009b72",
-    "topk": "#f0986a",
-    "topk+ef": "#d2540a",
-}
+    "none": "#868686", "bf16": "#2f7fc1", "f16": "#66b8e8", "int8": "#e39a00", "int8+ef": "#a86f00",
+    "int4": "#74cbb0", "int4+ef": "#009b72", "topk": "#f0986a", "topk+ef": "#d2540a",
+}  # fmt: skip
 _OTHER = "#8f6fd1"
 
 STYLE: Any = {
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.titlecolor": INK,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
-    "font.family": "DejaVu Sans",
-    "font.size": 11,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
+    "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.titlecolor": INK, "figure.facecolor": PAPER, "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER, "font.family": "DejaVu Sans", "font.size": 11,
+    "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.edgecolor": QUIET, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.8,
     "legend.frameon": False,
-}
+}  # fmt: skip
 """matplotlib's settings."""
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tersor import _renamed
 from tersor._core import InvalidArgumentError
+from tersor._renamed import Function, deprecated_once
+
+if TYPE_CHECKING:
+    from typing_extensions import Self as Self
+    from typing_extensions import Unpack as Unpack
+else:  # for annotations alone: a program with NumPy may lack typing_extensions
+    Self = Unpack = None
 
 Options = TypeVar("Options")
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 _ENDED = ("elastic", "missing", "progress")  # former options without an effect
-_warned: set[tuple[str, str]] = set()
 
 
 def fill(options: Options, keywords: Mapping[str, object]) -> Options:
@@ -50,9 +53,7 @@ def _wanted(key: str, default: object, value: object) -> str:
     return f"{key} must be {_KINDS.get(type(default), 'a list')}, not {described(value)}"
 
 
-def takes_advanced(
-    kind: type[Any] | Callable[[object], type[Any]],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Function], Function]:
     """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
 
     Args:
@@ -63,12 +64,12 @@ def takes_advanced(
         InvalidArgumentError for an unknown keyword.
     """
 
-    def decorated(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    def decorated(function: Function) -> Function:
         first, *own = inspect.signature(function).parameters
         who = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
-        def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
             if plain:
                 found = arguments[0] if arguments else keywords.get(first)
@@ -76,7 +77,7 @@ def takes_advanced(
                 keywords["advanced"] = _moved(who, own, fields, keywords.get("advanced"), plain)
             return function(*arguments, **keywords)
 
-        return call
+        return cast(Function, call)
 
     return decorated
 
@@ -102,26 +103,21 @@ def _moved(
                 f"{who}: there is no option {key!r}; the options are: {', '.join(own)}; and in "
                 f"advanced={kind.__name__}(...): {', '.join(known)}"
             )
-        remedy = (
-            "leave the option out" if key in _ENDED else f"use advanced={kind.__name__}({key}=...)"
-        )
-        if (who, key) not in _warned:
-            _warned.add((who, key))
-            warnings.warn(
-                f"{who}({key}=) is deprecated and ends with the next release: {remedy}",
-                DeprecationWarning,
-                stacklevel=_callers_level(),
-            )
+        use = f"use advanced={kind.__name__}({key}=...)"
+        deprecated_once(who, f"{who}({key}=)", "leave the option out" if key in _ENDED else use)
     changed = {key: value for key, value in plain.items() if key in known}
     return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
 
 
-def _callers_level() -> int:
-    """Returns the stack level, for ``_moved``, of the code that called the decorated function."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_filename in (__file__, _renamed.__file__):
-        frame, level = frame.f_back, level + 1
-    return level
+@contextlib.contextmanager
+def needs(module: str, message: str) -> Iterator[None]:
+    """Tells how to install an optional package if the imports within do not find ``module``."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ModuleNotFoundError(message, name=module) from error
 
 
 def expect(value: object, kind: type | tuple[type, ...], wanted: str) -> None:

@@ -10,24 +10,22 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_PACKAGE = __file__.removesuffix("_renamed.py")
+_IMPORTS = "<frozen importlib"
 
 #: The old spellings with a past warning: the function's qualified name, and the spelling.
 _warned: set[tuple[str, str]] = set()
 
+_MOVED = {"flower": "federated.flower", "lanes": "federated.sums", "nvflare": "federated.nvflare"}
+_MOVED["torch.collectives"] = "torch"
+
 #: The module of each old name, and the public name for the warning.
-_RENAMED = {
-    f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}")
-    for old, new in {
-        "flower": "federated.flower",
-        "lanes": "federated.sums",
-        "nvflare": "federated.nvflare",
-        "torch.collectives": "torch",
-    }.items()
-} | {
+_RENAMED = {f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}") for old, new in _MOVED.items()}
+_RENAMED |= {
     f"tersor.torch.{old}": (f"tersor.torch._src.{new}", f"tersor.torch{public}")
     for old, (new, public) in {
         "allocation": ("gradients.allocation", ".allocate"),
@@ -38,7 +36,7 @@ _RENAMED = {
         "compressed_sgd": ("optim.sgd", ".optim"),
         "copied": ("ddp.copies", ""),  # models saved whole refer to this module
         "ddp": ("ddp.hook", ""),
-        "distributed_checkpoint": ("checkpoint.distributed", ".load_checkpoint"),
+        "distributed_checkpoint": ("checkpoint.residuals", ".load_checkpoint"),
         "group": ("process_group.connections", ".close and tersor.torch.transport"),
         "neighbours": ("gossip", ".Gossip"),
         "optimizer": ("optim.distributed", ".optim"),
@@ -50,11 +48,7 @@ _RENAMED = {
 
 #: The old and new attributes of each package.
 _ATTRIBUTES = {
-    "tersor": {
-        "InvalidArgument": "InvalidArgumentError",
-        "OutOfMemory": "OutOfMemoryError",
-        "RanksLost": "RanksLostError",
-    },
+    "tersor": {name: f"{name}Error" for name in ("InvalidArgument", "OutOfMemory", "RanksLost")},
     "tersor.torch": {"allreduce": "all_reduce"},
 }
 
@@ -68,26 +62,24 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        _renamed(module.__name__, stacklevel=4)
+        _renamed(module.__name__)
 
 
 def attribute(package: str, name: str) -> Any:
     """Returns a renamed module or class for a package's ``__getattr__``."""
     old = f"{package}.{name}"
     if (new := _ATTRIBUTES.get(package, {}).get(name)) is not None:
-        _warn(old, f"{package}.{new}", stacklevel=4)
+        deprecated(old, f"use {package}.{new}")
         found = getattr(sys.modules[package], new)
     elif old in _RENAMED:
-        found = _renamed(old, stacklevel=5)
+        found = _renamed(old)
     else:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     setattr(sys.modules[package], name, found)
     return found
 
 
-def renamed_keywords(
-    **new_names: str,
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def renamed_keywords(**new_names: str) -> Callable[[Function], Function]:
     """Makes a function accept old keywords. Each old keyword warns once.
 
     Args:
@@ -105,13 +97,13 @@ def renamed_keywords(
         ... def compress(model, *, process_group=None): ...
     """
 
-    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def call(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
-            move_keywords(function, options, new_names, stacklevel=3)
+        def call(*args: Any, **options: Any) -> Any:
+            move_keywords(function, options, new_names)
             return function(*args, **options)
 
-        return call
+        return cast(Function, call)
 
     return decorate
 
@@ -128,21 +120,18 @@ def renamed_attribute(new: str) -> Any:
         def __get__(self, instance: Any, owner: type) -> Any:
             if instance is None:
                 return self
-            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
+            deprecated_once(self._owner, self._old, f"use .{new}")
             return getattr(instance, new)
 
         def __set__(self, instance: Any, value: Any) -> None:
-            warn_once(self._owner, self._old, f".{new}", stacklevel=3)
+            deprecated_once(self._owner, self._old, f"use .{new}")
             setattr(instance, new, value)
 
     return Renamed()
 
 
 def move_keywords(
-    function: Callable[..., object],
-    options: dict[str, Any],
-    new_names: Mapping[str, str],
-    stacklevel: int,
+    function: Callable[..., object], options: dict[str, Any], new_names: Mapping[str, str]
 ) -> None:
     """Replaces the old keywords of a call by the new keywords; see :func:`renamed_keywords`."""
     name = function.__qualname__.removesuffix(".__init__")
@@ -150,30 +139,32 @@ def move_keywords(
         new = new_names[old]
         if new in options:
             raise TypeError(f"{name}() got {new}= and {old}=, its old name: pass {new}=")
-        warn_once(f"{function.__module__}.{name}", f"{name}({old}=)", f"{new}=", stacklevel + 1)
+        deprecated_once(f"{function.__module__}.{name}", f"{name}({old}=)", f"use {new}=")
         options[new] = options.pop(old)
 
 
-def warn_once(owner: str, old: str, new: str, stacklevel: int) -> None:
+def deprecated_once(owner: str, old: str, remedy: str) -> None:
     """Warns of an old spelling of ``owner``, a function or module, once per process."""
     if (owner, old) not in _warned:
         _warned.add((owner, old))
-        _warn(old, new, stacklevel + 1)
+        deprecated(old, remedy)
 
 
-def _renamed(old: str, stacklevel: int) -> types.ModuleType:
+def deprecated(old: str, remedy: str) -> None:
+    """Warns of an old spelling, at the line of the first caller outside of the package."""
+    frame, level = sys._getframe(), 1  # as skip_file_prefixes= of Python 3.12
+    while frame.f_code.co_filename.startswith((_PACKAGE, _IMPORTS)) and frame.f_back is not None:
+        frame = frame.f_back
+        level += not frame.f_code.co_filename.startswith(_IMPORTS)  # not counted by warn()
+    text = f"{old} is deprecated and ends with the next release: {remedy}"
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
+
+
+def _renamed(old: str) -> types.ModuleType:
     new, public = _RENAMED[old]
-    _warn(old, public, stacklevel)
+    deprecated(old, f"use {public}")
     sys.modules[old] = importlib.import_module(new)
     return sys.modules[old]
-
-
-def _warn(old: str, new: str, stacklevel: int) -> None:
-    warnings.warn(
-        f"{old} is deprecated and ends with the next release: use {new}",
-        DeprecationWarning,
-        stacklevel=stacklevel,
-    )
 
 
 sys.meta_path.insert(0, _Finder())  # before folders left behind by an old name

@@ -103,50 +103,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tersor check",
-        description="Measures codecs and links, and reports whether compression saves time.",
-        epilog="Start with torchrun or mpirun to measure the link between processes or machines.",
-    )
-    parser.add_argument(
-        "--parameters",
-        type=_positive(float),
-        default=25e6,
-        metavar="N",
-        help="number of float32 gradient values in the verdict (default: 25e6)",
-    )
-    parser.add_argument(
-        "--compute-ms",
-        type=_positive(float),
-        metavar="MS",
-        help="time of a training step without communication, for the verdict on step time",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=_positive(float),
-        default=60.0,
-        metavar="S",
-        help="time for the measurements (default: 60)",
-    )
-    parser.add_argument(
-        "--codecs",
-        nargs="+",
-        default=list(CODECS),
-        metavar="SPEC",
-        help=f"codecs to compare (default: {' '.join(CODECS)})",
-    )
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures here")
+    about = "Measures codecs and links, and reports whether compression saves time."
+    hint = "Start with torchrun or mpirun to measure the link between processes or machines."
+    parser = argparse.ArgumentParser("python -m tersor check", description=about, epilog=hint)
+    count = "number of float32 gradient values in the verdict (default: 25e6)"
+    compute = "time of a training step without communication, for the verdict on step time"
+    seconds = "time for the measurements (default: 60)"
+    codecs = f"codecs to compare (default: {' '.join(CODECS)})"
+    add = parser.add_argument
+    add("--parameters", type=_number, default=25e6, metavar="N", help=count)
+    add("--compute-ms", type=_number, metavar="MS", help=compute)
+    add("--seconds", type=_number, default=60.0, metavar="S", help=seconds)
+    add("--codecs", nargs="+", default=list(CODECS), metavar="SPEC", help=codecs)
+    add("--json", type=pathlib.Path, metavar="FILE", help="write the figures here")
     return parser.parse_args(arguments)
 
 
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        if not 0 < (value := kind(text)) < 1e15:
-            raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1e15")
-        return value
+def _number(text: str) -> float:
+    if not 0 < (value := float(text)) < 1e15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1e15")
+    return value
 
-    parse.__name__ = "number"
-    return parse
+
+_number.__name__ = "number"  # in argparse's errors
 
 
 @dataclass
@@ -185,21 +164,14 @@ def _measure(options: argparse.Namespace, launched: _Launched) -> Report:
         Codec(spec)  # an unknown codec raises before any measurement
     half = options.seconds / 2
     codecs = [_measure_codec(spec, half / len(specs)) for spec in specs]
-    link = []
-    ranks = 1
-    if launched.transport is not None:
-        ranks = launched.transport.ranks
-        link = _measure_link(launched.transport, specs, half)
-    return Report(
-        version=build_info().version,
-        date=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-        machine=_machine(),
-        ranks=ranks,
-        transport=launched.name,
-        codecs=codecs,
-        link=link,
-        verdict=_verdict(codecs, link, ranks, options.parameters, options.compute_ms),
-    )
+    transport = launched.transport
+    link = [] if transport is None else _measure_link(transport, specs, half)
+    ranks = 1 if transport is None else transport.ranks
+    version = build_info().version
+    date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    machine = _machine()
+    verdict = _verdict(codecs, link, ranks, options.parameters, options.compute_ms)
+    return Report(version, date, machine, ranks, launched.name, codecs, link, verdict)
 
 
 def _machine() -> dict[str, Any]:
@@ -234,14 +206,10 @@ def _measure_codec(spec: str, seconds: float) -> CodecResult:
     error = float(np.square(out - values, dtype=np.float64).sum())
     encode = _median(lambda: codec.encode(values, residual=residual), seconds / 2)
     decode = _median(lambda: codec.decode(payload, out), seconds / 2)
-    return CodecResult(
-        codec=codec.spec,
-        device="cpu",
-        bits_per_value=8 * payload.nbytes / _CODEC_COUNT,
-        encode_seconds=encode / _CODEC_COUNT,
-        decode_seconds=decode / _CODEC_COUNT,
-        squared_error=error / float(np.square(values, dtype=np.float64).sum()),
-    )
+    bits = 8 * payload.nbytes / _CODEC_COUNT
+    times = encode / _CODEC_COUNT, decode / _CODEC_COUNT
+    squared_error = error / float(np.square(values, dtype=np.float64).sum())
+    return CodecResult(codec.spec, "cpu", bits, *times, squared_error)
 
 
 def _median(call: Callable[[], object], seconds: float) -> float:
@@ -262,12 +230,12 @@ def _measure_link(transport: Transport, specs: list[str], seconds: float) -> lis
         calls = {spec: _all_reduce(transport, spec, size) for spec in ("none", *specs)}
         times: dict[str, list[float]] = {spec: [] for spec in calls}
         until = time.perf_counter() + seconds / 3
-        while _any_time_left(transport, until) or len(times["none"]) < 3:
+        # The sum is the same on all ranks: 0 while every rank has time left.
+        while _sum(transport, [time.perf_counter() >= until]) == [0] or len(times["none"]) < 3:
             for spec, call in calls.items():
                 times[spec].append(call())
-        results += [
-            LinkResult(spec, size, statistics.median(own), len(own)) for spec, own in times.items()
-        ]
+        pairs = times.items()
+        results += [LinkResult(one, size, statistics.median(own), len(own)) for one, own in pairs]
     return results
 
 
@@ -276,41 +244,28 @@ def _all_reduce(transport: Transport, spec: str, size: int) -> Callable[[], floa
     count = size // _VALUE_BYTES
     gradient = np.random.default_rng(transport.rank).standard_normal(count, dtype=np.float32)
     values = gradient.copy()
-    options: collectives.CollectiveOptions = {
-        "codec": spec,
-        "reduction": "mean",
-        "workspace": _core.Workspace(),
-    }
+    options: collectives.CollectiveOptions = {"codec": spec, "workspace": _core.Workspace()}
+    options["reduction"] = "mean"
     if spec != "none" and Codec(spec).has_feedback:
         options["state"] = collectives.FeedbackState(transport, values, codec=spec)
 
     def timed() -> float:
         values[:] = gradient
-        _sum(transport, 0.0)  # a barrier
+        _sum(transport, [0.0])  # a barrier
         begin = time.perf_counter()
         collectives.allreduce(transport, values, **options)
-        return _longest(transport, time.perf_counter() - begin)
+        own = time.perf_counter() - begin
+        return max(_sum(transport, [own * (rank == transport.rank) for rank in ranks]))
 
+    ranks = range(transport.ranks)
     timed()  # makes connections and buffers
     return timed
 
 
-def _longest(transport: Transport, seconds: float) -> float:
-    every = np.zeros(transport.ranks, np.float32)
-    every[transport.rank] = seconds
-    collectives.allreduce(transport, every, codec="none")
-    return float(every.max())
-
-
-def _any_time_left(transport: Transport, until: float) -> bool:
-    """Returns the same answer on all ranks: True while every rank has time left."""
-    return _sum(transport, float(time.perf_counter() >= until)) == 0
-
-
-def _sum(transport: Transport, value: float) -> float:
-    values = np.array([value], np.float32)
-    collectives.allreduce(transport, values, codec="none")
-    return float(values[0])
+def _sum(transport: Transport, values: list[float]) -> list[float]:
+    sums = np.array(values, np.float32)
+    collectives.allreduce(transport, sums, codec="none")
+    return list(map(float, sums))
 
 
 def _verdict(
@@ -368,23 +323,17 @@ def _break_even(codec: CodecResult, ranks: int) -> float:
 
 def _text_of(report: Report) -> str:
     machine = report.machine
+    cells = []
+    for codec in report.codecs:
+        seconds = codec.encode_seconds, codec.decode_seconds
+        speeds = [f"{_VALUE_BYTES / each / 1e9:.3g} GB/s" for each in seconds]
+        bits, error = f"{codec.bits_per_value:.3g}", f"{codec.squared_error:.2g}"
+        cells.append((codec.codec, bits, *speeds, error))
     lines = [
         f"Tersor {report.version} on {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['instruction_set']}; {report.ranks} rank{'s' if report.ranks > 1 else ''}",
         "",
-        _text.table(
-            ("codec", "bits/value", "encode", "decode", "squared error"),
-            [
-                (
-                    one.codec,
-                    f"{one.bits_per_value:.3g}",
-                    f"{_VALUE_BYTES / one.encode_seconds / 1e9:.3g} GB/s",
-                    f"{_VALUE_BYTES / one.decode_seconds / 1e9:.3g} GB/s",
-                    f"{one.squared_error:.2g}",
-                )
-                for one in report.codecs
-            ],
-        ),
+        _text.table(("codec", "bits/value", "encode", "decode", "squared error"), cells),
     ]
     if report.link:
         sizes = sorted({one.bytes for one in report.link})
@@ -392,5 +341,5 @@ def _text_of(report: Report) -> str:
         for one in report.link:
             rows.setdefault(one.codec, []).append(_text.seconds(one.seconds))
         head = ("all-reduce", *map(_text.byte_count, sizes))
-        lines += ["", _text.table(head, [(codec, *cells) for codec, cells in rows.items()])]
+        lines += ["", _text.table(head, [(spec, *row) for spec, row in rows.items()])]
     return "\n".join([*lines, "", *report.verdict])

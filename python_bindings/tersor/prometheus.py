@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-try:
+from tersor._options import needs
+
+with needs(
+    "prometheus_client", "tersor.prometheus needs prometheus-client: pip install prometheus-client"
+):
     from prometheus_client.core import GaugeMetricFamily
-except ModuleNotFoundError as error:
-    if error.name != "prometheus_client":
-        raise
-    raise ModuleNotFoundError(
-        "tersor.prometheus needs prometheus-client: pip install prometheus-client",
-        name="prometheus_client",
-    ) from error
 
 if TYPE_CHECKING:
     from tersor.torch._src.statistics.handles import Reporting
@@ -44,8 +41,7 @@ class Collector:
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Returns the gauges; prometheus_client makes this call."""
         for name, value in self._handle.scalars().items():
-            gauge = GaugeMetricFamily(
-                name.replace("/", "_"), "From tersor's handle.scalars().", labels=list(self._labels)
-            )
+            text, labels = "From tersor's handle.scalars().", list(self._labels)
+            gauge = GaugeMetricFamily(name.replace("/", "_"), text, labels=labels)
             gauge.add_metric(list(self._labels.values()), value)
             yield gauge

@@ -35,7 +35,7 @@ def compressed(
 
 @pytest.fixture(autouse=True)
 def no_warnings_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_options, "_warned", set())
+    monkeypatch.setattr(_renamed, "_warned", set())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-try:
+from tersor._options import needs
+
+with needs(
+    "transformers", "tersor.integrations.transformers needs it: pip install 'transformers[torch]'"
+):
     import transformers
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    needed = "tersor.integrations.transformers needs it: pip install 'transformers[torch]'"
-    raise ModuleNotFoundError(needed, name="transformers") from error
 
 import tersor.torch
 from tersor._core import InvalidArgumentError
@@ -28,9 +27,8 @@ from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.parameters.selection import Unsupported
 
 if transformers.__version__.split(".")[0] != "5":
-    warnings.warn(
-        f"transformers {transformers.__version__}: tested with version 5 only", stacklevel=2
-    )
+    _text = f"transformers {transformers.__version__}: tested with version 5 only"
+    warnings.warn(_text, stacklevel=2)
 
 _FILE = "tersor.pt"
 _ABSENT = "has no file"
@@ -92,16 +90,11 @@ class TersorCallback(transformers.TrainerCallback):
         self._mode = check_mode(mode)
         self._start_at_zero = start_at_zero
         self._options = {
-            "codec": codec,
-            "rules": None if rules is None else list(rules),
-            "weights_codec": weights_codec,
-            "timeout": timeout,
-            "residual_dtype": residual_dtype,
-            "transactional": transactional,
-            "unsupported": unsupported,
-            "advanced": advanced,
+            "codec": codec, "rules": None if rules is None else list(rules),
+            "weights_codec": weights_codec, "timeout": timeout, "residual_dtype": residual_dtype,
+            "transactional": transactional, "unsupported": unsupported, "advanced": advanced,
             **options,
-        }
+        }  # fmt: skip
         self._model: nn.Module | None = None
         #: The result of ``tersor.torch.compress``; None before ``train()`` and in one process.
         self.handle: tersor.torch.HookState | tersor.torch.ShardedHandle | None = None
@@ -113,9 +106,8 @@ class TersorCallback(transformers.TrainerCallback):
         trainer.callback_handler.callbacks[:] = [self, *others]  # before those that write logs
         model = trainer.model_wrapped
         if args.world_size == 1 and not isinstance(model, nn.DataParallel):
-            warnings.warn(
-                "TersorCallback has no effect: one process sends no gradients", stacklevel=2
-            )
+            text = "TersorCallback has no effect: one process sends no gradients"
+            warnings.warn(text, stacklevel=2)
             return
         if model is not self._model:
             options: Any = {"scaler": trainer.accelerator.scaler, **self._options}

@@ -10,24 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast, overload
 
-try:
+from tersor._options import expect, needs, takes_advanced
+
+with needs("torch", "tersor.torch needs PyTorch: pip install 'torch>=2.11'"):
     from torch import nn
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        "tersor.torch needs PyTorch: pip install 'torch>=2.11'", name="torch"
-    ) from error
 
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _renamed
 from tersor._core import InvalidArgumentError
-from tersor._options import expect, takes_advanced
 from tersor.reducer import AdvancedOptions, ReducerOptions, ResidualDtype, Rules, ShardedOptions
 from tersor.torch import _compat, diloco, fsdp, optim, pipeline
-from tersor.torch._src.checkpoint.distributed import load_checkpoint
+from tersor.torch._src.checkpoint.residuals import load_checkpoint
 from tersor.torch._src.collectives.models import broadcast_optimizer_state, broadcast_parameters
 from tersor.torch._src.collectives.rows import all_to_all_single
 from tersor.torch._src.collectives.tensors import (
@@ -49,53 +44,21 @@ from tersor.torch._src.gradients.loss_scale import Scaler
 from tersor.torch._src.parameters.selection import Unsupported
 from tersor.torch._src.process_group.connections import close, transport
 from tersor.torch._src.server import ParameterClient, ParameterServer
-from tersor.torch._src.statistics.handle import Handle
-from tersor.torch._src.statistics.handles import log_statistics
+from tersor.torch._src.statistics.handles import Handle, log_statistics
 from tersor.torch._src.statistics.records import ParameterStatistics
 from tersor.torch.diloco import DiLoCo
 from tersor.torch.fsdp import ShardedHandle
 from tersor.torch.optim import CompressedAdamW, CompressedMuon, CompressedSGD, DistributedOptimizer
 
 __all__ = [
-    "AdvancedOptions",
-    "CompressedAdamW",
-    "CompressedMuon",
-    "CompressedSGD",
-    "DiLoCo",
-    "DistributedOptimizer",
-    "ElasticOptions",
-    "FeedbackState",
-    "Gossip",
-    "Handle",
-    "HookState",
-    "ParameterClient",
-    "ParameterServer",
-    "ParameterStatistics",
-    "ReducerOptions",
-    "ShardedHandle",
-    "ShardedOptions",
-    "all_gather",
-    "all_reduce",
-    "all_to_all_single",
-    "allocate",
-    "broadcast",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "close",
-    "compress",
-    "diloco",
-    "fsdp",
-    "gather",
-    "hook",
-    "load_checkpoint",
-    "log_statistics",
-    "optim",
-    "pipeline",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "transport",
-]
+    "AdvancedOptions", "CompressedAdamW", "CompressedMuon", "CompressedSGD", "DiLoCo",
+    "DistributedOptimizer", "ElasticOptions", "FeedbackState", "Gossip", "Handle", "HookState",
+    "ParameterClient", "ParameterServer", "ParameterStatistics", "ReducerOptions", "ShardedHandle",
+    "ShardedOptions", "all_gather", "all_reduce", "all_to_all_single", "allocate", "broadcast",
+    "broadcast_optimizer_state", "broadcast_parameters", "close", "compress", "diloco", "fsdp",
+    "gather", "hook", "load_checkpoint", "log_statistics", "optim", "pipeline", "reduce",
+    "reduce_scatter", "scatter", "transport",
+]  # fmt: skip
 
 # Names of classes, because their packages may be absent.
 _REFUSED = {
@@ -199,22 +162,16 @@ def compress(
         handle = tersor.torch.compress(model, "int8")
     """
     uncompiled = _compat.uncompiled(model)
-    expect(
-        uncompiled,
-        nn.Module,
+    wanted = (
         "compress() needs a model of DistributedDataParallel or fully_shard (pass an optimizer to "
-        "tersor.torch.DistributedOptimizer)",
+        "tersor.torch.DistributedOptimizer)"
     )
+    expect(uncompiled, nn.Module, wanted)
     options: dict[str, Any] = {
-        "rules": rules,
-        "timeout": timeout,
-        "residual_dtype": residual_dtype,
-        "weighted": weighted,
-        "transactional": transactional,
-        "scaler": scaler,
-        "unsupported": unsupported,
+        "rules": rules, "timeout": timeout, "residual_dtype": residual_dtype, "weighted": weighted,
+        "transactional": transactional, "scaler": scaler, "unsupported": unsupported,
         "advanced": advanced,
-    }
+    }  # fmt: skip
     if isinstance(uncompiled, DistributedDataParallel):
         if weights_codec is not None:
             raise InvalidArgumentError(

@@ -30,15 +30,8 @@ from tersor._options import expect
 from tersor.collectives import Reduction
 from tersor.reducer import AdvancedOptions
 from tersor.torch._src.collectives import models
-from tersor.torch._src.hvd.calls import (
-    ADVICE,
-    Call,
-    Op,
-    as_bytes,
-    differentiable,
-    reduction_of,
-    root_of,
-)
+from tersor.torch._src.hvd import calls
+from tersor.torch._src.hvd.calls import Call, Op
 from tersor.torch._src.hvd.launcher import (
     init,
     is_initialized,
@@ -63,9 +56,9 @@ Name = str | None
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ADVICE:
+    if name not in calls.ADVICE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise InvalidArgumentError(f"there is no hvd.{name} here: use {ADVICE[name]}")
+    raise InvalidArgumentError(f"there is no hvd.{name} here: use {calls.ADVICE[name]}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +110,13 @@ def allreduce(
     Example:
         >>> loss = hvd.allreduce(loss, name="loss").item()
     """
-    call, how = Call("allreduce", name, others), (reduction_of(op, average), _spec(compression))
+    call = Call("allreduce", name, others)
+    how = calls.reduction_of(op, average), _spec(compression)
 
     def reduce(tensor: Tensor) -> Tensor:
         return call.reduce_(call.take(tensor).clone(), *how)
 
-    return differentiable(tensor, reduce, reduce)
+    return calls.differentiable(tensor, reduce, reduce)
 
 
 def allreduce_(
@@ -144,7 +138,7 @@ def allreduce_(
         >>> hvd.allreduce_(parameter.grad)
     """
     call = Call("allreduce_", name, others)
-    call.reduce_(call.take(tensor), reduction_of(op, average), "none")
+    call.reduce_(call.take(tensor), calls.reduction_of(op, average), "none")
     return tensor
 
 
@@ -194,7 +188,7 @@ def reducescatter(
     values = call.take(tensor, rows=True).clone()
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidArgumentError("hvd.reducescatter has no gradient: give it tensor.detach()")
-    reduced = call.reduce_(values, reduction_of(op), _spec(compression))
+    reduced = call.reduce_(values, calls.reduction_of(op), _spec(compression))
     return reduced.tensor_split(size())[rank()].clone()
 
 
@@ -222,14 +216,14 @@ def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
         longest = rows.new_zeros(max(counts), *rows.shape[1:])
         longest[: len(rows)] = rows
         every = rows.new_empty(size(), *longest.shape)
-        call.ask(dist.all_gather_into_tensor, as_bytes(every), as_bytes(longest))
+        call.ask(dist.all_gather_into_tensor, calls.as_bytes(every), calls.as_bytes(longest))
         return torch.cat([one[:count] for one, count in zip(every, counts, strict=True)])
 
     def own(gradient: Tensor) -> Tensor:
         parts: Sequence[Tensor] = torch.split(allreduce(gradient), counts)
         return parts[rank()]
 
-    return differentiable(tensor, gather, own)
+    return calls.differentiable(tensor, gather, own)
 
 
 def alltoall(
@@ -267,10 +261,12 @@ def alltoall(
         output = rows.new_empty(sum(received), *rows.shape[1:])
         row = math.prod(rows.shape[1:]) * rows.element_size()
         lengths = [[row * one for one in counts] for counts in (received, sent)]
-        call.ask(dist.all_to_all_single, as_bytes(output), as_bytes(rows), *lengths)
+        call.ask(dist.all_to_all_single, calls.as_bytes(output), calls.as_bytes(rows), *lengths)
         return output
 
-    output = differentiable(tensor, exchange, lambda gradient: alltoall(gradient, received)[0])
+    output = calls.differentiable(
+        tensor, exchange, lambda gradient: alltoall(gradient, received)[0]
+    )
     like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
     return output if splits is None else (output, like.new_tensor(received))
 
@@ -287,7 +283,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) 
     Example:
         >>> weights = hvd.broadcast(weights, root_rank=0)
     """
-    return differentiable(
+    return calls.differentiable(
         tensor,
         lambda tensor: broadcast_(torch.clone(tensor), root_rank, name, **others),
         lambda gradient: allreduce(gradient) * (rank() == root_rank),
@@ -344,7 +340,7 @@ def broadcast_optimizer_state(
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     call = Call("broadcast_optimizer_state", None, {})
-    call.agree(root_of(root_rank))
+    call.agree(calls.root_of(root_rank))
     call.ask(models.broadcast_optimizer_state, optimizer, root_rank)
 
 
@@ -361,7 +357,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: 
         >>> epoch = hvd.broadcast_object(epoch)
     """
     call = Call("broadcast_object", name, others)
-    call.agree(root_of(root_rank))
+    call.agree(calls.root_of(root_rank))
     told = [obj]
     call.ask(dist.broadcast_object_list, told, group_src=root_rank)
     return told[0]
@@ -411,11 +407,12 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.int8)
     """
     options.pop("sparse_as_dense", None)
-    Call("DistributedOptimizer", None, {key: options.pop(key) for key in ADVICE.keys() & options})
+    others = {key: options.pop(key) for key in calls.ADVICE.keys() & options}
+    Call("DistributedOptimizer", None, others)
     codec = _spec(compression)
     if codec == Compression.fp16.spec:
         options.setdefault("rules", [("*", codec)])
-    advanced, reduction = options.pop("advanced", None) or AdvancedOptions(), reduction_of(op)
+    advanced, reduction = options.pop("advanced", None) or AdvancedOptions(), calls.reduction_of(op)
     if advanced.reduction not in ("mean", reduction):
         raise InvalidArgumentError(
             "hvd.DistributedOptimizer takes no reduction in advanced: use op="
@@ -426,7 +423,6 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
 
 
 def _spec(compression: _Codec) -> str:
-    expect(
-        compression, _Codec, "compression must be hvd.Compression.none, .fp16, .int8 or .spec(…)"
-    )
+    wanted = "compression must be hvd.Compression.none, .fp16, .int8 or .spec(…)"
+    expect(compression, _Codec, wanted)
     return compression.spec

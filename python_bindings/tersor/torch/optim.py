@@ -7,9 +7,6 @@ from tersor.torch._src.optim.muon import CompressedMuon
 from tersor.torch._src.optim.sgd import CompressedSGD
 
 __all__ = [
-    "CompressedAdamW",
-    "CompressedMuon",
-    "CompressedSGD",
-    "DistributedOptimizer",
+    "CompressedAdamW", "CompressedMuon", "CompressedSGD", "DistributedOptimizer",
     "OptimizerOptions",
-]
+]  # fmt: skip

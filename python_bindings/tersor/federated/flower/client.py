@@ -13,18 +13,8 @@ from tersor import Codec
 from tersor._core import InvalidArgumentError
 from tersor.arrays import require_finite
 from tersor.codec import text_hash
-from tersor.federated.flower import down
-from tersor.federated.flower.wire import (
-    KEY,
-    Told,
-    Values,
-    encode,
-    flat,
-    is_compressed,
-    is_float,
-    model_name,
-    only_arrays,
-)
+from tersor.federated.flower import down, wire
+from tersor.federated.flower.wire import KEY, Told, Values, flat
 
 Call = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Call], Message]
@@ -89,9 +79,9 @@ class _Client:
         told = Told.of(request)
         told.require(dataclasses.replace(told, codec=self._codec.spec), "the client")
         self._require_clipping(message)
-        key, came = only_arrays(message.content)
+        key, came = wire.only_arrays(message.content)
         start = down.receive(came, request, context)
-        if model_name(start) != told.model:
+        if wire.model_name(start) != told.model:
             raise InvalidArgumentError(
                 "the received arrays do not match the model that the server announced"
             )
@@ -105,21 +95,21 @@ class _Client:
     def _encode_reply(
         self, reply: Message, start: ArrayRecord, told: Told, context: Context
     ) -> None:
-        key, trained = only_arrays(reply.content)
-        if model_name(trained) != told.model:
+        key, trained = wire.only_arrays(reply.content)
+        if wire.model_name(trained) != told.model:
             raise InvalidArgumentError("the app returned arrays with other names or shapes")
         residuals, forgot = self._residuals(told, context)
         seed = text_hash(str(context.node_id))  # clients round independently
         left: dict[str, Values] = {}
         sent = ArrayRecord()
         for name, array in trained.items():
-            if is_compressed(array, start[name]):
+            if wire.is_compressed(array, start[name]):
                 change = flat(array) - flat(start[name])
                 if self._codec.has_feedback:
                     left[name] = residuals.get(name, np.zeros(change.size, np.float32))
-                frame = encode(self._codec, told, name, change, left.get(name), seed)
+                frame = wire.encode(self._codec, told, name, change, left.get(name), seed)
                 array = Array(array.dtype, array.shape, KEY, frame)
-            elif is_float(array):
+            elif wire.is_float(array):
                 require_finite(name, array.numpy())
             sent[name] = array
         if self._codec.has_feedback:

@@ -44,20 +44,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from tersor._core import InvalidArgumentError
-from tersor.federated.flower import masks
+from tersor.federated.flower import masks, secure_wire
 from tersor.federated.flower.client import Call, Mod
-from tersor.federated.flower.secure_wire import (
-    SECRETS,
-    STAGES,
-    Fields,
-    SumFormat,
-    SumVector,
-    changes_of,
-    is_of,
-    packed,
-    round_digest,
-    unpacked,
-)
+from tersor.federated.flower.secure_wire import SECRETS, STAGES, Fields, SumFormat, SumVector
 from tersor.federated.flower.wire import KEY, only_arrays
 
 _STATE = KEY + ".secure"
@@ -119,17 +108,18 @@ def secure(
 
 def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: Context) -> Message:
     """The reply of a stage. Raises InvalidArgumentError for a request out of turn."""
-    told = unpacked(message.content[KEY])
-    state = unpacked(context.state.config_records.get(_STATE, {}))
+    told = secure_wire.unpacked(message.content[KEY])
+    state = secure_wire.unpacked(context.state.config_records.get(_STATE, {}))
     _check_turn(stage, told, state)
     about = {name: told[name] for name in ("run", "round")}
     if stage == "masked":  # if this stage raises, the round is over for this client
-        context.state[_STATE] = packed({**about, "stage": "done"})
+        context.state[_STATE] = secure_wire.packed({**about, "stage": "done"})
     turn = _Turn(call, *bounds, message, context, context.node_id, told, state)
     fields = getattr(turn, stage)()
-    context.state[_STATE] = packed({**state, **about, "stage": stage})
+    context.state[_STATE] = secure_wire.packed({**state, **about, "stage": stage})
     arrays = fields.pop("arrays", {})
-    return Message(RecordDict({**arrays, KEY: packed(about | fields)}), reply_to=message)
+    record = secure_wire.packed(about | fields)
+    return Message(RecordDict({**arrays, KEY: record}), reply_to=message)
 
 
 def _check_turn(stage: str, told: Fields, state: Fields) -> None:
@@ -139,7 +129,7 @@ def _check_turn(stage: str, told: Fields, state: Fields) -> None:
             raise InvalidArgumentError(f"round {number} began before on this client")
         return
     before = STAGES[STAGES.index(stage) - 1]
-    if not is_of(state, told) or state["stage"] != before:
+    if not secure_wire.is_of(state, told) or state["stage"] != before:
         raise InvalidArgumentError(
             f"round {number}, {stage!r}: this client has not completed {before!r} of that round"
         )
@@ -212,7 +202,7 @@ class _Turn:
             raise InvalidArgumentError(
                 f"clip={format.clip}: this client accepts up to {self.max_clip}"
             )
-        state["digest"] = round_digest(self.message.content, state["threshold"])
+        state["digest"] = secure_wire.round_digest(self.message.content, state["threshold"])
         key, vector = self._trained(format)
         private, publics, own_mask = (state.pop(name) for name in ("mask", "public", "own"))
         pairs = {own: (own_mask, masks.public_of(own_mask))}
@@ -238,7 +228,7 @@ class _Turn:
         reply = self.call(self.message, self.context)
         if reply.has_error():
             raise InvalidArgumentError(str(reply.error.reason))
-        changes = changes_of(only_arrays(reply.content)[1], start)
+        changes = secure_wire.changes_of(only_arrays(reply.content)[1], start)
         weight = 1
         if format.max_examples:
             (metrics,) = reply.content.metric_records.values()
@@ -285,10 +275,8 @@ class _Turn:
         own, channels = self.own, self.state["channel"]
         nodes = sorted(channels)
         shares = masks.split(self.state[name], self.state["threshold"], len(nodes))
-        return {
-            node: masks.seal(masks.share_key(channels[node], name, own, node), share)
-            for node, share in zip(nodes, shares, strict=True)
-        }
+        keys = [masks.share_key(channels[node], name, own, node) for node in nodes]
+        return dict(zip(nodes, map(masks.seal, keys, shares), strict=True))
 
     def share_key(self, name: str, owner: int) -> bytes:
         """The key of a neighbour's sealed share."""
@@ -302,16 +290,12 @@ class _Turn:
     def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
         """The nodes with correct tags."""
         own, channels, digest = self.own, self.state["channel"], self.state["digest"]
-        return {
-            node
-            for node, tag in tags.items()
-            if masks.is_tag(tag, masks.tag(channels[node], stage, digest, node, own))
-        }
+        expected = {node: masks.tag(channels[node], stage, digest, node, own) for node in tags}
+        return {node for node, tag in tags.items() if masks.is_tag(tag, expected[node])}
 
 
 def _norm_of(message: Message) -> float:
     """The limit of an update's norm. Flower's strategies send the limit to clipping mods."""
     records = message.content.config_records.values()
-    return min(
-        (float(one["clipping_norm"]) for one in records if "clipping_norm" in one), default=math.inf
-    )
+    norms = (float(one["clipping_norm"]) for one in records if "clipping_norm" in one)
+    return min(norms, default=math.inf)

@@ -17,17 +17,8 @@ from flwr.app import Message, RecordDict
 
 from tersor import Error as TersorError
 from tersor._core import InvalidArgumentError
-from tersor.federated.flower import masks
-from tersor.federated.flower.secure_wire import (
-    SECRETS,
-    Fields,
-    SumFormat,
-    SumVector,
-    is_of,
-    packed,
-    round_digest,
-    unpacked,
-)
+from tersor.federated.flower import masks, secure_wire
+from tersor.federated.flower.secure_wire import SECRETS, Fields, SumFormat, SumVector
 from tersor.federated.flower.wire import KEY, only_arrays, printable
 
 _log = logging.getLogger("flwr")
@@ -72,10 +63,8 @@ def ring(nodes: list[int], neighbours: int) -> dict[int, list[int]]:
         return {node: [one for one in nodes if one != node] for node in nodes}
     order = random.SystemRandom().sample(nodes, len(nodes))
     steps = [step for step in range(-neighbours // 2, neighbours // 2 + 1) if step != 0]
-    return {
-        node: sorted(order[(place + step) % len(order)] for step in steps)
-        for place, node in enumerate(order)
-    }
+    count, places = len(order), enumerate(order)
+    return {node: sorted(order[(i + step) % count] for step in steps) for i, node in places}
 
 
 def usual_threshold(neighbours: int) -> int:
@@ -88,10 +77,8 @@ def failure_probability(clients: int, neighbours: int, threshold: int, dropouts:
     the probability ``dropouts``: the union bound of Bell et al. (2020)."""
     tries, events = (neighbours, clients) if neighbours < clients - 1 else (clients, 1)
     spare = neighbours - threshold
-    one = sum(
-        math.comb(tries, gone) * dropouts**gone * (1 - dropouts) ** (tries - gone)
-        for gone in range(spare + 1, tries + 1)
-    )
+    gone = range(spare + 1, tries + 1)
+    one = sum(math.comb(tries, n) * dropouts**n * (1 - dropouts) ** (tries - n) for n in gone)
     return min(1.0, events * one)
 
 
@@ -133,8 +120,8 @@ class Round:
         """The messages that send the weights and ask for masked updates."""
         cohort = hashlib.sha256(repr(list(self.shares)).encode()).digest()
         common = self.format.record() | {"clients": len(self.shares), "cohort": cohort}
-        told = RecordDict({**content, KEY: packed(self.told | common)})
-        self.digest = round_digest(told, self.threshold)
+        told = RecordDict({**content, KEY: secure_wire.packed(self.told | common)})
+        self.digest = secure_wire.round_digest(told, self.threshold)
         sealed = {name: _by_receiver(self.shares, name) for name in SECRETS}
         orders = {node: {n: one[node] for n, one in sealed.items()} for node in self.shares}
         return self._messages("masked", orders, told)
@@ -219,14 +206,10 @@ class Round:
         self, stage: str, orders: Mapping[int, Fields], content: Mapping[str, Any]
     ) -> list[Message]:
         common = content.get(KEY, self.told)
-        return [
-            Message(
-                RecordDict({**content, KEY: packed({**common, **order})}),
-                dst_node_id=node,
-                message_type=f"train.{stage}",
-            )
-            for node, order in orders.items()
-        ]
+        told = {node: secure_wire.packed({**common, **order}) for node, order in orders.items()}
+        records = {node: RecordDict({**content, KEY: one}) for node, one in told.items()}
+        kind = f"train.{stage}"
+        return [Message(one, dst_node_id=n, message_type=kind) for n, one in records.items()]
 
     def _ask(self, stage: str, orders: Mapping[int, Fields]) -> dict[int, Fields]:
         messages = self._messages(stage, orders, {})
@@ -258,8 +241,8 @@ class Round:
         """The fields of a reply. Raises InvalidArgumentError, LookupError, TypeError or ValueError
         for fields that do not fit the stage. Records the nodes whose values the sender found
         wrong."""
-        fields = unpacked(reply.content[KEY])
-        if not is_of(fields, self.told):
+        fields = secure_wire.unpacked(reply.content[KEY])
+        if not secure_wire.is_of(fields, self.told):
             raise InvalidArgumentError(
                 f"a reply of round {fields['round']}, not {self.told['round']}"
             )

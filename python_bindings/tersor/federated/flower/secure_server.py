@@ -15,15 +15,8 @@ from flwr.serverapp import strategy as flower
 
 from tersor._core import InvalidArgumentError
 from tersor._renamed import renamed_keywords
-from tersor.federated.flower.secure_round import (
-    Disputes,
-    Round,
-    TooFewError,
-    enough_neighbours,
-    failure_probability,
-    ring,
-    usual_threshold,
-)
+from tersor.federated.flower import secure_round
+from tersor.federated.flower.secure_round import Disputes, Round, TooFewError
 from tersor.federated.flower.secure_wire import SumFormat, SumVector, moved_by, names_of
 from tersor.federated.flower.strategy import Wrapper
 from tersor.federated.flower.wire import is_float, only_arrays
@@ -37,19 +30,12 @@ _LIKELY = 0.05  # a round that fails with a larger probability is announced
 _SINGLE = tuple(
     getattr(flower, name)
     for name in (
-        "Bulyan",
-        "DifferentialPrivacyClientSideAdaptiveClipping",
+        "Bulyan", "DifferentialPrivacyClientSideAdaptiveClipping",
         "DifferentialPrivacyServerSideAdaptiveClipping",
-        "DifferentialPrivacyServerSideFixedClipping",
-        "FedMedian",
-        "FedTrimmedAvg",
-        "FedXgbBagging",
-        "FedXgbCyclic",
-        "Krum",
-        "MultiKrum",
-        "QFedAvg",
+        "DifferentialPrivacyServerSideFixedClipping", "FedMedian", "FedTrimmedAvg",
+        "FedXgbBagging", "FedXgbCyclic", "Krum", "MultiKrum", "QFedAvg",
     )
-)
+)  # fmt: skip
 # Adds noise for a number of clients, which Tersor sets.
 _NOISE = flower.DifferentialPrivacyClientSideFixedClipping
 
@@ -211,10 +197,11 @@ class SecureStrategy(Wrapper):
         dropouts, failure_rate = self._odds
         count = self._neighbours
         if count == "auto":
-            count = enough_neighbours(len(nodes), dropouts, failure_rate)
-        graph = ring(nodes, count)
+            count = secure_round.enough_neighbours(len(nodes), dropouts, failure_rate)
+        graph = secure_round.ring(nodes, count)
         most = len(graph[nodes[0]])
-        threshold = self._threshold if self._threshold is not None else usual_threshold(most)
+        usual = secure_round.usual_threshold(most)
+        threshold = usual if self._threshold is None else self._threshold
         if threshold > most:
             raise TooFewError(
                 f"threshold={threshold}: give at most {most}, the neighbours of a node"
@@ -224,7 +211,7 @@ class SecureStrategy(Wrapper):
                 f"threshold={threshold} of {most} neighbours: give more than half, otherwise the "
                 "server could learn both of a node's secrets"
             )
-        odds = failure_probability(len(nodes), most, threshold, dropouts)
+        odds = secure_round.failure_probability(len(nodes), most, threshold, dropouts)
         if odds > _LIKELY:
             _log.warning(
                 "tersor: round %d has no sum with a probability of up to %.0f %%, if %.0f %% of %d "
@@ -283,9 +270,8 @@ class SecureStrategy(Wrapper):
         for name, change, count in zip(names_of(self._start), changes, cut, strict=True):
             share = count / (change.size * clients)
             if share > 0.01:
-                _log.warning(
-                    "tersor: %s: %.1f %% was clipped; give a larger clip", name, 100 * share
-                )
+                text = "tersor: %s: %.1f %% was clipped; give a larger clip"
+                _log.warning(text, name, 100 * share)
         factor = np.float32((self._format.max_examples or 1) / weight)
         arrays = moved_by(self._start, [change * factor for change in changes])
         values = max(1, sum(self._sizes) * clients)

@@ -17,20 +17,9 @@ from tersor import Codec
 from tersor import Error as TersorError
 from tersor._core import InvalidArgumentError
 from tersor.arrays import require_finite
+from tersor.federated.flower import wire
 from tersor.federated.flower.down import sender
-from tersor.federated.flower.wire import (
-    KEY,
-    Told,
-    decode,
-    flat,
-    is_compressed,
-    is_float,
-    model_name,
-    only_arrays,
-    printable,
-    require_size,
-    with_values,
-)
+from tersor.federated.flower.wire import KEY, Told
 
 _log = logging.getLogger("flwr")
 
@@ -126,17 +115,16 @@ class Strategy(Wrapper):
         if not messages:
             return messages
         run = self._run_of(server_round)
-        self._told = Told(run, server_round, self._codec.spec, model_name(arrays))
+        self._told = Told(run, server_round, self._codec.spec, wire.model_name(arrays))
         self._exact = arrays
         self._down.move(self._told, arrays)
         for message in messages:
-            key, given = only_arrays(message.content)
+            key, given = wire.only_arrays(message.content)
             if given is not arrays and given != arrays:
                 raise InvalidArgumentError("the strategy sends different arrays to the nodes")
             record, more = self._down.to(message.metadata.dst_node_id)
-            message.content = RecordDict(
-                {**message.content, key: record, KEY: self._told.record(**more)}
-            )
+            told = self._told.record(**more)
+            message.content = RecordDict({**message.content, key: record, KEY: told})
         return messages
 
     def aggregate_train(
@@ -177,21 +165,21 @@ class Strategy(Wrapper):
             )
         record: Any = reply.content.config_records[KEY]
         self._told.require(Told.of(record), "the reply")
-        key, came = only_arrays(reply.content)
-        if model_name(came) != self._told.model:
+        key, came = wire.only_arrays(reply.content)
+        if wire.model_name(came) != self._told.model:
             raise InvalidArgumentError("the reply has arrays with other names or shapes")
         arrays, frames, plain = ArrayRecord(), 0, 0
         for name, own in self._exact.items():
             array = came[name]
-            if array.stype == KEY and is_compressed(own):
+            if array.stype == KEY and wire.is_compressed(own):
                 frames += len(array.data)
-                change = decode(self._codec, self._told, name, array)
+                change = wire.decode(self._codec, self._told, name, array)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    array = with_values(own, flat(own) + change)
+                    array = wire.with_values(own, wire.flat(own) + change)
                 plain += len(array.data)
             else:
                 _check_plain(name, array, own)
-            if is_float(array):
+            if wire.is_float(array):
                 require_finite(name, array.numpy(), then="the reply is left out")
             arrays[name] = array
         if record.get("forgot"):
@@ -218,9 +206,9 @@ class Strategy(Wrapper):
 
 def _check_plain(name: str, array: Array, own: Array) -> None:
     """Raises InvalidArgumentError or ValueError for an invalid plain array."""
-    if is_compressed(array, own):
+    if wire.is_compressed(array, own):
         raise InvalidArgumentError(f"{name}: the array is not compressed")
-    require_size(name, array)
+    wire.require_size(name, array)
     if array.numpy().shape != own.shape:
         raise InvalidArgumentError(f"{name}: the array has another shape than its header")
 
@@ -231,6 +219,6 @@ def _node(message: Message) -> int:
 
 def _failed(reply: Message, error: Exception) -> Message:
     """A failure of the reply's node."""
-    reason = f"node {_node(reply)}: {printable(error)}"
+    reason = f"node {_node(reply)}: {wire.printable(error)}"
     _log.warning("tersor: %s", reason)
     return Message(error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), metadata=reply.metadata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,20 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 import tersor
-from tersor.server import Part, Worker
-from tersor.torch._src.parameters.selection import (
-    DTYPES,
-    every_parameter,
-    followed,
-    split_parameters,
-    store,
-)
+from tersor._options import Unpack
+from tersor.server import Part, ServerOptions, Worker
+from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group import connections
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from tersor.server import ServerOptions
 
 #: An optimizer of a server's parts of the parameters, as ``lambda parts: AdamW(parts, lr=1e-3)``.
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -72,14 +63,10 @@ class ParameterServer(tersor.ParameterServer):
         """A collective call. See the class."""
         super().__init__(
             connections.transport(process_group),
-            {name: _on_host(one) for name, one in _served(model).items()},
-            _ByOptimizer(optimizer),
-            servers=servers,
-            workers=workers,
-            timeout=connections.seconds_of(process_group),
-            straggler_timeout=straggler_timeout,
-            **options,
-        )
+            {name: _on_host(one) for name, one in _served(model).items()}, _ByOptimizer(optimizer),
+            servers=servers, workers=workers, timeout=connections.seconds_of(process_group),
+            straggler_timeout=straggler_timeout, **options,
+        )  # fmt: skip
 
 
 class ParameterClient(Worker):
@@ -119,14 +106,9 @@ class ParameterClient(Worker):
         self._model, self._parameters = model, _served(model)
         self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
         self._client = tersor.ParameterClient(
-            connections.transport(process_group),
-            self._arrays,
-            servers=servers,
-            workers=workers,
-            server=server,
-            timeout=connections.seconds_of(process_group),
-            **options,
-        )
+            connections.transport(process_group), self._arrays, servers=servers, workers=workers,
+            server=server, timeout=connections.seconds_of(process_group), **options,
+        )  # fmt: skip
         self._own = self._client._own
 
     @torch.no_grad()
@@ -138,7 +120,7 @@ class ParameterClient(Worker):
         """
         self._client.pull(self._arrays)
         for name, one in self._follow().items():
-            store(one, torch.from_numpy(self._arrays[name]))
+            selection.store(one, torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
         """Sends the model's gradients, and begins the next clock.
@@ -150,7 +132,7 @@ class ParameterClient(Worker):
             InvalidArgumentError: A parameter has a gradient, but is unknown to the servers. Or a
                 server refused a push.
         """
-        for name, parameter in every_parameter(self._model).items():
+        for name, parameter in selection.every_parameter(self._model).items():
             if parameter.grad is not None and name not in self._parameters:
                 raise tersor.InvalidArgumentError(
                     f"{name} has a gradient, but was frozen or absent when the server was made"
@@ -166,7 +148,7 @@ class ParameterClient(Worker):
         self._client.push(gradients)
 
     def _follow(self) -> dict[str, nn.Parameter]:
-        self._parameters = followed(self._model, self._parameters, "ParameterClient")
+        self._parameters = selection.followed(self._model, self._parameters, "ParameterClient")
         return self._parameters
 
 
@@ -188,7 +170,7 @@ class _ByOptimizer:
 
 
 def _served(model: nn.Module) -> dict[str, nn.Parameter]:
-    parameters, _ = split_parameters(model)
+    parameters, _ = selection.split_parameters(model)
     for name, one in parameters.items():
         if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:
             raise tersor.InvalidArgumentError(
@@ -198,8 +180,5 @@ def _served(model: nn.Module) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def _on_host(values: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    array: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = (
-        values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
-    )
-    return array
+def _on_host(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    return values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()

@@ -100,9 +100,8 @@ def all_to_all_single(
             "*input.shape[1:]))"
         )
     sent, received = list(input_split_sizes or ()), list(output_split_sizes or ())
-    forward = dict(
-        **with_timeout(options, process_group), codec=codec, sent=sent, received=received
-    )
+    options = with_timeout(options, process_group)
+    forward = dict(**options, codec=codec, sent=sent, received=received)
     backward = {**forward, "sent": received, "received": sent, "codec": backward_codec or codec}
     result: Tensor = _AllToAll.apply(output, input, process_group, forward, backward)
     return result

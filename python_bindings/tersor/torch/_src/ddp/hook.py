@@ -17,38 +17,23 @@ from torch.nn.parallel import DistributedDataParallel
 from tersor._core import Transport
 from tersor._options import expect, takes_advanced
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
-from tersor.torch._src.checkpoint.residuals import (
-    Mode,
-    as_mapping,
-    load_reducer,
-    read_bytes,
-    save_reducer,
-)
+from tersor.torch._src.checkpoint import residuals as checkpoint
+from tersor.torch._src.checkpoint.residuals import Mode
+from tersor.torch._src.ddp import options as ddp_options
 from tersor.torch._src.ddp.copies import CopiedHookState
-from tersor.torch._src.ddp.options import (
-    check_reducer,
-    checked_ddp,
-    refuse_options,
-    refuse_unfrozen,
-    register,
-)
 from tersor.torch._src.gradients.backward import Backward, Bucket, Future, KnownBuckets, in_pass
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, watch
 from tersor.torch._src.gradients.sample_weights import Samples, UnevenInputs, Weighed, scale
+from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.memory_order import as_it_lies
 from tersor.torch._src.parameters.replaced import Registered
 from tersor.torch._src.parameters.selection import (
     Names,
     Unsupported,
     is_supported,
-    only_device,
-    reason_of,
-    report_unsupported,
     split_parameters,
-    unsupported_parameters,
-    wrapped_in,
 )
 from tersor.torch._src.process_group import connections
 from tersor.torch._src.statistics.handles import ReducerReporting
@@ -94,19 +79,13 @@ class HookState(ReducerReporting, Weighed):
         self._names, self._frozen = Names(), dict[str, nn.Parameter]()
         if model is not None:
             expect(model, nn.Module, "HookState needs the model that DDP wraps, and codec=")
-            trained, self._frozen = split_parameters(wrapped_in(model))
+            trained, self._frozen = split_parameters(selection.wrapped_in(model))
             self._names = Names(trained)
         self._group = process_group
         self._options = gathered(
-            AdvancedOptions,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            weighted=weighted,
-            transactional=transactional,
-        )
+            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
+            residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
+        )  # fmt: skip
         self._samples = Samples(self._options)
         self._uneven = UnevenInputs(self)
         self._unsupported_means: Unsupported = unsupported
@@ -144,7 +123,7 @@ class HookState(ReducerReporting, Weighed):
             torch.save(handle.state_dict(), f"residuals.{rank}.pt")
         """
         self._loss_scale.settle(self.reducer, lambda: self._parameters)
-        residuals = save_reducer(self.reducer, self._process_group(), mode)
+        residuals = checkpoint.save_reducer(self.reducer, self._process_group(), mode)
         return residuals | self._loss_scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -164,11 +143,11 @@ class HookState(ReducerReporting, Weighed):
             handle.load_state_dict(torch.load(f"residuals.{rank}.pt"))
         """
         if self._exchange is None:
-            self._loaded = as_mapping(state)
+            self._loaded = checkpoint.as_mapping(state)
             if state:
-                read_bytes(state, self._process_group())
+                checkpoint.read_bytes(state, self._process_group())
             return
-        load_reducer(self.reducer, self._process_group(), state)
+        checkpoint.load_reducer(self.reducer, self._process_group(), state)
         self._loss_scale.load_state_dict(state or {}, self.reducer)
 
     def discard_step(self) -> None:
@@ -229,7 +208,7 @@ class HookState(ReducerReporting, Weighed):
         self._group = model.process_group
         self._uneven.of(model)
         self._names = Names(parameters)
-        self._unsupported = unsupported_parameters(model.module, parameters)
+        self._unsupported = selection.unsupported_parameters(model.module, parameters)
         self._report_unsupported()
         self._check_parameters_of(model)
         self._hold(compressible(model))
@@ -238,9 +217,9 @@ class HookState(ReducerReporting, Weighed):
         """Implements ``hook``, see there."""
         if self.instead is not None:
             return self.instead(bucket)
-        check_reducer(isinstance(bucket, GradBucket))
+        ddp_options.check_reducer(isinstance(bucket, GradBucket))
         if self._backward is None:
-            refuse_options(self._uneven.model())
+            ddp_options.refuse_options(self._uneven.model())
             self._check_parameters_of(self._uneven.model())
             self._backward = self._begin()
         supported = is_supported(bucket.buffer()) and self._buckets.known(bucket).supported
@@ -268,7 +247,7 @@ class HookState(ReducerReporting, Weighed):
                 self._uneven.check()
             self._samples.begin(is_done=not in_pass())
             if not self._removed:
-                refuse_unfrozen(self._frozen)
+                ddp_options.refuse_unfrozen(self._frozen)
             if self._exchange is not None:
                 self._loss_scale.follow(self.reducer, lambda: self._parameters)
         return backward
@@ -293,7 +272,7 @@ class HookState(ReducerReporting, Weighed):
             parameters = bucket.parameters()
             for name, parameter in zip(self._names.of(parameters), parameters, strict=True):
                 found = bucket.buffer() if is_supported(parameter) else parameter
-                self._unsupported[name] = reason_of(found)
+                self._unsupported[name] = selection.reason_of(found)
         share = math.nan
         with backward.guard():
             share = self._samples.share(bucket.buffer(), self._group)
@@ -320,7 +299,7 @@ class HookState(ReducerReporting, Weighed):
 
     def _report_unsupported(self) -> None:
         if not self._reported:
-            report_unsupported(self._unsupported, self._unsupported_means, self._group)
+            selection.report_unsupported(self._unsupported, self._unsupported_means, self._group)
             self._reported = True
 
     def _learn(self, backward: Backward) -> None:
@@ -340,12 +319,11 @@ class HookState(ReducerReporting, Weighed):
         """
         exchange.take_over()
         self._samples.weigh_once(exchange.reducer)
-        bucket.sent = exchange.reducer.ready_flat(
-            bucket.names, bucket.gradients, "gradient-unless-zero"
-        )
+        names, gradients = bucket.names, bucket.gradients
+        bucket.sent = exchange.reducer.ready_flat(names, gradients, "gradient-unless-zero")
 
     def _hold(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
-        device, options = only_device(parameters), self._options.copy()
+        device, options = selection.only_device(parameters), self._options.copy()
         if device.type == "cuda":
             options.pop("stream", None)  # the thread that completes a pass waits on the exchange's
         exchange = TensorExchange(self._group, device, options)
@@ -377,11 +355,11 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
 
 def compress(model: DistributedDataParallel, **options: Any) -> HookState:
     """Registers a new ``HookState`` with the keyword arguments ``options``, and binds the model."""
-    ddp = checked_ddp(model)
+    ddp = ddp_options.checked_ddp(model)
     state = HookState(**options)
     try:
         state.bind(ddp)  # first: a hook cannot be taken off again
-        register(ddp, state, hook)
+        ddp_options.register(ddp, state, hook)
     except BaseException:
         state.close()
         raise
@@ -390,9 +368,9 @@ def compress(model: DistributedDataParallel, **options: Any) -> HookState:
 
 def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the parameters that ``compress`` would encode, by name. Raises as ``compress``."""
-    ddp = checked_ddp(model)
+    ddp = ddp_options.checked_ddp(model)
     parameters, _ = split_parameters(ddp.module, ddp.parameters_to_ignore)
-    unsupported = unsupported_parameters(ddp.module, parameters)
+    unsupported = selection.unsupported_parameters(ddp.module, parameters)
     found = {name: one for name, one in parameters.items() if name not in unsupported}
-    only_device(found)
+    selection.only_device(found)
     return found

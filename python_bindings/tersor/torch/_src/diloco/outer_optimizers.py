@@ -11,12 +11,7 @@ from torch import Tensor
 
 from tersor._core import InvalidArgumentError
 from tersor._options import described
-from tersor.torch._src.checkpoint.residuals import (
-    as_mapping,
-    like,
-    number,
-    refusing_damage,
-)
+from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.diloco.stragglers import check_state
 from tersor.torch._src.optim.state import check_groups
 
@@ -64,12 +59,11 @@ def check_outer(outer_optimizer: object) -> None:
     if not callable(outer_optimizer):
         raise TypeError(
             "outer_optimizer must be a function of a list of parameters, such as nesterov or "
-            "functools.partial(torch.optim.SGD, lr=0.7), not "
-            f"{described(outer_optimizer)}"
+            f"functools.partial(torch.optim.SGD, lr=0.7), not {described(outer_optimizer)}"
         )
 
 
-@refusing_damage()
+@checkpoint.refusing_damage()
 def check_all(
     state: Mapping[str, Any],
     start: Mapping[str, Tensor],
@@ -82,16 +76,16 @@ def check_all(
     ``start``: the parameters that take part. ``names``: of all parameters. ``late``: True with a
     ``straggler_timeout``.
     """
-    state = as_mapping(state)
+    state = checkpoint.as_mapping(state)
     if state["start"].keys() != start.keys():
         other = sorted(state["start"].keys() ^ start.keys())
         raise InvalidArgumentError(f"the state is of another model: {', '.join(other)}")
     under_way, straggler = state.get("under_way"), check_state(state.get("grace"), late)
     for tensors in (state["start"], under_way["mean"] if under_way else {}, straggler["moved"]):
         for name, one in tensors.items():
-            like(one, start[name], name)
+            checkpoint.like(one, start[name], name)
     if under_way:
-        number(under_way["due"], "due step")
+        checkpoint.number(under_way["due"], "due step")
         if not 0 <= under_way["mix"] < 1:
             raise InvalidArgumentError(
                 f"the state's mix is {under_way['mix']}: expected 0 to below 1"
@@ -100,9 +94,9 @@ def check_all(
         raise InvalidArgumentError(
             f"the state's samples are {straggler['samples']}: expected 0 or more"
         )
-    number(straggler["steps"], "steps of a late rank")
-    number(state["steps"], "steps")
-    as_mapping(state["residuals"])
+    checkpoint.number(straggler["steps"], "steps of a late rank")
+    checkpoint.number(state["steps"], "steps")
+    checkpoint.as_mapping(state["residuals"])
     if unknown := set(state.get("somewhere", [])) - set(names):
         raise InvalidArgumentError(f"the state is of another model: {', '.join(map(str, unknown))}")
     check_groups(outer, state["outer_optimizer"])

@@ -27,18 +27,10 @@ from tersor.torch._src.diloco import outer_optimizers, stragglers
 from tersor.torch._src.diloco.exchanges import FragmentExchange
 from tersor.torch._src.diloco.fragments import Timetable, UnderWay, hidden
 from tersor.torch._src.diloco.stragglers import Part, Stragglers, Tasks
-from tersor.torch._src.gradients.exchange import (
-    OnLoss,
-    Presence,
-    TensorExchange,
-    refuse_elastic_shards,
-)
+from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
 from tersor.torch._src.optim.state import load_with
-from tersor.torch._src.parameters.selection import (
-    every_parameter,
-    only_device,
-    shards_of,
-)
+from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import only_device
 
 
 class DiLoCo(FragmentExchange):
@@ -103,7 +95,6 @@ class DiLoCo(FragmentExchange):
         outer.step()    # exchanges in every 500th call
     """
 
-    _exchange: TensorExchange
     every = renamed_attribute("sync_every")
     mix = renamed_attribute("fragment_update_alpha")
     residual_factor = renamed_attribute("error_decay")
@@ -145,9 +136,8 @@ class DiLoCo(FragmentExchange):
         self._timetable = Timetable(sync_every, fragments, fragment_sync_delay)
         if straggler_timeout is not None:
             stragglers.check_timeout(straggler_timeout, self._timetable)
-        alpha = 0.5 if fragment_sync_delay else 0.0
-        if fragment_update_alpha is not None:
-            alpha = fragment_update_alpha
+        usual = 0.5 if fragment_sync_delay else 0.0
+        alpha = usual if fragment_update_alpha is None else fragment_update_alpha
         expect(alpha, (float, int), "fragment_update_alpha must be a number")
         if not 0 <= alpha < 1:
             raise InvalidArgumentError(
@@ -161,35 +151,28 @@ class DiLoCo(FragmentExchange):
         #: Number of samples of this rank's inner step, for its weight with ``straggler_timeout``.
         self.samples = 1.0
         self._model = model
-        found = every_parameter(model)
+        found = selection.every_parameter(model)
         self._parameters = {n: one for n, one in found.items() if one.requires_grad}
         if not self._parameters:
             raise InvalidArgumentError("no parameter of the model requires a gradient")
         self._group = process_group
         self._check(self._parameters)
         options: Any = gathered(
-            AdvancedOptions,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            elastic=elastic,
-            min_ranks=min_ranks,
-            on_loss=on_loss,
+            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
+            residual_dtype=residual_dtype, elastic=elastic, min_ranks=min_ranks, on_loss=on_loss,
             weighted=late,
-        )
+        )  # fmt: skip
         options["order"] = "ready_order"
         if fragments > 1 or fragment_sync_delay > 0:
             options["auto_learning"] = False
-        refuse_elastic_shards(options, self._parameters)
+        selection.refuse_elastic_shards(options, self._parameters)
         self._fragments = self._divided()
         self._exchange = TensorExchange(process_group, only_device(self._parameters), options)
         broadcast_start(model, process_group, self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
         self._take_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
-        self._exchange.hold(shards_of(self._start))
+        self._exchange.hold(selection.shards_of(self._start))
         self._presence = Presence(self._exchange)
         self._somewhere: list[str] = []
         self._under_way: UnderWay | None = None
@@ -197,7 +180,7 @@ class DiLoCo(FragmentExchange):
         self._stragglers: Stragglers | None = None
         if straggler_timeout is not None:
             done = (self._exchange, self._presence, self._together, self._take_part)
-            tasks = Tasks(*done, lambda: shards_of(self._follow()))
+            tasks = Tasks(*done, lambda: selection.shards_of(self._follow()))
             self._stragglers = Stragglers(tasks, sync_every, straggler_timeout)
 
     @torch.no_grad()
@@ -326,7 +309,7 @@ class DiLoCo(FragmentExchange):
             outer.load_state_dict(torch.load(path, weights_only=True))
         """
         outer = self.outer_optimizer
-        names = every_parameter(self._model).keys()
+        names = selection.every_parameter(self._model).keys()
         outer_optimizers.check_all(state, self._start, names, self._stragglers is not None, outer)
         if self._stragglers is None:
             return self._load(state)
@@ -334,13 +317,9 @@ class DiLoCo(FragmentExchange):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._fetch()
-        outer = self.outer_optimizer
-        load_with(
-            self.reducer,
-            self._process_group(),
-            state["residuals"],
-            lambda: outer.load_state_dict(state["outer_optimizer"]),
-        )
+        outer, group = self.outer_optimizer, self._process_group()
+        saved = state["outer_optimizer"]
+        load_with(self.reducer, group, state["residuals"], lambda: outer.load_state_dict(saved))
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]

@@ -30,12 +30,8 @@ from tersor.torch._src.fsdp.reducer import Kind, Reducers, ReplicaReducer, Shard
 from tersor.torch._src.gradients.backward import Passes, after_pass
 from tersor.torch._src.gradients.loss_scale import LossScale
 from tersor.torch._src.gradients.sample_weights import Samples
-from tersor.torch._src.parameters.selection import (
-    Unsupported,
-    is_supported,
-    reason_of,
-    report_unsupported,
-)
+from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import Unsupported
 from tersor.torch._src.process_group.connections import close, seconds_of, transport
 
 # The name depends on PyTorch's version.
@@ -207,7 +203,7 @@ class Exchange:
         self._undo.close()
 
     def _takes(self, values: Tensor) -> bool:
-        return self.active and is_supported(values)
+        return self.active and selection.is_supported(values)
 
 
 class ModuleExchange(Exchange):
@@ -309,10 +305,7 @@ class GradientExchange(ModuleExchange):
         Raises:
             InvalidArgumentError: No rule matches a parameter.
         """
-        return [
-            (one, _core.choose_codec(self._sender.options, one.name, list(one.shape), "f32"))
-            for one in self.layout.expected()
-        ]
+        return [(one, one.choice(self._sender.options, "f32")) for one in self.layout.expected()]
 
     def __call__(
         self,
@@ -339,12 +332,12 @@ class GradientExchange(ModuleExchange):
         if self.active and self._sender.samples.weighted:
             raise InvalidArgumentError(
                 f"weighted=True: the gradients of {self.name} are sent uncompressed, "
-                f"{reason_of(values)}"
+                f"{selection.reason_of(values)}"
             )
         if self.active and not self._reported:
             self._reported = True
-            found = {self.name: reason_of(values)}
-            report_unsupported(found, self._sender.unsupported, group)
+            found = {self.name: selection.reason_of(values)}
+            selection.report_unsupported(found, self._sender.unsupported, group)
 
 
 class ReplicaExchange(ModuleExchange):

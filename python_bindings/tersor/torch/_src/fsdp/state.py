@@ -17,20 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tersor import collectives
 from tersor._core import InvalidArgumentError
-from tersor.torch._src.checkpoint.residuals import (
-    VERSION,
-    Mode,
-    as_mapping,
-    check_mode,
-    check_ranks,
-    check_version,
-    finite,
-    number,
-    own_row,
-    refusing_damage,
-    side_by_side,
-    start_at_zero,
-)
+from tersor.torch._src.checkpoint import residuals as checkpoint
+from tersor.torch._src.checkpoint.residuals import Mode, own_row, side_by_side
 from tersor.torch._src.fsdp.exchange import Sender
 from tersor.torch._src.fsdp.layout import Kept, from_flat, to_flat
 from tersor.torch._src.fsdp.reducer import ReplicaReducer
@@ -51,13 +39,13 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
     Raises:
         InvalidArgumentError: ``mode`` is unknown.
     """
-    exact = check_mode(mode) == "exact"
+    exact = checkpoint.check_mode(mode) == "exact"
     reducers = sender.every_reducer() if exact else sender.reducers.all()
     found = [reducer.read() for reducer in reducers]
     kept = {name: one for _, views in found for name, one in views.items()}
     reduction = next((one.kind.reduction for one in reducers), "mean")
     description = {
-        "version": VERSION,
+        "version": checkpoint.VERSION,
         "mode": mode,
         "reduction": reduction,
         "ranks": group.size(),
@@ -84,15 +72,15 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
         InvalidArgumentError: The state is damaged, of another model or codec, or an exact state of
             another rank or number of ranks. The message names the parameter. Nothing was changed.
     """
-    state = as_mapping(state)
+    state = checkpoint.as_mapping(state)
     portable = state.get("mode") == "portable"
     reducers = sender.reducers.all() if portable else sender.every_reducer()
     found = [(reducer, *reducer.read()) for reducer in reducers]
     kept = {name: one for _, _, views in found for name, one in views.items()}
     if not state:
         names = {one.parameter.name for one in kept.values()}
-        return start_at_zero([one.core for one in reducers], len(names))
-    with refusing_damage():
+        return checkpoint.start_at_zero([one.core for one in reducers], len(names))
+    with checkpoint.refusing_damage():
         _check(kept, state)
         _check_places(group, _hosts(sender, group), state)
         _take(kept, group, state)
@@ -113,9 +101,9 @@ def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str
     parts = group.size() if state["reduction"] == "sum" else state["ranks"]
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         one, saved = kept[name], state["residuals"][name]
-        one.step = number(step, f"step of {name}")
+        one.step = checkpoint.number(step, f"step of {name}")
         saved = own_row(saved, group.rank()) if exact else saved
-        found = finite(saved, f"residual of {name}").shape
+        found = checkpoint.finite(saved, f"residual of {name}").shape
         wanted = torch.Size([one.longest]) if exact else one.parameter.shape
         if found != wanted:
             raise InvalidArgumentError(
@@ -151,9 +139,8 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
     sums = {}
     for name, one in kept.items():
         total = totals[name]
-        collectives.allreduce(
-            transport(group, total.device), total, codec="none", timeout=sender.seconds(group)
-        )
+        ranks, seconds = transport(group, total.device), sender.seconds(group)
+        collectives.allreduce(ranks, total, codec="none", timeout=seconds)
         sums[name] = from_flat(total, one.parameter, one.ranks)
     return {"residuals": sums}
 
@@ -186,10 +173,10 @@ def _move_to_replicas(
 
 
 def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
-    check_version(state)
-    check_mode(state["mode"])
-    number(state["ranks"], "ranks", 1, 2**16)
-    number(state.get("step", 0), "step")
+    checkpoint.check_version(state)
+    checkpoint.check_mode(state["mode"])
+    checkpoint.number(state["ranks"], "ranks", 1, 2**16)
+    checkpoint.number(state.get("step", 0), "step")
     if state["reduction"] not in ("sum", "mean"):
         raise InvalidArgumentError(f"the state's reduction is {state['reduction']!r}: sum or mean")
     saved = dict(zip(state["parameters"], state["codecs"], strict=True))
@@ -206,7 +193,7 @@ def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
 def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, Any]) -> None:
     if state["mode"] != "exact":
         return
-    check_ranks(state["ranks"], group.size())
+    checkpoint.check_ranks(state["ranks"], group.size())
     rank = int(own_row(state["places"], group.rank())[0])
     if rank != group.rank():
         raise InvalidArgumentError(

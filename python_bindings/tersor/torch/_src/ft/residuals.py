@@ -17,13 +17,8 @@ from torch import Tensor
 
 from tersor import _core
 from tersor._options import fill
-from tersor.torch._src.checkpoint.residuals import (
-    as_mapping,
-    finite,
-    number,
-    refusing_damage,
-    zeros,
-)
+from tersor.torch._src.checkpoint import residuals as checkpoint
+from tersor.torch._src.checkpoint.residuals import finite, number
 
 
 class World(NamedTuple):
@@ -56,7 +51,7 @@ class Place:
         self.void = False  #: True if that step was discarded: the next use restores the residual
         self._options = fill(_core.CallOptions(), options)
         self._world: World | None = None
-        self._now = self._begun(zeros(self.count))
+        self._now = self._begun(checkpoint.zeros(self.count))
         self._before: _Owed | None = None
         self._state: _core.FeedbackState | None = None
 
@@ -97,7 +92,7 @@ class Place:
     def _begun(self, sender: Tensor, world: World | None = None) -> _Owed:
         count = _core.owned_count(self.count, *world[:2], self._options) if world is not None else 0
         words = torch.frombuffer(bytearray(_core.FRESH_STATE_WORDS), dtype=torch.int64)
-        return _Owed(*(one.to(self.device) for one in (sender, zeros(count), words)))
+        return _Owed(*(one.to(self.device) for one in (sender, checkpoint.zeros(count), words)))
 
 
 class Places:
@@ -143,7 +138,7 @@ class Places:
                     stacklevel=5,
                 )
             place = self._places[key] = Place(like, options)
-            loaded = self._loaded.pop(key, zeros(0))
+            loaded = self._loaded.pop(key, checkpoint.zeros(0))
             if len(loaded) == place.count:
                 place.restart(loaded)
         return place
@@ -158,7 +153,7 @@ class Places:
         owed = {key: place.owed() for key, place in self._places.items()}
         return {f"{one[0]}.{one[1]}": tensor for one, tensor in (self._loaded | owed).items()}
 
-    @refusing_damage()
+    @checkpoint.refusing_damage()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Loads residuals.
 
@@ -166,7 +161,7 @@ class Places:
             InvalidArgumentError: The state is damaged or not finite. Nothing changed.
         """
         loaded = {}
-        for key, tensor in as_mapping(state).items():
+        for key, tensor in checkpoint.as_mapping(state).items():
             fragment, place = map(int, key.split("."))
             residual = finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
             loaded[number(fragment, "fragment"), number(place, "place")] = residual

@@ -6,14 +6,14 @@ import math
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgumentError, RanksLostError, Transport, TransportError
+from tersor._renamed import deprecated
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch._src.checkpoint.residuals import move_residuals
@@ -37,16 +37,6 @@ class ElasticOptions(ReducerOptions, total=False):
     on_loss: OnLoss
 
 
-def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """Raises InvalidArgumentError for ``elastic=True`` with sharded parameters."""
-    sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
-    if options.get("elastic") and sharded:
-        raise InvalidArgumentError(
-            f"elastic=True: {sharded[0]} is sharded, and a lost rank takes its shards with it; "
-            "use whole parameters, or torchft around your training"
-        )
-
-
 class TensorExchange:
     """Exchanges named tensors on one device among the ranks of a process group.
 
@@ -64,11 +54,7 @@ class TensorExchange:
         on_loss: str = cast(ElasticOptions, options).get("on_loss", "raise")
         self.elastic = options.get("elastic", False)
         if on_loss == "go on":
-            warnings.warn(
-                'on_loss="go on" is deprecated and ends with the next release: use "continue"',
-                DeprecationWarning,
-                stacklevel=4,
-            )
+            deprecated('on_loss="go on"', 'use "continue"')
             on_loss = "continue"
         if on_loss not in ("raise", "continue"):
             raise InvalidArgumentError(f'on_loss={on_loss!r}: give "raise" or "continue"')

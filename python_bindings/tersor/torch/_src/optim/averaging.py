@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from tersor._core import InvalidArgumentError, RanksLostError
 from tersor.reducer import ReducerOptions
@@ -16,16 +17,8 @@ from tersor.torch._src.gradients.copies import SentGradients, write_means
 from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.gradients.sample_weights import Weighed
 from tersor.torch._src.optim.handle import OptimizerHandle
-from tersor.torch._src.parameters.selection import (
-    OptimizedParameters,
-    Unsupported,
-    is_supported,
-    reason_of,
-    reduce_uncompressed,
-    refuse_sharded,
-    report_unsupported,
-    shards_of,
-)
+from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import Unsupported
 
 _LEFT_OVER = (
     "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
@@ -38,9 +31,8 @@ class AveragedGradients(OptimizerHandle, Weighed):
 
     optimizer: torch.optim.Optimizer
     _dense: set[str]  # parameters with sparse gradients before
-    _optimized: OptimizedParameters
     _options: ReducerOptions
-    _passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]]
+    _passes: dict[str, tuple[int, weakref.ref[Tensor]]]
     _passes_per_step: int
     _sent: SentGradients
     _synchronized: bool
@@ -60,7 +52,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         somewhere, _ = self._presence.somewhere(self._optimized.with_gradients())
         for name in somewhere:
             gradient = self._dense_gradient(name, self._optimized.all[name])
-            reduce_uncompressed(gradient, self._group, self._samples)
+            selection.reduce_uncompressed(gradient, self._group, self._samples)
         self._samples.end()
 
     def _forget_step(self) -> None:
@@ -75,15 +67,11 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True
 
-    @property
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        return self._optimized.taking_part
-
-    def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
+    def _take_part(self, newcomers: Mapping[str, Tensor]) -> None:
         group, how = self._process_group(), self._unsupported
-        refuse_sharded(newcomers, group, "use tersor.torch.compress")
-        found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
-        report_unsupported(found, "error" if self._exchange.elastic else how, group)
+        selection.refuse_sharded(newcomers, group, "use tersor.torch.compress")
+        found = selection.reasons_of(newcomers)
+        selection.report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
         self._watch(newcomers)
 
@@ -160,11 +148,11 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self._reduce_uncompressed(newcomers)
         self.reducer.relearn_order()
 
-    def _compressed(self) -> dict[str, torch.Tensor]:
-        shards = shards_of(self._parameters)
+    def _compressed(self) -> dict[str, Tensor]:
+        shards = selection.shards_of(self._parameters)
         return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
-    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""
         if self._removed:
             return
@@ -185,7 +173,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         if passes == self._passes_per_step:
             self._send(name, parameter)
 
-    def _send(self, name: str, parameter: torch.Tensor) -> None:
+    def _send(self, name: str, parameter: Tensor) -> None:
         missing = parameter.grad is None
         gradient = self._dense_gradient(name, parameter)
         if name in self._uncompressed:
@@ -198,7 +186,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             self.reducer.ready(name, values, "none" if missing else "gradient")
         self._sent.add(name, gradient, values)
 
-    def _dense_gradient(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    def _dense_gradient(self, name: str, parameter: Tensor) -> Tensor:
         """The gradient as a dense tensor; zeros if this rank has none."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -206,18 +194,16 @@ class AveragedGradients(OptimizerHandle, Weighed):
             if name not in self._dense:
                 self._dense.add(name)
                 found = {name: "sparse, as dense"}
-                report_unsupported(found, self._unsupported, self._process_group())
+                selection.report_unsupported(found, self._unsupported, self._process_group())
             parameter.grad = parameter.grad.to_dense()
         return parameter.grad
 
     def _reduce_uncompressed(self, names: Collection[str]) -> None:
         for name in filter(names.__contains__, self._uncompressed):
-            reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
+            selection.reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
 
 
-def _accumulated(
-    watcher: weakref.ref[AveragedGradients], name: str, parameter: torch.Tensor
-) -> None:
+def _accumulated(watcher: weakref.ref[AveragedGradients], name: str, parameter: Tensor) -> None:
     """A hook of autograd, with only a weak reference to the optimizer."""
     if (optimizer := watcher()) is not None:
         optimizer._accumulated(name, parameter)

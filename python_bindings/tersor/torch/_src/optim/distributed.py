@@ -8,39 +8,52 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgumentError, RanksLostError
-from tersor._options import takes_advanced
-from tersor._renamed import renamed_keywords
+from tersor._options import expect, takes_advanced
+from tersor._renamed import deprecated, renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
 from tersor.torch._src.gradients.copies import SentGradients
-from tersor.torch._src.gradients.exchange import (
-    OnLoss,
-    Presence,
-    TensorExchange,
-    refuse_elastic_shards,
-)
+from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_of
 from tersor.torch._src.gradients.sample_weights import Samples
+from tersor.torch._src.optim import state as optimizer_state
 from tersor.torch._src.optim.averaging import AveragedGradients
-from tersor.torch._src.optim.state import (
-    load_with,
-    plain_groups,
-    plain_state,
-    residuals_of,
-    with_residuals,
-)
-from tersor.torch._src.optim.wrapper import OwnMethod, merged
+from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
+from tersor.torch._src.statistics.handles import Reporting
 
 Closure = Callable[[], Any]
+
+
+class OwnMethod:
+    """A method of a wrapper. Programs may replace the method on the wrapper or the optimizer.
+
+    Both objects share one ``__dict__``, so ``_replaced`` keeps the wrapper's replacements.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, one: Any, of: type | None = None) -> Any:
+        if one is None:
+            return self._function
+        replaced = one._replaced.get(self._function.__name__)
+        return MethodType(self._function, one) if replaced is None else replaced
+
+    def __set__(self, one: Any, value: Any) -> None:
+        one._replaced[self._function.__name__] = value
+
+    def __delete__(self, one: Any) -> None:
+        del one._replaced[self._function.__name__]
 
 
 class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
@@ -106,25 +119,15 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
     # Attributes of the wrapper alone: ``__dict__`` is the wrapped optimizer's.
     __slots__ = (
-        *("_dense", "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step"),
-        *(
-            "_presence",
-            "_removed",
-            "_replaced",
-            "_samples",
-            "_sent",
-            "_skip",
-            "_synchronized",
-            "_uncompressed",
-        ),
-        *("_unsupported", "optimizer"),
-    )
-    _exchange: TensorExchange
+        "_dense", "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step",
+        "_presence", "_removed", "_replaced", "_samples", "_sent", "_skip", "_synchronized",
+        "_uncompressed", "_unsupported", "optimizer",
+    )  # fmt: skip
     # False, whatever the wrapped optimizer supports: a scaler looks at this rank's gradients.
     _step_supports_amp_scaling = property(lambda _: False)
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
-        return super().__new__(merged(cls, optimizer))
+        return super().__new__(_merged(cls, optimizer))
 
     @renamed_keywords(group="process_group", least_ranks="min_ranks")
     @takes_advanced(AdvancedOptions)
@@ -152,18 +155,10 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
                 f"backward_passes_per_step={backward_passes_per_step}: give at least 1"
             )
         options: Any = gathered(
-            AdvancedOptions,
-            advanced,
-            codec=codec,
-            rules=rules,
-            timeout=timeout,
-            residual_dtype=residual_dtype,
-            weighted=weighted,
-            transactional=transactional,
-            elastic=elastic,
-            min_ranks=min_ranks,
-            on_loss=on_loss,
-        )
+            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
+            residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
+            elastic=elastic, min_ranks=min_ranks, on_loss=on_loss,
+        )  # fmt: skip
         self.__dict__ = optimizer.__dict__
         self.optimizer = optimizer
         self._replaced: dict[str, Any] = {}
@@ -175,7 +170,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._passes_per_step = backward_passes_per_step
         self._uncompressed, self._passes, self._dense = {}, {}, set()
         self._synchronized = self._skip = self._removed = False
-        refuse_elastic_shards(options, self._optimized.all)
+        selection.refuse_elastic_shards(options, self._optimized.all)
         device = next(iter(self._optimized.all.values())).device
         self._exchange = TensorExchange(process_group, device, options)
         self._sent = SentGradients(device)
@@ -342,8 +337,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         """
         state = self.optimizer.state_dict()
         if mode is None:  # without residuals that the wrapped optimizer loaded before
-            return {**state, "param_groups": plain_groups(state)}
-        return with_residuals(state, self._residuals(mode))
+            return {**state, "param_groups": optimizer_state.plain_groups(state)}
+        return optimizer_state.with_residuals(state, self._residuals(mode))
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Loads the result of ``state_dict``, with residuals if the state has any.
@@ -365,22 +360,24 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         reducer, group = self.reducer, self._process_group()
         if not (saved := as_mapping(state_dict)):
             return load_reducer(reducer, group, None)
-        if not (residuals := residuals_of(saved)):
+        if not (residuals := optimizer_state.residuals_of(saved)):
             return self.optimizer.load_state_dict(dict(saved))
-        state = plain_state(self.optimizer, saved)
-        load_with(reducer, group, residuals, lambda: self.optimizer.load_state_dict(state))
+        state = optimizer_state.plain_state(self.optimizer, saved)
+        load = self.optimizer.load_state_dict
+        optimizer_state.load_with(reducer, group, residuals, lambda: load(state))
 
     def _residuals(self, mode: Mode) -> dict[str, Any]:
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """Deprecated: returns the residuals alone. Use ``state_dict(mode)``."""
-        _warn_of_residuals("residual_state_dict(mode)", "state_dict(mode)")
+        deprecated("DistributedOptimizer.residual_state_dict(mode)", "use state_dict(mode)")
         return self._residuals(mode)
 
     def load_residual_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Deprecated: loads the result of ``residual_state_dict``. Use ``load_state_dict``."""
-        _warn_of_residuals("load_residual_state_dict(state)", "load_state_dict(state)")
+        old = "DistributedOptimizer.load_residual_state_dict(state)"
+        deprecated(old, "use load_state_dict(state)")
         load_reducer(self.reducer, self._process_group(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -402,9 +399,19 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         return loss
 
 
-def _warn_of_residuals(old: str, new: str) -> None:
-    warnings.warn(
-        f"DistributedOptimizer.{old} is deprecated and ends with the next release: use {new}",
-        DeprecationWarning,
-        stacklevel=3,
-    )
+def _merged(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
+    """A subclass of ``wrapper`` and the optimizer's class. Attributes of ``wrapper`` come first."""
+    name = wrapper.__name__
+    wanted = f"{name} needs an optimizer, such as torch.optim.SGD(…)"
+    expect(optimizer, torch.optim.Optimizer, wanted)
+    if isinstance(optimizer, Reporting):
+        raise InvalidArgumentError(
+            f"a {type(optimizer).__name__} exchanges in its own step: use it without {name}"
+        )
+    return _subclass(wrapper, type(optimizer))  # type: ignore[arg-type]  # classes have hashes
+
+
+@functools.cache
+def _subclass(wrapper: type, wrapped: type) -> Any:
+    options = {"__module__": wrapper.__module__, "__doc__": wrapper.__doc__, "__slots__": ()}
+    return type(wrapper)(wrapper.__name__, (wrapper, wrapped), options)

@@ -22,15 +22,8 @@ from torch.optim import Optimizer
 from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.collectives import allreduce
-from tersor.torch._src.checkpoint.residuals import (
-    Mode,
-    check_ranks,
-    load_reducer,
-    own_row,
-    refusing_damage,
-    save_reducer,
-    side_by_side,
-)
+from tersor.torch._src.checkpoint import residuals as checkpoint
+from tersor.torch._src.checkpoint.residuals import Mode, own_row, refusing_damage
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.parameters.selection import local_shard
 
@@ -73,7 +66,7 @@ def load_with(
 ) -> None:
     """Loads residuals and calls ``load``. An InvalidArgumentError leaves all values unchanged."""
     before = reducer.save_state()
-    load_reducer(reducer, group, residuals)
+    checkpoint.load_reducer(reducer, group, residuals)
     try:
         with refusing_damage():
             load()
@@ -96,7 +89,7 @@ class Kept:
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """The state, with moments per parameter name. ``packed`` is PyTorch's state."""
-    own = save_reducer(kept.exchange.reducer, kept.group, mode)
+    own = checkpoint.save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     common = {
         name: {key: value for key, value in moments.items() if key != kept.own.get(name)}
@@ -120,14 +113,10 @@ def _alike(found: Any, value: Any) -> bool:
     if isinstance(value, tuple | list):
         same = isinstance(found, tuple | list) and len(found) == len(value)
         return same and all(map(_alike, found, value))
-    if isinstance(value, bool | str):
-        return isinstance(found, type(value))
-    if value is None and not isinstance(found, int | float | Tensor):
-        return found is None
-    if value is not None and not isinstance(value, int | float | Tensor):
-        return isinstance(found, type(value))
-    is_number = isinstance(found, int | float | Tensor)
-    return is_number and (math.isfinite(found) or found == value)
+    takes_numbers = isinstance(value, int | float | Tensor | None) and not isinstance(value, bool)
+    if takes_numbers and isinstance(found, int | float | Tensor):
+        return math.isfinite(found) or found == value
+    return isinstance(found, type(value))
 
 
 def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -139,7 +128,7 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
         _check(kept, saved)
         check_groups(optimizer, saved)
         values = list(_values(kept, saved))
-    load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
+    checkpoint.load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
     for target, value in values:
         target.copy_(value.reshape(target.shape))
     return [{**one, "params": list(range(len(one["params"])))} for one in plain_groups(saved)]
@@ -152,11 +141,9 @@ def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
     mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
     for name, key in kept.own.items():
         own = local_shard(kept.moments[name][key]).detach().flatten().clone()
-        if mesh is not None:
-            yield name, side_by_side(own.cpu(), mesh)
-            continue
-        allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
-        yield name, own.cpu()
+        if mesh is None:
+            allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
+        yield name, own.cpu() if mesh is None else checkpoint.side_by_side(own.cpu(), mesh)
 
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
@@ -172,7 +159,7 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
     if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
         raise InvalidArgumentError("the state is of other parameter groups")
     if own["mode"] == "exact":
-        check_ranks(own["ranks"], kept.group.size())
+        checkpoint.check_ranks(own["ranks"], kept.group.size())
 
 
 def _class_of(saved: Mapping[str, Any]) -> str:

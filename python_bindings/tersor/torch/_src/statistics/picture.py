@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tersor import _look, _text
-from tersor.torch._src.statistics.records import (
-    SEVERAL,
-    ParameterStatistics,
-    add_up,
-)
+from tersor.torch._src.statistics import records
+from tersor.torch._src.statistics.records import ParameterStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +68,7 @@ def _rows(parameters: Sequence[ParameterStatistics]) -> list[ParameterStatistics
     largest = sorted(parameters, key=lambda one: -one.uncompressed_bytes)
     if len(largest) <= MOST_ROWS:
         return largest
-    rest = add_up(largest[MOST_ROWS - 1 :])
+    rest = records.add_up(largest[MOST_ROWS - 1 :])
     rest.name = f"{len(largest) - MOST_ROWS + 1} smaller ones"
     return [*largest[: MOST_ROWS - 1], rest]
 
@@ -82,12 +79,10 @@ def _headline(totals: ParameterStatistics) -> str:
     return f"{sent} sent a step instead of {instead}: {_text.ratio(totals.ratio)} less"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
-
-
 def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
-    places = range(len(rows))
+    from matplotlib.ticker import MultipleLocator
+
+    places, every = range(len(rows)), [one.name for one in rows]
     whole = [one.per_step("uncompressed_bytes") or 0.0 for one in rows]
     sent = [one.per_step("sent_bytes") or 0.0 for one in rows]
     colours = [_colour(one) for one in rows]
@@ -95,17 +90,18 @@ def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     axes.barh(places, sent, height=0.72, color=colours)
     for place, one in zip(places, rows, strict=True):
         axes.text(max(whole[place], sent[place]), place, _label(one), va="center", fontsize=9.5)
-    axes.set_yticks(places, [_short(one.name) for one in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    names = [n if len(n) <= LONGEST_NAME else "…" + n[1 - LONGEST_NAME :] for n in every]
+    axes.set_yticks(places, names)
     axes.grid(axis="y", visible=False)
-    axes.set_xlim(0, 1.45 * max([*whole, *sent, 1.0]))  # space for the numbers beside the bars
-    _byte_axis(axes)
+    right = 1.45 * max([*whole, *sent, 1.0])  # space for the numbers beside the bars
+    axes.set(xlim=(0, right), ylim=(len(rows) - 0.4, -0.6), title="Sent bytes")
     axes.set_xlabel("bytes per step on the wire: dark sent, light uncompressed")
-    axes.set_title("Sent bytes")
+    axes.xaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(right / MOST_TICKS))))
+    axes.xaxis.set_major_formatter(lambda value, _: _text.short(_text.byte_count(value)))
 
 
 def _colour(one: ParameterStatistics) -> str:
-    return _look.QUIET if one.codec == SEVERAL else _look.colour(one.codec)
+    return _look.QUIET if one.codec == records.SEVERAL else _look.colour(one.codec)
 
 
 def _label(one: ParameterStatistics) -> str:
@@ -114,26 +110,16 @@ def _label(one: ParameterStatistics) -> str:
     return f" {one.codec}  {_text.ratio(one.ratio)}{beside}"
 
 
-def _byte_axis(axes: Axes) -> None:
-    from matplotlib.ticker import MultipleLocator
-
-    step = 2.0 ** math.ceil(math.log2(axes.get_xlim()[1] / MOST_TICKS))
-    axes.xaxis.set_major_locator(MultipleLocator(step))
-    axes.xaxis.set_major_formatter(lambda value, _: _text.short(_text.byte_count(value)))
-
-
 def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     places = range(len(rows))
     norms = [one.residual_norm or 0.0 for one in rows]
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.grid(axis="y", visible=False)
-    axes.set_title("Residuals")
-    axes.set_xlabel("norm of the residual")
+    axes.set(title="Residuals", xlabel="norm of the residual")
     if not any(norms):
         axes.set_xticks([])
-        axes.text(
-            0.5, 0.5, "no error feedback", transform=axes.transAxes, ha="center", color=_look.QUIET
-        )
+        look: Any = {"transform": axes.transAxes, "ha": "center", "color": _look.QUIET}
+        axes.text(0.5, 0.5, "no error feedback", **look)
         return
     axes.barh(places, norms, height=0.3, color=[_colour(one) for one in rows])
     for place, norm in zip(places, norms, strict=True):
@@ -144,6 +130,8 @@ def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
 
 def _draw_time(axes: Axes, totals: ParameterStatistics) -> None:
     """Two bars: hidden and exposed time of the network, and time of the codec."""
+    from matplotlib.ticker import MaxNLocator
+
     shade = _look.QUIET
     wire = [("hidden", "hidden_seconds", _look.faint(shade)), ("exposed", "exposed_seconds", shade)]
     if totals.hidden_seconds is None:
@@ -152,27 +140,15 @@ def _draw_time(axes: Axes, totals: ParameterStatistics) -> None:
     codec = [("encode", "encode_seconds", hue), ("decode", "decode_seconds", _look.faint(hue))]
     for place, parts in enumerate((wire, codec)):
         known = [(name, totals.per_step(key) or 0.0, tint) for name, key, tint in parts]
-        _stack(axes, place, known)
+        end = 0.0
+        for _, seconds, tint in known:
+            axes.barh(place, seconds, left=end, height=0.5, color=tint)
+            end += seconds
+        text = ", ".join(f"{name} {_text.seconds(seconds)}" for name, seconds, _ in known)
+        axes.text(end, place, f" {text}", va="center", fontsize=9.5)
     axes.set_yticks([0, 1], ["communication", "codec"])
-    axes.set_ylim(1.6, -0.6)
     axes.grid(axis="y", visible=False)
-    _time_axis(axes)
-    axes.set_title("Time per step")
-
-
-def _stack(axes: Axes, place: int, parts: Sequence[tuple[str, float, str]]) -> None:
-    start = 0.0
-    for _, seconds, hue in parts:
-        axes.barh(place, seconds, left=start, height=0.5, color=hue)
-        start += seconds
-    text = ", ".join(f"{name} {_text.seconds(seconds)}" for name, seconds, _ in parts)
-    axes.text(start, place, f" {text}", va="center", fontsize=9.5)
-
-
-def _time_axis(axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.xaxis.set_major_formatter(lambda value, _: _text.short(_text.seconds(value)))
-    axes.set_xlim(0, 1.35 * axes.get_xlim()[1])
-    axes.set_xlabel("seconds")
+    right = 1.35 * axes.get_xlim()[1]
+    axes.set(xlim=(0, right), ylim=(1.6, -0.6), title="Time per step", xlabel="seconds")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tersor import _core, _text
+from tersor._renamed import deprecated
 
 SEVERAL = "several codecs"
 
@@ -64,11 +64,7 @@ class ParameterStatistics:
         return None if value is None or not self.steps else value / self.steps
 
     def __getitem__(self, field: str) -> Any:
-        warnings.warn(
-            f"statistics[{field!r}] is deprecated and ends with the next release: use .{field}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        deprecated(f"statistics[{field!r}]", f"use .{field}")
         if field not in self:
             raise KeyError(field)
         return getattr(self, field)
