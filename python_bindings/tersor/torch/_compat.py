@@ -41,6 +41,8 @@ foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 foreach_sqrt = torch._foreach_sqrt
 foreach_sqrt_ = torch._foreach_sqrt_
+#: ``torch.compiler.disable`` imports Dynamo (1.6 s) where a function is defined, this at a call.
+uncompiled_function = torch._compile._disable_dynamo
 #: One pass over many gradients, which GradScaler uses. ``isfinite`` reads each tensor twice.
 find_non_finite_ = torch._amp_foreach_non_finite_check_and_unscale_
 
