@@ -284,6 +284,8 @@ class Codec:
             >>> mean = codec.decode(payloads, factor=1 / len(payloads))
         """
         payloads = _as_list(payload)
+        if not payloads:
+            raise _core.InvalidArgumentError("payload is an empty list; pass at least one array")
         decoding = _core.DecodeOptions(add, factor)
         options = _options(first_index, parameter, checksum, signature)
         if out is None:
@@ -294,8 +296,6 @@ class Codec:
     def _new_output(self, payloads: list[Array], add: bool, options: _core.FrameOptions) -> Array:
         if add:
             raise _core.InvalidArgumentError("add=True needs out=: pass the array to add to")
-        if not payloads:
-            raise _core.InvalidArgumentError("payload is an empty list; pass at least one array")
         header = self._core.header(payloads[0], options)
         if header.segments != 1:
             raise _core.InvalidArgumentError(
