@@ -16,6 +16,14 @@ Options = TypeVar("Options")
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+#: What to do instead of an option that the other entry points have.
+_INSTEAD = {
+    ("OptimizerOptions", "weighted"): "set optimizer.samples before step(), on all ranks",
+    ("OptimizerOptions", "transactional"): "only step() sends gradients, so leave the option out",
+    ("OptimizerOptions", "reduction"): "the ranks' mean moves the weights, so leave the option out",
+    ("AdvancedOptions", "weighted"): "set samples before step(), with straggler_timeout=",
+    ("AdvancedOptions", "transactional"): "leave the option out",
+}
 _ENDED = ("elastic", "missing", "progress")  # former options without an effect
 
 
@@ -96,6 +104,8 @@ def _moved(
                 "use DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD, DiLoCo "
                 "or torchft around your training"
             )
+        if remedy := _INSTEAD.get((kind.__name__, key)):
+            raise InvalidArgumentError(f"{who}: there is no option {key!r}: {remedy}")
         if key not in (*known, *_ENDED):
             raise InvalidArgumentError(
                 f"{who}: there is no option {key!r}; the options are: {', '.join(own)}; and in "
