@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
-from tersor._renamed import deprecated_once
+from tersor._renamed import deprecated
 
 Options = TypeVar("Options")
 Arguments = ParamSpec("Arguments")
@@ -35,6 +36,7 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
         TypeError: A value has a wrong type.
     """
     for key, value in keywords.items():
+        warn_of_lanes(value)
         if not hasattr(options, key):
             known = ", ".join(name for name in dir(options) if not name.startswith("_"))
             raise InvalidArgumentError(f"there is no option {key!r}; the options are: {known}")
@@ -43,6 +45,12 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
         except TypeError:
             raise TypeError(_wanted(key, getattr(options, key), value)) from None
     return options
+
+
+def warn_of_lanes(value: object) -> None:
+    """Warns of the former option in a spec, or in a list with specs."""
+    if isinstance(value, str | list | tuple) and re.search(r"intsum:[^+']*\blanes=", str(value)):
+        deprecated('"intsum:lanes="', 'use "intsum:bits="')
 
 
 _KINDS = {str: "a string", bool: "True or False", int: "an integer", float: "a number"}
@@ -112,7 +120,7 @@ def _moved(
                 f"advanced={kind.__name__}(...): {', '.join(known)}"
             )
         use = f"use advanced={kind.__name__}({key}=...)"
-        deprecated_once(who, f"{who}({key}=)", "leave the option out" if key in _ENDED else use)
+        deprecated(f"{who}({key}=)", "leave the option out" if key in _ENDED else use, who)
     changed = {key: value for key, value in plain.items() if key in known}
     return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
 

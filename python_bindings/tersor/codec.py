@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy
 
 from tersor import _core
-from tersor._options import expect, fill
+from tersor._options import expect, fill, warn_of_lanes
 from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
 
 
@@ -94,6 +94,7 @@ class Codec:
 
     def __init__(self, spec: str, *, threads: int = 1) -> None:
         expect(spec, str, 'spec must be a string, such as "int8"')
+        warn_of_lanes(spec)
         self._core = _core.Codec(spec, threads)
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tersor import _core
 from tersor._core import InvalidArgumentError, Transport
-from tersor._options import expect
+from tersor._options import expect, warn_of_lanes
 from tersor._renamed import renamed_keywords
 
 __all__ = ["Gossip"]
@@ -64,6 +64,7 @@ class Gossip:
             graph = _core.Topology.named(topology, transport.ranks)
         else:
             graph = _core.Topology(topology)
+        warn_of_lanes(codec)
         self._warns = on_split == "warn"
         self._core = _core.Gossip(transport, graph, codec, step_size, timeout, not self._warns)
         self._cut_off: set[int] = set()

@@ -226,7 +226,7 @@ class ParameterServer:
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """The old name of ``parameters``."""
-        deprecated("ParameterServer.weights()", "use parameters()")
+        deprecated("ParameterServer.weights()", "use parameters()", __name__)
         return self.parameters()
 
     def statistics(self) -> list[ServerStatistics]:

@@ -28,7 +28,7 @@ with needs("torchft", "tersor.torch.ft needs it: pip install torchft"):
 
 from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
-from tersor._renamed import deprecated_once
+from tersor._renamed import deprecated
 from tersor.codec import Codec
 from tersor.torch._src.backend.calls import Call, Caller, reduction_of
 from tersor.torch._src.ft.residuals import Places, World
@@ -96,7 +96,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             "inner must be a process group of torchft, such as ProcessGroupGloo()",
         )
         if isinstance(timeout, timedelta):
-            deprecated_once(__name__, "ProcessGroupTersor(timeout=timedelta)", "use seconds")
+            deprecated("ProcessGroupTersor(timeout=timedelta)", "use seconds")
             timeout = timeout.total_seconds()
         expect(timeout, (int, float), "timeout must be a number of seconds")
         super().__init__(timedelta(seconds=timeout), inner)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from tersor._renamed import deprecated_once, move_keywords
+from tersor._renamed import deprecated, move_keywords
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -40,38 +40,38 @@ def accept_group_ranks(
     return decorate
 
 
-def accept_output_second(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Accepts ``reduce(input, output, root)``, where an output or None is the second argument."""
+def accept_tensors(
+    *names: str,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Accepts two tensors and a root by position, ``input=``, ``group=`` and ``root=``.
 
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> _Result:
-        if len(args) > 2 or (len(args) == 2 and isinstance(args[1], Tensor)):
-            if len(args) > 3:
-                raise TypeError("reduce() takes two positional arguments: tensor and dst")
-            new = "use reduce(tensor, dst, output=output)"
-            deprecated_once(function.__module__, "reduce(input, output, root)", new)
-            options |= dict(zip(("output", "group_dst"), args[1:], strict=False))
-            args = args[:1]
-        move_keywords(function, options, {"input": "tensor"})
-        return function(*args, **options)
+    Args:
+        names: The present keywords of the two tensors, in the former order.
+    """
+    former = [{"tensor": "input"}.get(name, name) for name in names]
 
-    return call
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        name = function.__name__
+        order = f"{name}({', '.join(former)}, root)"
 
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> _Result:
+            is_former = len(args) > 2 or (len(args) == 2 and isinstance(args[1], Tensor))
+            if is_former:
+                if len(args) > 3:
+                    raise TypeError(f"{name}() takes one tensor; the former order is {order}")
+                deprecated(order, f"use {name}(tensor, output=output, dst=dst)")
+                options |= dict(zip((*names, "root"), args, strict=False))
+                args = ()
+            new_names = {"input": "tensor"}
+            if is_former:
+                new_names |= {"root": "group_dst", "group": "process_group"}
+            move_keywords(function, options, new_names, warns=not is_former)
+            return function(*args, **options)
 
-def refuse_output_first(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Refuses ``gather(output, input, root)``: with one rank, both orders fit the shapes."""
+        return call
 
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> _Result:
-        if len(args) > 1:
-            raise TypeError(
-                "gather() takes one positional argument, the tensor to send: pass output= and dst= "
-                "by name (gather(output, input, root) was the order of the last release)"
-            )
-        move_keywords(function, options, {"input": "tensor"})
-        return function(*args, **options)
-
-    return call
+    return decorate
 
 
 def accept_without_output(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -90,10 +90,10 @@ def accept_without_output(function: Callable[..., Tensor]) -> Callable[..., Tens
         if not has_output:
             old = "all_to_all_single(input, output_splits, input_splits)"
             new = "use all_to_all_single(output, input, output_split_sizes, input_split_sizes)"
-            deprecated_once(function.__module__, old, new)
+            deprecated(old, new)
             options |= dict(zip(names, args, strict=False))
             args = ()
-        move_keywords(function, options, new_names)
+        move_keywords(function, options, new_names, warns=has_output)
         if not has_output:
             options["output"] = rows = options.setdefault("input", None)
             if isinstance(rows, Tensor) and rows.dim() > 0:

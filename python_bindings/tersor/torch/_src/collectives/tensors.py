@@ -25,12 +25,11 @@ from torch import Tensor
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgumentError
 from tersor._options import expect
-from tersor._renamed import deprecated_once, renamed_keywords
+from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import CollectiveOptions, Keywords
 from tersor.torch._src.collectives.old_calls import (
     accept_group_ranks,
-    accept_output_second,
-    refuse_output_first,
+    accept_tensors,
 )
 from tersor.torch._src.parameters.memory_order import in_order, straightened
 from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout
@@ -77,7 +76,7 @@ class FeedbackState(collectives.FeedbackState):
         for new, old in _COLLECTIVES.items():
             if collective == old:
                 text = 'FeedbackState(collective="{}")'.format
-                deprecated_once(__name__, text(old), "use " + text(new))
+                deprecated(text(old), "use " + text(new), __name__)
         told: Any = _COLLECTIVES.get(collective, collective)
         super().__init__(ranks, in_order(like), dtype=dtype, collective=told, **options)
 
@@ -193,8 +192,8 @@ def broadcast(
     return _call_in_place(collectives.broadcast, tensor, process_group, options, root)
 
 
+@accept_tensors("tensor", "output")
 @accept_group_ranks("dst")
-@accept_output_second
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -231,8 +230,8 @@ def reduce(
     return _call(collectives.reduce, tensor, process_group, options, tensor, output, root)
 
 
+@accept_tensors("output", "tensor")
 @accept_group_ranks("dst")
-@refuse_output_first
 def gather(
     tensor: Tensor,
     *,
