@@ -240,7 +240,7 @@ def old_keywords(rank: int, count: int, name: str) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(2):
-            HANDLES[name](**OLD_NAMES[name])
+            HANDLES[name](elastic=True, **OLD_NAMES[name])
             HANDLES[name](elastic=True, on_loss="go on")
     texts = [str(one.message) for one in told if one.category is DeprecationWarning]
     for old in OLD_NAMES[name]:
