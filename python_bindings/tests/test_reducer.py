@@ -181,7 +181,7 @@ def test_a_step_can_be_thrown_away() -> None:
     ],
 )
 def test_options_that_do_not_fit_the_ranks_are_refused(
-    options: dict[str, Any], message: str
+    options: dict[str, object], message: str
 ) -> None:
     def rank(transport: tersor.Transport) -> None:
         with pytest.raises(tersor.InvalidArgumentError, match=message):
