@@ -1,9 +1,11 @@
 """An import of ``tersor.torch``, and the names that its modules show."""
 
 import importlib
+import inspect
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,3 +39,26 @@ def test_the_types_of_compress_refuse_for_ddp_what_a_call_refuses() -> None:
     for one in for_ddp:
         assert "weights_codec" not in one
         assert torch.fsdp.ShardedOptions not in typing.get_args(one.get("advanced"))
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """All public functions and classes, by name."""
+    for module in ("tersor", "tersor.torch", "tersor.torch.hvd"):
+        found = importlib.import_module(module)
+        for name in found.__all__:
+            value = getattr(found, name)
+            if callable(value) and not getattr(value, "_is_protocol", False):
+                yield f"{module}.{name}", value
+
+
+def test_signatures_show_all_arguments() -> None:
+    for name, value in public_functions():
+        try:
+            shown = inspect.signature(value).parameters.values()
+        except ValueError:  # a class or function of C++, whose text has the signature
+            continue
+        assert not any(one.name.startswith("_") for one in shown), name
+        assert not any(one.kind is one.VAR_POSITIONAL for one in shown), name
+        if name != "tersor.torch.hvd.DistributedOptimizer":  # passes options on to Tersor's
+            anything = [one for one in shown if one.kind is one.VAR_KEYWORD]
+            assert all(one.annotation != "Any" for one in anything), name

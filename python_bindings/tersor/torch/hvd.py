@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -85,7 +85,7 @@ def allreduce(
     name: Name = None,
     compression: _Codec = Compression.none,
     op: Op = None,
-    **others: Any,
+    **others: NoReturn,
 ) -> Tensor:
     """Returns the mean (or sum) of a tensor over all ranks.
 
@@ -122,7 +122,11 @@ def allreduce(
 
 
 def allreduce_(
-    tensor: Tensor, average: bool | None = None, name: Name = None, op: Op = None, **others: Any
+    tensor: Tensor,
+    average: bool | None = None,
+    name: Name = None,
+    op: Op = None,
+    **others: NoReturn,
 ) -> Tensor:
     """Computes :func:`allreduce` in place, without a gradient.
 
@@ -144,13 +148,23 @@ def allreduce_(
     return tensor
 
 
-def grouped_allreduce(tensors: Iterable[Tensor], *how: Any, **named: Any) -> list[Tensor]:
+def grouped_allreduce(
+    tensors: Iterable[Tensor],
+    average: bool | None = None,
+    name: Name = None,
+    compression: _Codec = Compression.none,
+    op: Op = None,
+    **others: NoReturn,
+) -> list[Tensor]:
     """Returns :func:`allreduce` of each tensor.
 
     Args:
         tensors: The tensors, in the same order on all ranks.
-        how: The other arguments of :func:`allreduce`, by position.
-        named: The other arguments of :func:`allreduce`, by name.
+        average: As in :func:`allreduce`.
+        name: As in :func:`allreduce`.
+        compression: As in :func:`allreduce`.
+        op: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
 
     Returns:
         The new tensors.
@@ -158,7 +172,7 @@ def grouped_allreduce(tensors: Iterable[Tensor], *how: Any, **named: Any) -> lis
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
     """
-    return [allreduce(one, *how, **named) for one in tensors]
+    return [allreduce(one, average, name, compression, op, **others) for one in tensors]
 
 
 def reducescatter(
@@ -166,7 +180,7 @@ def reducescatter(
     name: Name = None,
     compression: _Codec = Compression.none,
     op: Reduction = Average,
-    **others: Any,
+    **others: NoReturn,
 ) -> Tensor:
     """Returns this rank's rows of an :func:`allreduce`, without a gradient.
 
@@ -194,7 +208,7 @@ def reducescatter(
     return reduced.tensor_split(size())[rank()].clone()
 
 
-def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
+def allgather(tensor: Tensor, name: Name = None, **others: NoReturn) -> Tensor:
     """Returns the rows of all ranks in rank order. The ranks may have different numbers of rows.
 
     Args:
@@ -229,7 +243,10 @@ def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
 
 
 def alltoall(
-    tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: Name = None, **others: Any
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: Name = None,
+    **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Sends rows to ranks.
 
@@ -273,7 +290,7 @@ def alltoall(
     return output if splits is None else (output, like.new_tensor(received))
 
 
-def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
+def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: NoReturn) -> Tensor:
     """Returns the values of one rank in a new tensor.
 
     Args:
@@ -292,7 +309,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) 
     )
 
 
-def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
+def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: NoReturn) -> Tensor:
     """Copies the values of one rank to all ranks, in place and without a gradient.
 
     Args:
@@ -346,7 +363,7 @@ def broadcast_optimizer_state(
     call.ask(models.broadcast_optimizer_state, optimizer, root_rank)
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: Any) -> Any:
+def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: NoReturn) -> Any:
     """Returns one rank's object on all ranks. The object is sent by pickle.
 
     Args:
@@ -365,7 +382,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: 
     return told[0]
 
 
-def barrier(**others: Any) -> None:
+def barrier(**others: NoReturn) -> None:
     """Waits until all ranks have called ``barrier``.
 
     Args:
