@@ -44,12 +44,6 @@ def build_info() -> BuildInfo:
         print(tersor.build_info().cuda)  # False: the wheel for CPUs
     """
     compiler, cuda, nccl = _core.build_info()
-    return BuildInfo(
-        version=_core.version,
-        path=Path(_core.__file__),
-        compiler=compiler,
-        instruction_set=_core.instruction_set(),
-        cuda=cuda,
-        nccl=nccl,
-        mpi=importlib.util.find_spec("tersor._mpi") is not None,
-    )
+    path, instruction_set = Path(_core.__file__), _core.instruction_set()
+    mpi = importlib.util.find_spec("tersor._mpi") is not None
+    return BuildInfo(_core.version, path, compiler, instruction_set, cuda, nccl, mpi)

@@ -8,14 +8,18 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
-from tersor._renamed import deprecated
+from tersor._renamed import Function, deprecated
+
+if TYPE_CHECKING:
+    from typing_extensions import Self as Self
+    from typing_extensions import Unpack as Unpack
+else:  # for annotations alone: a program with NumPy may lack typing_extensions
+    Self = Unpack = None
 
 Options = TypeVar("Options")
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 #: What to do instead of an option that the other entry points have.
 _INSTEAD = {
@@ -65,9 +69,7 @@ def _wanted(key: str, default: object, value: object) -> str:
     return f"{key} must be {_KINDS.get(type(default), 'a list')}, not {described(value)}"
 
 
-def takes_advanced(
-    kind: type[Any] | Callable[[object], type[Any]],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Function], Function]:
     """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
 
     Args:
@@ -78,12 +80,12 @@ def takes_advanced(
         InvalidArgumentError for an unknown keyword.
     """
 
-    def decorated(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    def decorated(function: Function) -> Function:
         first, *own = inspect.signature(function).parameters
         who = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
-        def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
             if plain:
                 found = arguments[0] if arguments else keywords.get(first)
@@ -91,7 +93,7 @@ def takes_advanced(
                 keywords["advanced"] = _moved(who, own, fields, keywords.get("advanced"), plain)
             return function(*arguments, **keywords)
 
-        return call
+        return cast(Function, call)
 
     return decorated
 

@@ -10,10 +10,9 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PACKAGE = __file__.removesuffix("_renamed.py")
 _IMPORTS = "<frozen importlib"
@@ -21,16 +20,12 @@ _IMPORTS = "<frozen importlib"
 #: The old spellings with a past warning: the function's qualified name or "", and the spelling.
 _warned: set[tuple[str, str]] = set()
 
+_MOVED = {"flower": "federated.flower", "lanes": "federated.sums", "nvflare": "federated.nvflare"}
+_MOVED["torch.collectives"] = "torch"
+
 #: The module of each old name, and the public name for the warning.
-_RENAMED = {
-    f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}")
-    for old, new in {
-        "flower": "federated.flower",
-        "lanes": "federated.sums",
-        "nvflare": "federated.nvflare",
-        "torch.collectives": "torch",
-    }.items()
-} | {
+_RENAMED = {f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}") for old, new in _MOVED.items()}
+_RENAMED |= {
     f"tersor.torch.{old}": (f"tersor.torch._src.{new}", f"tersor.torch{public}")
     for old, (new, public) in {
         "allocation": ("gradients.allocation", ".allocate"),
@@ -41,7 +36,7 @@ _RENAMED = {
         "compressed_sgd": ("optim.sgd", ".optim"),
         "copied": ("ddp.copies", ""),  # models saved whole refer to this module
         "ddp": ("ddp.hook", ""),
-        "distributed_checkpoint": ("checkpoint.distributed", ".load_checkpoint"),
+        "distributed_checkpoint": ("checkpoint.residuals", ".load_checkpoint"),
         "group": ("process_group.connections", ".close and tersor.torch.transport"),
         "neighbours": ("gossip", ".Gossip"),
         "optimizer": ("optim.distributed", ".optim"),
@@ -84,9 +79,7 @@ def attribute(package: str, name: str) -> Any:
     return found
 
 
-def renamed_keywords(
-    **new_names: str,
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def renamed_keywords(**new_names: str) -> Callable[[Function], Function]:
     """Makes a function accept old keywords. Each old keyword warns once.
 
     Args:
@@ -104,13 +97,13 @@ def renamed_keywords(
         ... def compress(model, *, process_group=None): ...
     """
 
-    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def call(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        def call(*args: Any, **options: Any) -> Any:
             move_keywords(function, options, new_names)
             return function(*args, **options)
 
-        return call
+        return cast(Function, call)
 
     return decorate
 

@@ -103,29 +103,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tersor check",
-        description="Measures codecs and links, and reports whether compression saves time.",
-        epilog="Start with torchrun or mpirun to measure the link between processes or machines.",
-    )
+    about = "Measures codecs and links, and reports whether compression saves time."
+    hint = "Start with torchrun or mpirun to measure the link between processes or machines."
+    parser = argparse.ArgumentParser("python -m tersor check", description=about, epilog=hint)
     count = "number of float32 gradient values in the verdict (default: 25e6)"
     compute = "time of a training step without communication, for the verdict on step time"
     seconds = "time for the measurements (default: 60)"
     codecs = f"codecs to compare (default: {' '.join(CODECS)})"
     add = parser.add_argument
-    add("--parameters", type=number, default=25e6, metavar="N", help=count)
-    add("--compute-ms", type=number, metavar="MS", help=compute)
-    add("--seconds", type=number, default=60.0, metavar="S", help=seconds)
+    add("--parameters", type=_number, default=25e6, metavar="N", help=count)
+    add("--compute-ms", type=_number, metavar="MS", help=compute)
+    add("--seconds", type=_number, default=60.0, metavar="S", help=seconds)
     add("--codecs", nargs="+", default=list(CODECS), metavar="SPEC", help=codecs)
     add("--json", type=pathlib.Path, metavar="FILE", help="write the figures here")
     return parser.parse_args(arguments)
 
 
-def number(text: str) -> float:
-    """Parses an argument. argparse shows the function's name in an error."""
+def _number(text: str) -> float:
     if not 0 < (value := float(text)) < 1e15:
         raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1e15")
     return value
+
+
+_number.__name__ = "number"  # in argparse's errors
 
 
 @dataclass
@@ -167,16 +167,11 @@ def _measure(options: argparse.Namespace, launched: _Launched) -> Report:
     transport = launched.transport
     link = [] if transport is None else _measure_link(transport, specs, half)
     ranks = 1 if transport is None else transport.ranks
-    return Report(
-        version=build_info().version,
-        date=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-        machine=_machine(),
-        ranks=ranks,
-        transport=launched.name,
-        codecs=codecs,
-        link=link,
-        verdict=_verdict(codecs, link, ranks, options.parameters, options.compute_ms),
-    )
+    version = build_info().version
+    date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    machine = _machine()
+    verdict = _verdict(codecs, link, ranks, options.parameters, options.compute_ms)
+    return Report(version, date, machine, ranks, launched.name, codecs, link, verdict)
 
 
 def _machine() -> dict[str, Any]:
@@ -211,14 +206,10 @@ def _measure_codec(spec: str, seconds: float) -> CodecResult:
     error = float(np.square(out - values, dtype=np.float64).sum())
     encode = _median(lambda: codec.encode(values, residual=residual), seconds / 2)
     decode = _median(lambda: codec.decode(payload, out), seconds / 2)
-    return CodecResult(
-        codec=codec.spec,
-        device="cpu",
-        bits_per_value=8 * payload.nbytes / _CODEC_COUNT,
-        encode_seconds=encode / _CODEC_COUNT,
-        decode_seconds=decode / _CODEC_COUNT,
-        squared_error=error / float(np.square(values, dtype=np.float64).sum()),
-    )
+    bits = 8 * payload.nbytes / _CODEC_COUNT
+    times = encode / _CODEC_COUNT, decode / _CODEC_COUNT
+    squared_error = error / float(np.square(values, dtype=np.float64).sum())
+    return CodecResult(codec.spec, "cpu", bits, *times, squared_error)
 
 
 def _median(call: Callable[[], object], seconds: float) -> float:
@@ -243,9 +234,8 @@ def _measure_link(transport: Transport, specs: list[str], seconds: float) -> lis
         while _sum(transport, [time.perf_counter() >= until]) == [0] or len(times["none"]) < 3:
             for spec, call in calls.items():
                 times[spec].append(call())
-        results += [
-            LinkResult(spec, size, statistics.median(own), len(own)) for spec, own in times.items()
-        ]
+        pairs = times.items()
+        results += [LinkResult(one, size, statistics.median(own), len(own)) for one, own in pairs]
     return results
 
 
@@ -333,23 +323,17 @@ def _break_even(codec: CodecResult, ranks: int) -> float:
 
 def _text_of(report: Report) -> str:
     machine = report.machine
+    cells = []
+    for codec in report.codecs:
+        seconds = codec.encode_seconds, codec.decode_seconds
+        speeds = [f"{_VALUE_BYTES / each / 1e9:.3g} GB/s" for each in seconds]
+        bits, error = f"{codec.bits_per_value:.3g}", f"{codec.squared_error:.2g}"
+        cells.append((codec.codec, bits, *speeds, error))
     lines = [
         f"Tersor {report.version} on {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['instruction_set']}; {report.ranks} rank{'s' if report.ranks > 1 else ''}",
         "",
-        _text.table(
-            ("codec", "bits/value", "encode", "decode", "squared error"),
-            [
-                (
-                    one.codec,
-                    f"{one.bits_per_value:.3g}",
-                    f"{_VALUE_BYTES / one.encode_seconds / 1e9:.3g} GB/s",
-                    f"{_VALUE_BYTES / one.decode_seconds / 1e9:.3g} GB/s",
-                    f"{one.squared_error:.2g}",
-                )
-                for one in report.codecs
-            ],
-        ),
+        _text.table(("codec", "bits/value", "encode", "decode", "squared error"), cells),
     ]
     if report.link:
         sizes = sorted({one.bytes for one in report.link})
@@ -357,5 +341,5 @@ def _text_of(report: Report) -> str:
         for one in report.link:
             rows.setdefault(one.codec, []).append(_text.seconds(one.seconds))
         head = ("all-reduce", *map(_text.byte_count, sizes))
-        lines += ["", _text.table(head, [(codec, *cells) for codec, cells in rows.items()])]
+        lines += ["", _text.table(head, [(spec, *row) for spec, row in rows.items()])]
     return "\n".join([*lines, "", *report.verdict])

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from tersor import _core
 from tersor._core import CollectiveStatistics, InvalidArgumentError, Transport, Tuner, Workspace
-from tersor._options import expect, fill
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from tersor._options import Unpack, expect, fill
 
 Reduction = Literal["sum", "mean"]
 Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
@@ -319,17 +316,13 @@ def all_to_all(
     if any(rows < 0 for rows in counts[0] + counts[1]):
         raise InvalidArgumentError(f"sent {counts[0]}, received {counts[1]}: give 0 or more rows")
     if columns is None:
-        columns = _columns(input)
+        shape = tuple(getattr(input, "shape", ()))
+        if len(shape) < 2:
+            raise InvalidArgumentError(
+                "the input has no rows: give columns=, or an input of two dimensions"
+            )
+        columns = math.prod(shape[1:])
     return _call(_core.all_to_all, transport, input, output, columns, *counts, options=options)
-
-
-def _columns(rows: Any) -> int:
-    shape = tuple(getattr(rows, "shape", ()))
-    if len(shape) < 2:
-        raise InvalidArgumentError(
-            "the input has no rows: give columns=, or an input of two dimensions"
-        )
-    return math.prod(shape[1:])
 
 
 def _call(

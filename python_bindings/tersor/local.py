@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from tersor._core import InProcessWorld, InvalidArgumentError, Transport, TransportError
+from tersor._core import InProcessWorld, Transport, TransportError
 
 __all__ = ["InProcessWorld", "run"]
 
@@ -45,8 +45,6 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
         >>> tersor.local.run(2, lambda transport: transport.rank)
         [0, 1]
     """
-    if ranks < 1:
-        raise InvalidArgumentError(f"ranks is {ranks}: give at least 1")
     world = InProcessWorld(ranks, link)
     results: dict[int, Result] = {}
     errors: dict[int, BaseException] = {}
@@ -58,10 +56,8 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
             errors[transport.rank] = error
             transport.poison(f"rank {transport.rank} raised {type(error).__name__}: {error}")
 
-    threads = [
-        threading.Thread(target=run_one, args=(world.transport(rank),), daemon=True)
-        for rank in range(ranks)
-    ]
+    own = [(world.transport(rank),) for rank in range(ranks)]
+    threads = [threading.Thread(target=run_one, args=one, daemon=True) for one in own]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
 import tersor
-from tersor import CollectiveStatistics, InvalidArgumentError, Transport
+from tersor import CollectiveOptions, CollectiveStatistics, InvalidArgumentError, Transport
+from tersor._options import Unpack
 
 try:
     from tersor import _mpi
@@ -28,11 +29,6 @@ except ImportError as error:
         "this build of tersor has no MPI: install MPI's headers (libopenmpi-dev) and build the "
         "package again in a copy of its repository: pip install '.[mpi]'"
     ) from error
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from tersor.collectives import CollectiveOptions
 
 __all__ = ["allgather", "allreduce", "reduce_scatter", "transport"]
 

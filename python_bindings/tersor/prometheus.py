@@ -41,8 +41,7 @@ class Collector:
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Returns the gauges; prometheus_client makes this call."""
         for name, value in self._handle.scalars().items():
-            gauge = GaugeMetricFamily(
-                name.replace("/", "_"), "From tersor's handle.scalars().", labels=list(self._labels)
-            )
+            text, labels = "From tersor's handle.scalars().", list(self._labels)
+            gauge = GaugeMetricFamily(name.replace("/", "_"), text, labels=labels)
             gauge.add_metric(list(self._labels.values()), value)
             yield gauge

@@ -11,21 +11,17 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
 
 from tersor import _core
 from tersor._core import Error, InvalidArgumentError, ServerStatistics, TransportError
+from tersor._options import Self, Unpack
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.arrays import empty_bytes
-from tersor.server import Update, core_options, named_update
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
-    from tersor.server import ServerOptions
+from tersor.server import ServerOptions, Update, core_options, named_update
 
 __all__ = ["ParameterClient", "ParameterServer"]
 
@@ -48,12 +44,8 @@ class _Shard:
     ) -> None:
         self._names, self._timeout = list(parameters), timeout
         own_update = named_update(update, self._names) if callable(update) else update
-        self._shard = _core.ParameterShard(
-            list(parameters.values()),
-            own_update,
-            core_options(options, workers, parameters),
-            *index,
-        )
+        arrays, own_options = list(parameters.values()), core_options(options, workers, parameters)
+        self._shard = _core.ParameterShard(arrays, own_update, own_options, *index)
         self._changed = asyncio.Condition()
         self._next: dict[int, int] = {}  # clocks
         self._pushes: Counter[int] = Counter()  # of each worker, unanswered
@@ -104,12 +96,12 @@ class _Shard:
         return self._next[worker] - self._shard.waiting(worker)
 
     async def pull(self, worker: int, life: int, clock: int) -> Any:
+
+        def may_pull() -> bool:
+            return self._next[worker] >= clock and self._shard.may_pull(worker, clock)
+
         async with self._changed:
-            await self._until(
-                worker,
-                life,
-                lambda: self._next[worker] >= clock and self._shard.may_pull(worker, clock),
-            )
+            await self._until(worker, life, may_pull)
             frame = empty_bytes(self._shard.pull_capacity, np.empty(0))
             return frame[: self._shard.pull(worker, clock, frame)]
 
@@ -195,10 +187,8 @@ class ParameterServer:
         arrays = {name: np.asarray(one) for name, one in parameters.items()}
         checked = core_options(self._options, self._workers, arrays)
         _core.WorkerFrames(list(arrays.values()), checked, 0, 0, servers)  # raises for bad options
-        self._actors = [
-            actor.remote(arrays, by, self._options, self._workers, (index, servers), timeout)
-            for index in range(servers)
-        ]
+        common = (arrays, by, self._options, self._workers)
+        self._actors = [actor.remote(*common, (i, servers), timeout) for i in range(servers)]
         self._like = {name: np.zeros_like(one) for name, one in arrays.items()}
 
     def client(self, worker: int) -> ParameterClient:
@@ -257,10 +247,8 @@ class ParameterClient:
     def __init__(self, actors: Sequence[Any], like: Arrays, options: Any, worker: int) -> None:
         """Joins all servers. See the class."""
         self._names, self._worker = list(like), worker
-        frames = [
-            _core.WorkerFrames(list(like.values()), options, worker, index, len(actors))
-            for index in range(len(actors))
-        ]
+        arrays, count = list(like.values()), len(actors)
+        frames = [_core.WorkerFrames(arrays, options, worker, i, count) for i in range(count)]
         pairs = list(zip(actors, frames, strict=True))
         joins = [actor.join.remote(worker, one.signature) for actor, one in pairs]
         joined: list[tuple[int, int]] = ray.get(joins)
@@ -281,10 +269,8 @@ class ParameterClient:
             parameters: float32 arrays by name, which are overwritten.
         """
         arrays = [parameters[name] for name in self._names]
-        calls = [
-            actor.pull.remote(self._worker, life, clock)
-            for (actor, _, life), clock in zip(self._servers, self._clocks, strict=True)
-        ]
+        pairs = zip(self._servers, self._clocks, strict=True)
+        calls = [actor.pull.remote(self._worker, life, clock) for (actor, _, life), clock in pairs]
         try:
             answers = ray.get(calls)
         except ray.exceptions.RayError:

@@ -8,16 +8,13 @@ import inspect
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from tersor import _core
 from tersor._core import Transport, Tuner
-from tersor._options import expect, fill
+from tersor._options import Unpack, expect, fill
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import Algorithm, GridOptions, Reduction
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Contribution = Literal["gradient", "none", "gradient-unless-zero", "globally-unused"]
 Order = Literal["learned", "ready_order"]
@@ -285,11 +282,8 @@ class GradientReducer(_core.GradientReducer):
 
     @renamed_keywords(least_ranks="min_ranks")
     def __init__(self, transport: Transport, **options: Unpack[ReducerOptions]) -> None:
-        expect(
-            transport,
-            Transport,
-            "transport must be a tersor Transport (tersor.local, tersor.mpi, …)",
-        )
+        wanted = "transport must be a tersor Transport (tersor.local, tersor.mpi, …)"
+        expect(transport, Transport, wanted)
         if cast(dict[str, Any], options).pop("missing", None) is not None:
             deprecated("GradientReducer(missing=)", "leave the option out")
         super().__init__(transport, fill(_core.ReducerOptions(), options))

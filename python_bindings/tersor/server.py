@@ -8,18 +8,15 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
 from tersor import _core
 from tersor._core import ClientStatistics, InvalidArgumentError, ServerStatistics, Transport
-from tersor._options import expect, fill
+from tersor._options import Self, Unpack, expect, fill
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.codec import text_hash
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
 
 __all__ = ["ParameterClient", "ParameterServer", "ServerOptions"]
 
@@ -29,9 +26,7 @@ Part = tuple[str, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 Update = Callable[[list[Part]], None]
 
 
-def named_update(
-    update: Update, names: Sequence[str]
-) -> Callable[[list[tuple[int, Any, Any]]], None]:
+def named_update(update: Update, names: Sequence[str]) -> Callable[[list[Any]], None]:
     """Wraps an update for a shard, which numbers the parameters."""
     return lambda parts: update([(names[i], own, by) for i, own, by in parts])
 
@@ -123,13 +118,11 @@ class ParameterServer:
         if index is None:
             raise InvalidArgumentError(f"rank {transport.rank} is not in servers={list(servers)}")
         self._names = list(parameters)
-        self.shard = _core.ParameterShard(
-            [np.asarray(one) for one in parameters.values()],
-            named_update(update, self._names) if callable(update) else (float(update), momentum),
-            core_options(options, self._channels.workers, parameters),
-            index,
-            len(self._channels.servers),
-        )
+        arrays = [np.asarray(one) for one in parameters.values()]
+        by = named_update(update, self._names) if callable(update) else (float(update), momentum)
+        checked = core_options(options, self._channels.workers, parameters)
+        count = len(self._channels.servers)
+        self.shard = _core.ParameterShard(arrays, by, checked, index, count)
         self._error: BaseException | None = None
         arguments = (self._channels.of_servers[index], timeout, straggler_timeout)
         self._thread = threading.Thread(target=self._serve, args=arguments, daemon=True)
@@ -163,10 +156,8 @@ class ParameterServer:
         Returns:
             For each parameter, the index of the first value, and a flat float32 array.
         """
-        return {
-            name: (self.shard.part(i)[0], self.shard.values(i))
-            for i, name in enumerate(self._names)
-        }
+        parts = enumerate(self._names)
+        return {name: (self.shard.part(i)[0], self.shard.values(i)) for i, name in parts}
 
     def weights(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
         """The old name of ``parameters``."""
@@ -269,18 +260,12 @@ class ParameterClient(Worker):
                 f"rank {transport.rank} also runs a ParameterServer: pass it as server="
             )
         pairs = enumerate(zip(channels.of_servers, channels.servers, strict=True))
+        own = {channels.own_index: server.shard} if server else {}
         self._names = list(like)
-        self._own = _core.ParameterClient(
-            [
-                _core.ServerAt(
-                    channel, rank, server.shard if server and i == channels.own_index else None
-                )
-                for i, (channel, rank) in pairs
-            ],
-            [np.asarray(one) for one in like.values()],
-            core_options(options, channels.workers, like),
-            timeout,
-        )
+        at = [_core.ServerAt(channel, rank, own.get(i)) for i, (channel, rank) in pairs]
+        arrays = [np.asarray(one) for one in like.values()]
+        checked = core_options(options, channels.workers, like)
+        self._own = _core.ParameterClient(at, arrays, checked, timeout)
 
     @renamed_keywords(weights="parameters")
     def pull(self, parameters: Mapping[str, Any]) -> None:

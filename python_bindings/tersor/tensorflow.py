@@ -18,11 +18,11 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tersor._options import needs
+from tersor._options import Unpack, needs
 
 with needs("tensorflow", "tersor.tensorflow needs TensorFlow: pip install tensorflow"):
     import tensorflow as tf
@@ -33,9 +33,6 @@ from tersor._renamed import renamed_keywords
 from tersor.codec import Codec
 from tersor.collectives import broadcast
 from tersor.reducer import GradientReducer, ReducerOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 if not tf.__version__.startswith("2.21."):
     warnings.warn(f"TensorFlow {tf.__version__}: tested with version 2.21 only", stacklevel=2)
@@ -91,14 +88,11 @@ def init(
                 f"init() needs {missing}: pass it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT"
             )
-        if secret is None:
-            secret = os.environ.get("TERSOR_SECRET", "")
+        secret = os.environ.get("TERSOR_SECRET", "") if secret is None else secret
         own = os.environ.get("TERSOR_TCP_ADDRESS", "")
         protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
-        made = _core.TcpTransport(
-            found["address"], found["rank"], found["ranks"], own, timeout, secret, protect
-        )
-        _world.append(made)
+        place = found["address"], found["rank"], found["ranks"]
+        _world.append(_core.TcpTransport(*place, own, timeout, secret, protect))
     return _world[0]
 
 
@@ -337,10 +331,8 @@ class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
 
     def _sum(self, *values: Any) -> Any:
         call = next(self._calls) % 2**32  # otherwise all calls draw the same random numbers
-        payloads = [
-            self._codec.encode(np.ascontiguousarray(value), seed=replica, step=call)
-            for replica, value in enumerate(values)
-        ]
+        arrays = enumerate(map(np.ascontiguousarray, values))
+        payloads = [self._codec.encode(one, seed=replica, step=call) for replica, one in arrays]
         total = np.empty_like(values[0])
         self._codec.decode(payloads, out=total)
         return total

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from tersor import _core
 from tersor._core import Transport
-from tersor._options import expect, fill
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from tersor._options import Unpack, expect, fill
 
 
 class TunerOptions(TypedDict, total=False):

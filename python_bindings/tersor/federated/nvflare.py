@@ -142,20 +142,15 @@ class Decompress(DXOFilter):  # type: ignore[misc]
             raise InvalidArgumentError(
                 f"the client's codec is {about['codec']}, not {self._made.spec}"
             )
-        arrays = {
-            name: self._array(name, dxo.data[name], dtype, shape)
-            for name, (dtype, shape) in about["arrays"].items()
-        }
+        told = about["arrays"].items()
+        arrays = {n: self._array(n, dxo.data[n], dtype, shape) for n, (dtype, shape) in told}
         meta = {name: one for name, one in dxo.meta.items() if name != _KEY}
         return DXO(dxo.data_kind, {**dxo.data, **arrays}, meta)
 
     def _array(self, name: str, frame: Values, dtype: str, shape: list[int]) -> Any:
         count = math.prod(shape)
-        if (
-            dtype not in FLOATS + _TENSORS
-            or min(shape, default=1) < 0
-            or self._made.max_payload_bytes(count) > frame.nbytes  # checked before the allocation
-        ):
+        known = dtype in FLOATS + _TENSORS and min(shape, default=1) >= 0
+        if not known or self._made.max_payload_bytes(count) > frame.nbytes:  # before the allocation
             raise InvalidArgumentError(f"{name}: {dtype} of {shape} does not match the frame")
         values = np.empty(count, np.float32)
         self._made.decode(np.array(frame), values, signature=text_hash(name))

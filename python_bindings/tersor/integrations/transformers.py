@@ -27,9 +27,8 @@ from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.parameters.selection import Unsupported
 
 if transformers.__version__.split(".")[0] != "5":
-    warnings.warn(
-        f"transformers {transformers.__version__}: tested with version 5 only", stacklevel=2
-    )
+    _text = f"transformers {transformers.__version__}: tested with version 5 only"
+    warnings.warn(_text, stacklevel=2)
 
 _FILE = "tersor.pt"
 _ABSENT = "has no file"
@@ -107,9 +106,8 @@ class TersorCallback(transformers.TrainerCallback):
         trainer.callback_handler.callbacks[:] = [self, *others]  # before those that write logs
         model = trainer.model_wrapped
         if args.world_size == 1 and not isinstance(model, nn.DataParallel):
-            warnings.warn(
-                "TersorCallback has no effect: one process sends no gradients", stacklevel=2
-            )
+            text = "TersorCallback has no effect: one process sends no gradients"
+            warnings.warn(text, stacklevel=2)
             return
         if model is not self._model:
             options: Any = {"scaler": trainer.accelerator.scaler, **self._options}

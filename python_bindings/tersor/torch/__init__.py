@@ -22,7 +22,7 @@ from tersor import _renamed
 from tersor._core import InvalidArgumentError
 from tersor.reducer import AdvancedOptions, ReducerOptions, ResidualDtype, Rules, ShardedOptions
 from tersor.torch import _compat, diloco, fsdp, optim, pipeline
-from tersor.torch._src.checkpoint.distributed import load_checkpoint
+from tersor.torch._src.checkpoint.residuals import load_checkpoint
 from tersor.torch._src.collectives.models import broadcast_optimizer_state, broadcast_parameters
 from tersor.torch._src.collectives.rows import all_to_all_single
 from tersor.torch._src.collectives.tensors import (
@@ -44,8 +44,7 @@ from tersor.torch._src.gradients.loss_scale import Scaler
 from tersor.torch._src.parameters.selection import Unsupported
 from tersor.torch._src.process_group.connections import close, transport
 from tersor.torch._src.server import ParameterClient, ParameterServer
-from tersor.torch._src.statistics.handle import Handle
-from tersor.torch._src.statistics.handles import log_statistics
+from tersor.torch._src.statistics.handles import Handle, log_statistics
 from tersor.torch._src.statistics.records import ParameterStatistics
 from tersor.torch.diloco import DiLoCo
 from tersor.torch.fsdp import ShardedHandle
@@ -178,12 +177,11 @@ def compress(
     """
     model = cast(nn.Module, model)
     uncompiled = _compat.uncompiled(model)
-    expect(
-        uncompiled,
-        nn.Module,
+    wanted = (
         "compress() needs a model of DistributedDataParallel or fully_shard (pass an optimizer to "
-        "tersor.torch.DistributedOptimizer)",
+        "tersor.torch.DistributedOptimizer)"
     )
+    expect(uncompiled, nn.Module, wanted)
     options: dict[str, Any] = {
         "rules": rules, "timeout": timeout, "residual_dtype": residual_dtype, "weighted": weighted,
         "transactional": transactional, "scaler": scaler, "unsupported": unsupported,

@@ -124,10 +124,8 @@ def ddp_with_hook(state: object) -> DistributedDataParallel | None:
 
     Finds models made after the import of ``tersor.torch``.
     """
-    for ddp in list(_ddps):
-        if any(state is one for _, one in ddp.__dict__.get("_comm_hooks", ())):
-            return ddp
-    return None
+    hooks = {ddp: ddp.__dict__.get("_comm_hooks", ()) for ddp in list(_ddps)}
+    return next((ddp for ddp, own in hooks.items() if any(state is one for _, one in own)), None)
 
 
 def forget_hook(ddp: DistributedDataParallel, state: object) -> None:
@@ -233,9 +231,8 @@ class FsdpGroup:
         return self._find and self._find()
 
     @property
-    def _entries(self) -> Sequence[Any]:
-        found: Sequence[Any] = getattr(self._group, "fsdp_params", ())
-        return found
+    def _entries(self) -> Any:
+        return getattr(self._group, "fsdp_params", ())
 
     @property
     def _mesh(self) -> Any:
@@ -336,9 +333,8 @@ class FsdpGroup:
         return [entries[index] for index in order or range(len(entries))]
 
     @staticmethod
-    def _shape(entry: Any) -> torch.Size:
-        shape: torch.Size = entry._orig_size
-        return shape
+    def _shape(entry: Any) -> Any:
+        return entry._orig_size
 
 
 def fsdp_groups(module: FSDPModule) -> list[Any]:

@@ -17,7 +17,6 @@ import importlib.metadata
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import Work
 
@@ -30,9 +29,9 @@ from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._renamed import deprecated
 from tersor.codec import Codec
-from tersor.torch._src.backend.calls import Call, Caller, reduction_of
+from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
 from tersor.torch._src.ft.residuals import Places, World
-from tersor.torch._src.parameters.selection import DTYPES
+from tersor.torch._src.parameters.selection import is_supported
 from tersor.torch._src.process_group.connections import Members
 
 __all__ = ["ProcessGroupTersor"]
@@ -90,11 +89,8 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         min_count: int = 4096,
         timeout: float | timedelta = 60.0,
     ) -> None:
-        expect(
-            inner,
-            ProcessGroup,
-            "inner must be a process group of torchft, such as ProcessGroupGloo()",
-        )
+        wanted = "inner must be a process group of torchft, such as ProcessGroupGloo()"
+        expect(inner, ProcessGroup, wanted)
         if isinstance(timeout, timedelta):
             deprecated("ProcessGroupTersor(timeout=timedelta)", "use seconds")
             timeout = timeout.total_seconds()
@@ -131,9 +127,8 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         own = {"codec": self._codec, "algorithm": self._algorithm}
 
         def step() -> int:
-            found = sum(
-                key.startswith(_FRAGMENT) for key in getattr(manager, "_user_state_dicts", ())
-            )
+            states = getattr(manager, "_user_state_dicts", ())
+            found = sum(key.startswith(_FRAGMENT) for key in states)
             if found not in (0, fragments):
                 raise InvalidArgumentError(
                     f"DiLoCo has {found} fragments: call follow(manager, fragments={found})"
@@ -191,22 +186,14 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             return plain
         if self._caller is None or self._failure() is not None:
             raise self._failure() or TransportError("the replicas are not connected: no quorum yet")
-        way = {
-            "codec": self._codec,
-            "algorithm": self._algorithm,
-            "reduction": reduction,
-            "timeout": self._timeout.total_seconds(),
-        }
+        way: Way = {"codec": self._codec, "algorithm": self._algorithm, "reduction": reduction}
+        way["timeout"] = self._timeout.total_seconds()
         if self._codec.endswith("+ef"):
             way["feedback"] = self._followed().take(tensors[0], self._world, str(reduction))
         return self._caller.take(_Call(collectives.allreduce, tensors[0], [], way))
 
     def _takes(self, tensor: Tensor) -> bool:
-        return (
-            tensor.dtype in DTYPES
-            and tensor.layout == torch.strided
-            and tensor.numel() >= self._min_count
-        )
+        return is_supported(tensor) and tensor.numel() >= self._min_count
 
     def _followed(self) -> Places:
         if self._places is None:

@@ -110,10 +110,8 @@ def allreduce(
     Example:
         >>> loss = hvd.allreduce(loss, name="loss").item()
     """
-    call, how = (
-        Call("allreduce", name, others),
-        (calls.reduction_of(op, average), _spec(compression)),
-    )
+    call = Call("allreduce", name, others)
+    how = calls.reduction_of(op, average), _spec(compression)
 
     def reduce(tensor: Tensor) -> Tensor:
         return call.reduce_(call.take(tensor).clone(), *how)
@@ -426,11 +424,8 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.int8)
     """
     options.pop("sparse_as_dense", None)
-    Call(
-        "DistributedOptimizer",
-        None,
-        {key: options.pop(key) for key in calls.ADVICE.keys() & options},
-    )
+    others = {key: options.pop(key) for key in calls.ADVICE.keys() & options}
+    Call("DistributedOptimizer", None, others)
     codec = _spec(compression)
     if codec == Compression.fp16.spec:
         options.setdefault("rules", [("*", codec)])
@@ -445,7 +440,6 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
 
 
 def _spec(compression: _Codec) -> str:
-    expect(
-        compression, _Codec, "compression must be hvd.Compression.none, .fp16, .int8 or .spec(…)"
-    )
+    wanted = "compression must be hvd.Compression.none, .fp16, .int8 or .spec(…)"
+    expect(compression, _Codec, wanted)
     return compression.spec

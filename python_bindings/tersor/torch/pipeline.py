@@ -11,6 +11,7 @@ length.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,16 +43,17 @@ class CompressedStage:
         self._activations = _Direction(codec)
         self._gradients = _Direction(codec if backward_codec is None else backward_codec)
         self._stage = stage
-        self._methods = {
-            "get_fwd_send_ops": self._activations.sends(stage.get_fwd_send_ops),
-            "get_fwd_recv_ops": self._activations.receives(stage.get_fwd_recv_ops),
-            "forward_one_chunk": self._activations.used_by(stage.forward_one_chunk),
-            "get_bwd_send_ops": self._gradients.sends(stage.get_bwd_send_ops),
-            "get_bwd_recv_ops": self._gradients.receives(stage.get_bwd_recv_ops),
-            "backward_one_chunk": self._gradients.used_by(stage.backward_one_chunk),
-        }
-        for name, method in self._methods.items():
-            setattr(stage, name, method)
+        self._replaced: list[str] = []
+        activations = ("get_fwd_send_ops", "get_fwd_recv_ops", "forward_one_chunk")
+        self._replace(activations, self._activations)
+        gradients = ("get_bwd_send_ops", "get_bwd_recv_ops", "backward_one_chunk")
+        self._replace(gradients, self._gradients)
+
+    def _replace(self, names: tuple[str, str, str], by: _Direction) -> None:
+        methods: list[Callable[..., Any]] = [by.send, by.receive, by.compute]
+        for name, instead in zip(names, methods, strict=True):
+            setattr(self._stage, name, functools.partial(instead, getattr(self._stage, name)))
+            self._replaced.append(name)
 
     @property
     def sent_bytes(self) -> int:
@@ -65,9 +67,8 @@ class CompressedStage:
 
     def remove(self) -> None:
         """Ends the compression. Call on all ranks, between steps."""
-        for name in self._methods:
-            delattr(self._stage, name)
-        self._methods = {}
+        while self._replaced:
+            delattr(self._stage, self._replaced.pop())
 
 
 def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None) -> CompressedStage:
@@ -107,41 +108,30 @@ class _Direction:
         self._codec = _checked(spec)
         self._step = 0  # for random numbers
         self._came: dict[int, list[tuple[Tensor, Tensor]]] = {}  # payloads and destinations
-        self.sent_bytes = 0
-        self.uncompressed_bytes = 0
+        self.sent_bytes = self.uncompressed_bytes = 0
 
-    def sends(self, ops_of: _OpsOf) -> _OpsOf:
-        def encoded(chunk: int) -> list[dist.P2POp]:
-            ops = ops_of(chunk)
-            for op in ops:
-                if _is_encoded(op.tensor):
-                    op.tensor = self._encode(op.tensor.detach().contiguous())
-            return ops
+    def send(self, ops_of: _OpsOf, chunk: int) -> list[dist.P2POp]:
+        ops = ops_of(chunk)
+        for op in ops:
+            if _is_encoded(op.tensor):
+                op.tensor = self._encode(op.tensor.detach().contiguous())
+        return ops
 
-        return encoded
+    def receive(self, ops_of: _OpsOf, chunk: int) -> list[dist.P2POp]:
+        ops = ops_of(chunk)
+        self._came[chunk] = came = []
+        for op in ops:
+            if _is_encoded(op.tensor):
+                came.append((self._payload(op.tensor), op.tensor))
+                op.tensor = came[-1][0]
+        return ops
 
-    def receives(self, ops_of: _OpsOf) -> _OpsOf:
-        def encoded(chunk: int) -> list[dist.P2POp]:
-            ops = ops_of(chunk)
-            self._came[chunk] = came = []
-            for op in ops:
-                if _is_encoded(op.tensor):
-                    came.append((self._payload(op.tensor), op.tensor))
-                    op.tensor = came[-1][0]
-            return ops
-
-        return encoded
-
-    def used_by(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(self, compute: Callable[..., Any], chunk: int, *args: Any, **options: Any) -> Any:
         """Decodes the received payloads before the computation."""
-
-        def computed(chunk: int, *arguments: Any, **keywords: Any) -> Any:
-            for payload, tensor in self._came.pop(chunk, ()):
-                with straightened(tensor.detach()) as values:
-                    self._codec.decode(payload, values)
-            return compute(chunk, *arguments, **keywords)
-
-        return computed
+        for payload, tensor in self._came.pop(chunk, ()):
+            with straightened(tensor.detach()) as values:
+                self._codec.decode(payload, values)
+        return compute(chunk, *args, **options)
 
     def _encode(self, values: Tensor) -> Tensor:
         payload = self._payload(values)

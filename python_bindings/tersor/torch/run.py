@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import importlib.util
 import os
 import re
@@ -50,9 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_script(options.script, options.module)
         _check_report(options.report)
-        made = Constructors(
-            _reducer_options(options.codec, options.rules), options.unsupported, dry=options.dry
-        )
+        rules = _reducer_options(options.codec, options.rules)
+        made = Constructors(rules, options.unsupported, dry=options.dry)
     except (InvalidArgumentError, OSError) as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
@@ -63,20 +63,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {_PROGRAM}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    kind = argparse.RawDescriptionHelpFormatter
+    program = f"python -m {_PROGRAM}"
+    parser = argparse.ArgumentParser(program, description=__doc__, formatter_class=kind)
     add = parser.add_argument
     add("--codec", metavar="SPEC", help="such as int8, int4+ef or auto; default bf16")
     add("--rules", metavar="FILE", help=_RULES)
-    add(
-        "--unsupported",
-        choices=["warn", "error"],
-        default="warn",
-        help="for gradients that no codec supports (float64, sparse): send uncompressed, or fail",
-    )
+    plain = "for gradients that no codec supports (float64, sparse): send uncompressed, or fail"
+    add("--unsupported", choices=["warn", "error"], default="warn", help=plain)
     add("--report", metavar="FILE", help="a plot of the sent bytes: .png, .svg or .pdf")
     add("--dry", action="store_true", help="change nothing; report the planned bytes at the end")
     add("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
@@ -88,11 +82,9 @@ def _parser() -> argparse.ArgumentParser:
 def _check_script(script: str, is_module: bool) -> None:
     found, kind = os.path.exists(script), "file"
     if is_module:
-        kind = "module"
-        try:
+        found, kind = False, "module"
+        with contextlib.suppress(ImportError, ValueError):
             found = importlib.util.find_spec(script) is not None
-        except (ImportError, ValueError):
-            found = False
     if not found:
         raise InvalidArgumentError(
             f"there is no {kind} {script!r}: give the script's path, or -m and a module's name, "
@@ -222,10 +214,9 @@ def _planned(plan: list[Planned]) -> str:
     known = [one.sent_bytes for one in plan if one.sent_bytes is not None]
     auto = "" if len(known) == len(plan) else ", and what auto makes of the others"
     whole = _text.byte_count(sum(one.uncompressed_bytes for one in plan))
-    rows = [
-        [one.name, *map(_text.byte_count, (one.sent_bytes, one.uncompressed_bytes)), one.codec]
-        for one in plan
-    ]
+    sent = [_text.byte_count(one.sent_bytes) for one in plan]
+    instead = [_text.byte_count(one.uncompressed_bytes) for one in plan]
+    rows = [[one.name, *own, one.codec] for one, *own in zip(plan, sent, instead, strict=True)]
     table = _text.table(["parameter", "sent", "instead of", "codec"], rows)
     head = f"would send about {_text.byte_count(sum(known))}{auto} a step instead of {whole}"
     return f"{head}\n{textwrap.indent(table, '    ')}"

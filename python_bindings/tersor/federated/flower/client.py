@@ -14,7 +14,7 @@ from tersor._core import InvalidArgumentError
 from tersor.arrays import require_finite
 from tersor.codec import text_hash
 from tersor.federated.flower import down, wire
-from tersor.federated.flower.wire import KEY, Told, Values
+from tersor.federated.flower.wire import KEY, Told, Values, flat
 
 Call = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Call], Message]
@@ -104,7 +104,7 @@ class _Client:
         sent = ArrayRecord()
         for name, array in trained.items():
             if wire.is_compressed(array, start[name]):
-                change = wire.flat(array) - wire.flat(start[name])
+                change = flat(array) - flat(start[name])
                 if self._codec.has_feedback:
                     left[name] = residuals.get(name, np.zeros(change.size, np.float32))
                 frame = wire.encode(self._codec, told, name, change, left.get(name), seed)

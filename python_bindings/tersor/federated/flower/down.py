@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from tersor import Codec
 from tersor._core import InvalidArgumentError
 from tersor.federated.flower import wire
-from tersor.federated.flower.wire import KEY, Told, Values
+from tersor.federated.flower.wire import KEY, Told, Values, flat, is_compressed
 
 _DIFFERENCE = "difference:"
 _MODEL = KEY + ".model"  # a client's parameters, for differences
@@ -121,9 +121,7 @@ def _following(
             "this client does not have the weights that the difference is based on"
         )
     arrays = context.state.array_records[_MODEL]
-    for round_ in rounds[
-        rounds.index(has.round) + 1 :
-    ]:  # after a lost reply, the client has some already
+    for round_ in rounds[rounds.index(has.round) + 1 :]:  # it has some after a lost reply
         head = f"{round_}:"
         sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
         arrays = _decoded(codec, dataclasses.replace(told, round=round_), sent, arrays)
@@ -137,13 +135,10 @@ def _encoded(
     told = dataclasses.replace(told, codec=codec.spec)
     sent = ArrayRecord()
     for name, array in arrays.items():
-        if wire.is_compressed(array):
-            values = (
-                wire.flat(array) if before is None else wire.flat(array) - wire.flat(before[name])
-            )
-            array = Array(
-                array.dtype, array.shape, KEY, wire.encode(codec, told, name, values, None)
-            )
+        if is_compressed(array):
+            values = flat(array) if before is None else flat(array) - flat(before[name])
+            frame = wire.encode(codec, told, name, values, None)
+            array = Array(array.dtype, array.shape, KEY, frame)
         sent[name] = array
     return sent
 
@@ -155,10 +150,9 @@ def _decoded(
     told = dataclasses.replace(told, codec=codec.spec)
     arrays = ArrayRecord()
     for name, array in sent.items():
-        if wire.is_compressed(array):
+        if is_compressed(array):
             values: Values = wire.decode(codec, told, name, array)
-            array = wire.with_values(
-                array, values if before is None else wire.flat(before[name]) + values
-            )
+            values = values if before is None else flat(before[name]) + values
+            array = wire.with_values(array, values)
         arrays[name] = array
     return arrays

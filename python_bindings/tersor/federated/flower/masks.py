@@ -43,9 +43,8 @@ def public_of(private: bytes) -> bytes:
 def agreed_key(private: bytes, public: bytes, purpose: str, *about: object) -> bytes:
     """32 bytes known to only the two nodes, different for each purpose, round and pair (HKDF).
     Raises TypeError or ValueError for an unusable public key."""
-    shared = X25519PrivateKey.from_private_bytes(private).exchange(
-        X25519PublicKey.from_public_bytes(public)
-    )
+    peer = X25519PublicKey.from_public_bytes(public)
+    shared = X25519PrivateKey.from_private_bytes(private).exchange(peer)
     return bytes(HKDF(SHA256(), SECRET_BYTES, None, _info(purpose, *about)).derive(shared))
 
 
@@ -94,9 +93,8 @@ def apply_mask(parts: Sequence[Accumulators], key: bytes, sign: int) -> None:
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Shares of 32 bytes (Shamir 1979). `threshold` shares give the secret, fewer give nothing."""
-    halves = [
-        Shamir.split(threshold, count, secret[i : i + _HALF]) for i in range(0, SECRET_BYTES, _HALF)
-    ]
+    parts = [secret[i : i + _HALF] for i in range(0, SECRET_BYTES, _HALF)]
+    halves = [Shamir.split(threshold, count, one) for one in parts]
     return [low + high for (_, low), (_, high) in zip(*halves, strict=True)]
 
 

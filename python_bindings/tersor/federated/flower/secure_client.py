@@ -118,9 +118,8 @@ def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: C
     fields = getattr(turn, stage)()
     context.state[_STATE] = secure_wire.packed({**state, **about, "stage": stage})
     arrays = fields.pop("arrays", {})
-    return Message(
-        RecordDict({**arrays, KEY: secure_wire.packed(about | fields)}), reply_to=message
-    )
+    record = secure_wire.packed(about | fields)
+    return Message(RecordDict({**arrays, KEY: record}), reply_to=message)
 
 
 def _check_turn(stage: str, told: Fields, state: Fields) -> None:
@@ -276,10 +275,8 @@ class _Turn:
         own, channels = self.own, self.state["channel"]
         nodes = sorted(channels)
         shares = masks.split(self.state[name], self.state["threshold"], len(nodes))
-        return {
-            node: masks.seal(masks.share_key(channels[node], name, own, node), share)
-            for node, share in zip(nodes, shares, strict=True)
-        }
+        keys = [masks.share_key(channels[node], name, own, node) for node in nodes]
+        return dict(zip(nodes, map(masks.seal, keys, shares), strict=True))
 
     def share_key(self, name: str, owner: int) -> bytes:
         """The key of a neighbour's sealed share."""
@@ -293,16 +290,12 @@ class _Turn:
     def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
         """The nodes with correct tags."""
         own, channels, digest = self.own, self.state["channel"], self.state["digest"]
-        return {
-            node
-            for node, tag in tags.items()
-            if masks.is_tag(tag, masks.tag(channels[node], stage, digest, node, own))
-        }
+        expected = {node: masks.tag(channels[node], stage, digest, node, own) for node in tags}
+        return {node for node, tag in tags.items() if masks.is_tag(tag, expected[node])}
 
 
 def _norm_of(message: Message) -> float:
     """The limit of an update's norm. Flower's strategies send the limit to clipping mods."""
     records = message.content.config_records.values()
-    return min(
-        (float(one["clipping_norm"]) for one in records if "clipping_norm" in one), default=math.inf
-    )
+    norms = (float(one["clipping_norm"]) for one in records if "clipping_norm" in one)
+    return min(norms, default=math.inf)

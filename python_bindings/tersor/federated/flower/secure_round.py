@@ -63,10 +63,8 @@ def ring(nodes: list[int], neighbours: int) -> dict[int, list[int]]:
         return {node: [one for one in nodes if one != node] for node in nodes}
     order = random.SystemRandom().sample(nodes, len(nodes))
     steps = [step for step in range(-neighbours // 2, neighbours // 2 + 1) if step != 0]
-    return {
-        node: sorted(order[(place + step) % len(order)] for step in steps)
-        for place, node in enumerate(order)
-    }
+    count, places = len(order), enumerate(order)
+    return {node: sorted(order[(i + step) % count] for step in steps) for i, node in places}
 
 
 def usual_threshold(neighbours: int) -> int:
@@ -79,10 +77,8 @@ def failure_probability(clients: int, neighbours: int, threshold: int, dropouts:
     the probability ``dropouts``: the union bound of Bell et al. (2020)."""
     tries, events = (neighbours, clients) if neighbours < clients - 1 else (clients, 1)
     spare = neighbours - threshold
-    one = sum(
-        math.comb(tries, gone) * dropouts**gone * (1 - dropouts) ** (tries - gone)
-        for gone in range(spare + 1, tries + 1)
-    )
+    gone = range(spare + 1, tries + 1)
+    one = sum(math.comb(tries, n) * dropouts**n * (1 - dropouts) ** (tries - n) for n in gone)
     return min(1.0, events * one)
 
 
@@ -210,14 +206,10 @@ class Round:
         self, stage: str, orders: Mapping[int, Fields], content: Mapping[str, Any]
     ) -> list[Message]:
         common = content.get(KEY, self.told)
-        return [
-            Message(
-                RecordDict({**content, KEY: secure_wire.packed({**common, **order})}),
-                dst_node_id=node,
-                message_type=f"train.{stage}",
-            )
-            for node, order in orders.items()
-        ]
+        told = {node: secure_wire.packed({**common, **order}) for node, order in orders.items()}
+        records = {node: RecordDict({**content, KEY: one}) for node, one in told.items()}
+        kind = f"train.{stage}"
+        return [Message(one, dst_node_id=n, message_type=kind) for n, one in records.items()]
 
     def _ask(self, stage: str, orders: Mapping[int, Fields]) -> dict[int, Fields]:
         messages = self._messages(stage, orders, {})

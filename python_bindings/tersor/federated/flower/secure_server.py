@@ -200,9 +200,8 @@ class SecureStrategy(Wrapper):
             count = secure_round.enough_neighbours(len(nodes), dropouts, failure_rate)
         graph = secure_round.ring(nodes, count)
         most = len(graph[nodes[0]])
-        threshold = (
-            self._threshold if self._threshold is not None else secure_round.usual_threshold(most)
-        )
+        usual = secure_round.usual_threshold(most)
+        threshold = usual if self._threshold is None else self._threshold
         if threshold > most:
             raise TooFewError(
                 f"threshold={threshold}: give at most {most}, the neighbours of a node"
@@ -271,9 +270,8 @@ class SecureStrategy(Wrapper):
         for name, change, count in zip(names_of(self._start), changes, cut, strict=True):
             share = count / (change.size * clients)
             if share > 0.01:
-                _log.warning(
-                    "tersor: %s: %.1f %% was clipped; give a larger clip", name, 100 * share
-                )
+                text = "tersor: %s: %.1f %% was clipped; give a larger clip"
+                _log.warning(text, name, 100 * share)
         factor = np.float32((self._format.max_examples or 1) / weight)
         arrays = moved_by(self._start, [change * factor for change in changes])
         values = max(1, sum(self._sizes) * clients)

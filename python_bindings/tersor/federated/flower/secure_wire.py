@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-import tersor.federated.sums
 from tersor._core import InvalidArgumentError
+from tersor.federated import sums as accumulators
 from tersor.federated.flower.wire import KEY, Values, flat, is_float, model_name, with_values
 from tersor.federated.sums import Accumulators
 
@@ -113,13 +113,8 @@ class SumFormat:
         for place, part in enumerate(parts):
             codes = to[first : first + part.size]
             if share:
-                _, cut[place] = tersor.federated.sums.encode(
-                    part,
-                    self.scale / share,
-                    bits=self.bits,
-                    accumulator_bits=self.accumulator_bits,
-                    out=codes,
-                )
+                how = {"bits": self.bits, "accumulator_bits": self.accumulator_bits}
+                _, cut[place] = accumulators.encode(part, self.scale / share, **how, out=codes)
             first += part.size
         return cut
 
@@ -129,7 +124,7 @@ class SumFormat:
 
     def decode(self, sums: SumVector, sizes: Sequence[int]) -> tuple[list[Values], int, list[int]]:
         """The sums of the arrays, of the weights, and of each array's clipped values."""
-        values = tersor.federated.sums.decode(sums.codes, self.scale, bits=self.bits)
+        values = accumulators.decode(sums.codes, self.scale, bits=self.bits)
         weight, *cut = map(int, sums.counts)
         return np.split(values, np.cumsum(sizes)[:-1]) if sizes else [], weight, cut
 

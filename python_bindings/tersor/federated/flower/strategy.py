@@ -123,9 +123,8 @@ class Strategy(Wrapper):
             if given is not arrays and given != arrays:
                 raise InvalidArgumentError("the strategy sends different arrays to the nodes")
             record, more = self._down.to(message.metadata.dst_node_id)
-            message.content = RecordDict(
-                {**message.content, key: record, KEY: self._told.record(**more)}
-            )
+            told = self._told.record(**more)
+            message.content = RecordDict({**message.content, key: record, KEY: told})
         return messages
 
     def aggregate_train(

@@ -74,8 +74,7 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 def printable(text: object) -> str:
     """Text of another machine for a log: short, in one line, without control characters."""
-    shown = str(text)[:300]
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in shown)
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text)[:300])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,15 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 import tersor
-from tersor.server import Part, Worker
+from tersor._options import Unpack
+from tersor.server import Part, ServerOptions, Worker
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group import connections
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from tersor.server import ServerOptions
 
 #: An optimizer of a server's parts of the parameters, as ``lambda parts: AdamW(parts, lr=1e-3)``.
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -184,8 +180,5 @@ def _served(model: nn.Module) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def _on_host(values: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    array: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = (
-        values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
-    )
-    return array
+def _on_host(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    return values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()

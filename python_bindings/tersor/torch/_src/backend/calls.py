@@ -42,9 +42,8 @@ class Call(Work):
         self._error: BaseException | None = None
         self._ended = threading.Event()
         device, on_device = output.device, output.device.type == "cuda"
-        self._made: torch.futures.Future[None] = torch.futures.Future(
-            devices=[device] if on_device else None
-        )
+        devices: Any = [device] if on_device else None
+        self._made: torch.futures.Future[None] = torch.futures.Future(devices=devices)
         self._result = self._made.then(self._told)
         self._queued = torch.cuda.current_stream(device).record_event() if on_device else None
 
@@ -189,18 +188,13 @@ class Caller:
         """Ends all calls on all ranks with a TransportError with the reason."""
         aborted = "the process group was aborted on this rank, or its process ended"
         self._store.cause = why or aborted
-        if (
-            self._connection is not None
-        ):  # before the thread closes it, so other ranks get the reason
+        if self._connection is not None:  # open still, so that other ranks get the reason
             self._connection.poison(self._store.cause)
         self._end(self._store.cause, _ABORT_SECONDS)
 
     def leave(self, why: str = "") -> None:
         """Ends with the process. Only ranks that wait for calls of this rank get an error."""
-        if self.taken > self.made:
-            self.abort(why)
-        else:
-            self.finish()
+        self.abort(why) if self.taken > self.made else self.finish()
 
     def _end(self, why: str, seconds: float | None = None) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from tersor._core import InvalidArgumentError, TransportError
+from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor._renamed import deprecated
 from tersor.codec import Codec
@@ -119,17 +119,16 @@ def agree(members: Members, configuration: Configuration) -> None:
             raise TransportError("rank 0" + late)
     for rank in range(1, 0 if members.rank else members.ranks):
         found = meeting.get(f"of-{rank}", members.seconds)
-        if found != text:
-            wrong = (
-                f"rank {rank}" + late
-                if found is None
-                else (
-                    f'the backend is configured as "{text}" on rank 0 and as "{found}" on rank '
-                    f"{rank}: pass the same to configure(), or set {VARIABLE}, on all ranks"
-                )
+        if found == text:
+            continue
+        error: Error = TransportError(f"rank {rank}" + late)
+        if found is not None:
+            error = InvalidArgumentError(
+                f'the backend is configured as "{text}" on rank 0 and as "{found}" on rank {rank}: '
+                f"pass the same to configure(), or set {VARIABLE}, on all ranks"
             )
-            meeting.give_up(wrong)
-            raise TransportError(wrong) if found is None else InvalidArgumentError(wrong)
+        meeting.give_up(str(error))
+        raise error
     if not members.rank:
         meeting.set("agreed", text)
 

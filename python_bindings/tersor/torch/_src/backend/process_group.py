@@ -51,10 +51,9 @@ def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
     """PyTorch adds the missing arguments of a direct call, and then calls again."""
 
     @functools.wraps(method)
-    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Any:
         if keywords or not isinstance(arguments[-1], _compat.CALL_OPTIONS):
-            work: Work = getattr(dist.ProcessGroup, method.__name__)(self, *arguments, **keywords)
-            return work
+            return getattr(dist.ProcessGroup, method.__name__)(self, *arguments, **keywords)
         return method(self, *arguments)
 
     return call
@@ -196,9 +195,7 @@ class TersorGroup(dist.ProcessGroup):
         limit = seconds if seconds > 0 else seconds_of(self)
         return {"codec": codec, "reduction": reduction, "timeout": limit}
 
-    def split_group(  # type: ignore[override]
-        self, ranks: list[int], **told: Any
-    ) -> TersorGroup | None:
+    def split_group(self, ranks: list[int], **told: Any) -> TersorGroup | None:  # type: ignore[override]
         """Makes a process group of some ranks, for all devices.
 
         Args:

@@ -9,12 +9,16 @@ ranks continues bit for bit. The size is ranks times the model.
 Both modes have the memories of codecs (``lowrank``) under ``memories``. Both are dicts of tensors,
 lists, strings and numbers, which ``torch.load`` accepts with ``weights_only=True``. The C++ library
 interprets and checks the values.
+
+``torch.distributed.checkpoint.load({"tersor": handle})`` fills the state that the handle would save
+now: the exact mode of the present number of ranks. ``load_checkpoint`` reads the saved state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -23,19 +27,26 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from tersor import _core
-from tersor._core import Error, InvalidArgumentError, ReducerState
+from tersor._core import Error, GradientReducer, InvalidArgumentError, ReducerState
 from tersor._options import described
+from tersor._renamed import renamed_keywords
+from tersor.torch import _compat
 
 VERSION = 2  # 1 had residuals of owners in units of a sum where a mean was taken
 Mode = Literal["exact", "portable"]
+Saved = Mapping[str, Any]  # the state of a handle
 
 
 def save_reducer(
-    reducer: _core.GradientReducer, group: dist.ProcessGroup, mode: Mode = "exact"
+    reducer: GradientReducer, group: dist.ProcessGroup, mode: Mode = "exact"
 ) -> dict[str, Any]:
     """The state of a reducer between two steps, in host memory. ``group``: the reducer's ranks.
 
@@ -57,9 +68,7 @@ def save_reducer(
     }
 
 
-def load_reducer(
-    reducer: _core.GradientReducer, group: dist.ProcessGroup, state: Mapping[str, Any] | None
-) -> None:
+def load_reducer(reducer: GradientReducer, group: dist.ProcessGroup, state: Saved | None) -> None:
     """Loads the result of :func:`save_reducer` of either mode.
 
     None or an empty dict (a checkpoint without Tersor): residuals start at zero, with a warning if
@@ -68,9 +77,8 @@ def load_reducer(
     """
     if not (state := as_mapping(state)):
         now = ReducerState.read(reducer.save_state()).parameters
-        return start_at_zero(
-            [reducer], sum(bool(len(one.residual) + len(one.owner)) for one in now)
-        )
+        kept = sum(bool(len(one.residual) + len(one.owner)) for one in now)
+        return start_at_zero([reducer], kept)
     reducer.load_state(read_bytes(state, group))
 
 
@@ -88,7 +96,7 @@ def refusing_damage() -> Iterator[None]:
         raise InvalidArgumentError(f"the state is damaged: {damage}") from damage
 
 
-def as_mapping(state: Any) -> Mapping[str, Any]:
+def as_mapping(state: Any) -> Saved:
     """The state as a mapping; empty for None. Raises InvalidArgumentError for other types, and for
     a loss scale out of range."""
     if state is None:
@@ -128,9 +136,7 @@ def finite(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def move_residuals(
-    old: _core.GradientReducer, new: _core.GradientReducer, steps_back: int = 0
-) -> None:
+def move_residuals(old: GradientReducer, new: GradientReducer, steps_back: int = 0) -> None:
     """Moves residuals to a reducer with more parameters, before its first step; collective.
 
     Ranks add up residuals, because the owner of a part depends on the number of parameters.
@@ -165,7 +171,7 @@ def check_ranks(found: Any, ranks: int) -> None:
         )
 
 
-def check_version(saved: Mapping[str, Any]) -> None:
+def check_version(saved: Saved) -> None:
     """Raises InvalidArgumentError for a state of another version."""
     if saved["version"] != VERSION:
         raise InvalidArgumentError(
@@ -173,16 +179,14 @@ def check_version(saved: Mapping[str, Any]) -> None:
         )
 
 
-def start_at_zero(keepers: Iterable[_core.GradientReducer], parameters: int) -> None:
+def start_at_zero(keepers: Iterable[GradientReducer], parameters: int) -> None:
     """Sets residuals to zero after a checkpoint without residuals; warns if parameters have any."""
     if parameters == 0:
         return
     for keeper in keepers:
         keeper.scale_residuals(0.0)
-    warnings.warn(
-        f"the checkpoint holds no residuals: those of {parameters} parameters start at zero",
-        stacklevel=4,
-    )
+    text = f"the checkpoint holds no residuals: those of {parameters} parameters start at zero"
+    warnings.warn(text, stacklevel=4)
 
 
 def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, Any]:
@@ -216,18 +220,12 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
     ``longest``: the length to which all ranks pad their rows with zeros; default: this length.
     """
     row = functional.pad(row, (0, (longest or len(row)) - len(row)))
-    return DTensor.from_local(
-        row.unsqueeze(0),
-        mesh,
-        [Shard(0)],
-        run_check=False,
-        shape=torch.Size([mesh.size(), len(row)]),
-        stride=(len(row), 1),
-    )
+    rows, shape, stride = row.unsqueeze(0), torch.Size([mesh.size(), len(row)]), (len(row), 1)
+    return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
 @refusing_damage()
-def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
+def read_bytes(saved: Saved, group: dist.ProcessGroup) -> bytes:
     """The bytes that a reducer loads. Raises InvalidArgumentError for a damaged state."""
     check_version(saved)
     state = ReducerState()
@@ -249,9 +247,7 @@ def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
     return state.write()
 
 
-def _values(
-    saved: Mapping[str, Any], entry: str, name: str, rank: int | None, count: int | None
-) -> Any:
+def _values(saved: Saved, entry: str, name: str, rank: int | None, count: int | None) -> Any:
     """At most ``count`` values of a parameter, of the row of ``rank``, as a NumPy array."""
     found = saved.get(entry, {})  # distributed checkpoints omit an empty dict
     if count == 0 or (count is None and name not in found):
@@ -268,3 +264,76 @@ def own_row(rows: Tensor, rank: int) -> Tensor:
 def zeros(*shape: int) -> Tensor:
     """f32 zeros in host memory, independent of PyTorch's default device and dtype."""
     return torch.zeros(shape, dtype=torch.float32, device="cpu")
+
+
+@renamed_keywords(group="process_group")
+def load_checkpoint(
+    handle: Stateful,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    *,
+    key: str = "tersor",
+    process_group: dist.ProcessGroup | None = None,
+    storage_reader: StorageReader | None = None,
+) -> None:
+    """Loads a handle from a checkpoint of ``torch.distributed.checkpoint.save``.
+
+    The checkpoint was saved with ``{key: handle}`` or ``{key: handle.state_dict(mode)}``. For a
+    ``DistributedOptimizer``, only ``state_dict(mode)`` has residuals; without residuals in the
+    checkpoint, its residuals stay as they are. A collective call between two steps. If the
+    checkpoint has no ``key``, residuals start at zero with a warning.
+
+    Args:
+        handle: The handle of the training.
+        checkpoint_id: Folder of the checkpoint.
+        key: The key of the handle's state in the checkpoint.
+        process_group: The ranks of the handle. Default: all.
+        storage_reader: Reader of the checkpoint. Default: a ``FileSystemReader``.
+
+    Raises:
+        InvalidArgumentError: The state is damaged, or of another model, codec, or (if exact)
+            number of ranks. The message names the parameter.
+
+    Example::
+
+        torch.distributed.checkpoint.save({"tersor": handle}, checkpoint_id=folder)
+        tersor.torch.load_checkpoint(handle, folder)
+    """
+    reader = storage_reader or FileSystemReader(os.fspath(checkpoint_id or ""))
+    group = process_group or dist.group.WORLD
+    if group is None:
+        raise InvalidArgumentError("call torch.distributed.init_process_group first")
+    with refusing_damage():
+        state = _empty_state(reader, key, group)
+    if state:
+        load({key: state}, storage_reader=reader, process_group=group)
+    handle.load_state_dict(state)
+
+
+def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> dict[str, Any]:
+    """The state in the checkpoint with empty tensors."""
+    metadata = reader.read_metadata()
+    saved, places = metadata.state_dict_metadata, metadata.planner_data
+    paths = {name: path for name in saved if (path := _path_below(places[name], key))}
+    rows = [path[:-1] for path in paths.values() if path[-1] == "places"]
+    exact = {n: any(one[: len(row)] == row for row in rows) for n, one in paths.items()}
+    empty = {name: _empty(saved[name], exact[name], group) for name in paths}
+    return _compat.nested_state(empty, paths)
+
+
+def _path_below(path: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:
+    """The path of an entry below ``key``; empty for entries elsewhere."""
+    for length in range(1, len(path)):
+        if ".".join(map(str, path[:length])) == key:
+            return path[length:]
+    return ()
+
+
+def _empty(entry: object, exact: bool, group: dist.ProcessGroup) -> Any:
+    if not isinstance(entry, TensorStorageMetadata):
+        return None  # a string, a number or a list: read directly
+    if not exact:
+        return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
+    mesh = DeviceMesh.from_group(group, "cpu")
+    check_ranks(entry.size[0], mesh.size())
+    row = torch.empty(entry.size[1:], dtype=entry.properties.dtype, device="cpu")
+    return side_by_side(row, mesh)

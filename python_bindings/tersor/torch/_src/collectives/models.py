@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgumentError
-from tersor._options import expect
+from tersor._options import Unpack, expect
 from tersor.collectives import CollectiveOptions
 from tersor.torch import _compat
 from tersor.torch._src.collectives.old_calls import accept_group_ranks
@@ -18,9 +16,6 @@ from tersor.torch._src.collectives.tensors import broadcast, group_rank
 from tersor.torch._src.parameters.memory_order import straightened
 from tersor.torch._src.parameters.selection import DTYPES, is_sharded_over, local_shard
 from tersor.torch._src.process_group.connections import checked
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @accept_group_ranks("src")
@@ -61,11 +56,8 @@ def broadcast_start(model: nn.Module, group: dist.ProcessGroup | None, timeout: 
     A shard is copied to the ranks that hold the same shard.
     """
     own = set(dist.get_process_group_ranks(checked(group))) - {dist.get_rank()}
-    tensors = [
-        local_shard(one.detach())
-        for one in (*model.parameters(), *model.buffers())
-        if not is_sharded_over(own, one)
-    ]
+    every = (*model.parameters(), *model.buffers())
+    tensors = [local_shard(one.detach()) for one in every if not is_sharded_over(own, one)]
     broadcast_all(tensors, 0, group, timeout=timeout)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,13 +12,10 @@ from torch import Tensor
 
 from tersor import collectives
 from tersor._core import InvalidArgumentError
-from tersor._options import expect
+from tersor._options import Unpack, expect
 from tersor.collectives import Keywords
 from tersor.torch._src.collectives.old_calls import accept_without_output
 from tersor.torch._src.process_group.connections import ranks_of, with_timeout
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _Options = dict[str, Any]  # of one direction of an all-to-all
 

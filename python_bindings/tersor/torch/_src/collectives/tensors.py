@@ -17,14 +17,14 @@ the process group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor
 
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgumentError
-from tersor._options import expect
+from tersor._options import Unpack, expect
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import CollectiveOptions, Keywords
 from tersor.torch._src.collectives.old_calls import (
@@ -33,9 +33,6 @@ from tersor.torch._src.collectives.old_calls import (
 )
 from tersor.torch._src.parameters.memory_order import in_order, straightened
 from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather"}  # torch's names, and MPI's
 

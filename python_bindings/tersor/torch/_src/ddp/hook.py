@@ -29,7 +29,12 @@ from tersor.torch._src.gradients.sample_weights import Samples, UnevenInputs, We
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.memory_order import as_it_lies
 from tersor.torch._src.parameters.replaced import Registered
-from tersor.torch._src.parameters.selection import Names, Unsupported
+from tersor.torch._src.parameters.selection import (
+    Names,
+    Unsupported,
+    is_supported,
+    split_parameters,
+)
 from tersor.torch._src.process_group import connections
 from tersor.torch._src.statistics.handles import ReducerReporting
 
@@ -74,7 +79,7 @@ class HookState(ReducerReporting, Weighed):
         self._names, self._frozen = Names(), dict[str, nn.Parameter]()
         if model is not None:
             expect(model, nn.Module, "HookState needs the model that DDP wraps, and codec=")
-            trained, self._frozen = selection.split_parameters(selection.wrapped_in(model))
+            trained, self._frozen = split_parameters(selection.wrapped_in(model))
             self._names = Names(trained)
         self._group = process_group
         self._options = gathered(
@@ -199,9 +204,7 @@ class HookState(ReducerReporting, Weighed):
 
     def bind(self, model: DistributedDataParallel) -> None:
         """Makes the reducer for the parameters that ``model`` reduces. A collective call."""
-        parameters, self._frozen = selection.split_parameters(
-            model.module, model.parameters_to_ignore
-        )
+        parameters, self._frozen = split_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
         self._uneven.of(model)
         self._names = Names(parameters)
@@ -219,9 +222,7 @@ class HookState(ReducerReporting, Weighed):
             ddp_options.refuse_options(self._uneven.model())
             self._check_parameters_of(self._uneven.model())
             self._backward = self._begin()
-        supported = (
-            selection.is_supported(bucket.buffer()) and self._buckets.known(bucket).supported
-        )
+        supported = is_supported(bucket.buffer()) and self._buckets.known(bucket).supported
         take = self._take if supported and not self._removed else self._pass_on
         future = take(self._backward, bucket)
         if bucket.is_last():
@@ -236,7 +237,7 @@ class HookState(ReducerReporting, Weighed):
         """Checks the model's parameters before each forward pass from now on."""
         if model is not None and not self._checks_parameters:
             self._checks_parameters = True
-            parameters, _ = selection.split_parameters(model.module, model.parameters_to_ignore)
+            parameters, _ = split_parameters(model.module, model.parameters_to_ignore)
             model.register_forward_pre_hook(Registered(parameters, model.modules()))
 
     def _begin(self) -> Backward:
@@ -270,7 +271,7 @@ class HookState(ReducerReporting, Weighed):
         if self._exchange is None and not self._removed:
             parameters = bucket.parameters()
             for name, parameter in zip(self._names.of(parameters), parameters, strict=True):
-                found = bucket.buffer() if selection.is_supported(parameter) else parameter
+                found = bucket.buffer() if is_supported(parameter) else parameter
                 self._unsupported[name] = selection.reason_of(found)
         share = math.nan
         with backward.guard():
@@ -318,9 +319,8 @@ class HookState(ReducerReporting, Weighed):
         """
         exchange.take_over()
         self._samples.weigh_once(exchange.reducer)
-        bucket.sent = exchange.reducer.ready_flat(
-            bucket.names, bucket.gradients, "gradient-unless-zero"
-        )
+        names, gradients = bucket.names, bucket.gradients
+        bucket.sent = exchange.reducer.ready_flat(names, gradients, "gradient-unless-zero")
 
     def _hold(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
         device, options = selection.only_device(parameters), self._options.copy()
@@ -369,7 +369,7 @@ def compress(model: DistributedDataParallel, **options: Any) -> HookState:
 def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the parameters that ``compress`` would encode, by name. Raises as ``compress``."""
     ddp = ddp_options.checked_ddp(model)
-    parameters, _ = selection.split_parameters(ddp.module, ddp.parameters_to_ignore)
+    parameters, _ = split_parameters(ddp.module, ddp.parameters_to_ignore)
     unsupported = selection.unsupported_parameters(ddp.module, parameters)
     found = {name: one for name, one in parameters.items() if name not in unsupported}
     selection.only_device(found)

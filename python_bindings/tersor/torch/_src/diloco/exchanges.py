@@ -7,13 +7,15 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
 
 from tersor._core import RanksLostError, TransportError
 from tersor.collectives import allreduce
 from tersor.torch._src.diloco.fragments import Timetable, UnderWay, differences, divide
 from tersor.torch._src.diloco.stragglers import LateReporting, Part
-from tersor.torch._src.gradients.exchange import Presence, Result, TensorExchange
+from tersor.torch._src.gradients.exchange import Presence, Result
 from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import shards_of
 
 
 class FragmentExchange(LateReporting):
@@ -23,13 +25,12 @@ class FragmentExchange(LateReporting):
     error_decay: float
     steps: int
     outer_optimizer: torch.optim.Optimizer
-    _exchange: TensorExchange
-    _model: torch.nn.Module
-    _parameters: Mapping[str, torch.nn.Parameter]
+    _model: nn.Module
+    _parameters: Mapping[str, nn.Parameter]
     _presence: Presence
     _timetable: Timetable
     _fragments: list[list[str]]
-    _start: dict[str, torch.nn.Parameter]  # the common parameters
+    _start: dict[str, nn.Parameter]  # the common parameters
     _somewhere: list[str]  # the parameters that some rank moved
     _under_way: UnderWay | None
     _part: Part
@@ -53,9 +54,8 @@ class FragmentExchange(LateReporting):
             return arrived
         if turn == 0 or not self._somewhere:
             self._look()
-        self._send(
-            self._fragments[turn], self._timetable.fragment_sync_delay, self.fragment_update_alpha
-        )
+        delay = self._timetable.fragment_sync_delay
+        self._send(self._fragments[turn], delay, self.fragment_update_alpha)
         return self._settle(self.steps) or arrived
 
     def _synchronize(self) -> None:
@@ -64,11 +64,11 @@ class FragmentExchange(LateReporting):
         self._send(list(self._start), 0, 0.0)
         self._settle(math.inf)
 
-    def _follow(self) -> Mapping[str, torch.nn.Parameter]:
+    def _follow(self) -> Mapping[str, nn.Parameter]:
         self._parameters = selection.followed(self._model, self._parameters, "DiLoCo")
         return self._parameters
 
-    def _check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def _check(self, parameters: Mapping[str, Tensor]) -> None:
         selection.refuse_unsupported(parameters, "DiLoCo")
         selection.refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
 
@@ -90,8 +90,8 @@ class FragmentExchange(LateReporting):
         self._somewhere, counts = self._presence.somewhere(trained, also)
         return counts
 
-    def _weights(self) -> Mapping[str, torch.Tensor]:
-        return selection.shards_of(self._follow()) if self._part.here else self._start
+    def _weights(self) -> Mapping[str, Tensor]:
+        return shards_of(self._follow()) if self._part.here else self._start
 
     def _take_part(self, part: Part) -> bool:
         """An exchange of all ranks, some of them late, on the thread of ``Stragglers``.
@@ -155,7 +155,7 @@ class FragmentExchange(LateReporting):
         self._take_in([name for name in self._somewhere if name not in self._start])
         return True
 
-    def _step_outside(self, mean: Mapping[str, torch.Tensor]) -> None:
+    def _step_outside(self, mean: Mapping[str, Tensor]) -> None:
         for name, start in self._start.items():
             start.grad = mean.get(name)
         self.outer_optimizer.step()
@@ -169,25 +169,24 @@ class FragmentExchange(LateReporting):
         new = {name: every[name] for name in newcomers}
         self._check(new)
         ranks, limit = self._exchange.channel(), self._exchange.options["timeout"]
-        for shard in selection.shards_of(new).values():
+        for shard in shards_of(new).values():
             mean = shard.contiguous()
             allreduce(ranks, mean, codec="none", reduction="mean", timeout=limit)
             shard.copy_(mean)
-        self._parameters = {
-            name: one for name, one in every.items() if name in self._start or name in newcomers
-        }
+        taking_part = {*self._start, *newcomers}
+        self._parameters = {name: one for name, one in every.items() if name in taking_part}
         self._fragments = self._divided()
         self._take_start(self._parameters)
-        self._exchange.hold(selection.shards_of(self._start))
+        self._exchange.hold(shards_of(self._start))
         (group, *others) = self.outer_optimizer.param_groups
         if others:
             self.outer_optimizer.add_param_group({"params": [self._start[n] for n in newcomers]})
         else:
             group["params"][:] = self._start.values()  # in the order of a new one's
 
-    def _take_start(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def _take_start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         before = self._start
         self._start = {
-            name: before[name] if name in before else torch.nn.Parameter(shard.clone())
-            for name, shard in selection.shards_of(parameters).items()
+            name: before[name] if name in before else nn.Parameter(shard.clone())
+            for name, shard in shards_of(parameters).items()
         }

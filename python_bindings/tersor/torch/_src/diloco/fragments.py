@@ -30,11 +30,8 @@ class Timetable:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError for invalid or conflicting numbers."""
-        for name, value, least in (
-            ("sync_every", self.sync_every, 1),
-            ("fragments", self.fragments, 1),
-            ("fragment_sync_delay", self.fragment_sync_delay, 0),
-        ):
+        for name, least in {"sync_every": 1, "fragments": 1, "fragment_sync_delay": 0}.items():
+            value = getattr(self, name)
             expect(value, int, f"{name} must be an integer")
             if value < least:
                 raise InvalidArgumentError(f"{name}={value}: give at least {least}")
@@ -54,14 +51,10 @@ class Timetable:
     def turn_of(self, step: int) -> int | None:
         """The fragment with a turn after this step, or None."""
         place = (step - 1) % self.sync_every + 1
-        fragment = (
-            -(-place * self.fragments // self.sync_every) - 1
-        )  # the first fragment with an end at this step or later
-        return fragment if self.end_of(fragment) == place else None
-
-    def end_of(self, fragment: int) -> int:
-        """The last step of a round before the fragment's turn."""
-        return (fragment + 1) * self.sync_every // self.fragments
+        # The first fragment with an end at this step or later.
+        fragment = -(-place * self.fragments // self.sync_every) - 1
+        end = (fragment + 1) * self.sync_every // self.fragments  # the last step before the turn
+        return fragment if end == place else None
 
 
 def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
@@ -97,13 +90,10 @@ def differences(
         firsts = [pairs[name][0] for name in names]
         counts = [one.numel() for one in firsts]
         flat = firsts[0].new_empty(sum(counts))
-        parts = [
-            one.view(like.shape)
-            for one, like in zip(flat.split_with_sizes(counts), firsts, strict=True)
-        ]
-        for name, part in zip(names, parts, strict=True):
-            torch.sub(*pairs[name], out=part)
-        yield flat, dict(zip(names, parts, strict=True))
+        parts = dict(zip(names, flat.split_with_sizes(counts), strict=True))
+        for name, part in parts.items():
+            parts[name] = torch.sub(*pairs[name], out=part.view(pairs[name][0].shape))
+        yield flat, parts
 
 
 def hidden(delay: int, sofar: ReducerStatistics) -> str:

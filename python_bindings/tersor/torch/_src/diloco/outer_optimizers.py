@@ -59,8 +59,7 @@ def check_outer(outer_optimizer: object) -> None:
     if not callable(outer_optimizer):
         raise TypeError(
             "outer_optimizer must be a function of a list of parameters, such as nesterov or "
-            "functools.partial(torch.optim.SGD, lr=0.7), not "
-            f"{described(outer_optimizer)}"
+            f"functools.partial(torch.optim.SGD, lr=0.7), not {described(outer_optimizer)}"
         )
 
 

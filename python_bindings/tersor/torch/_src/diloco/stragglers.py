@@ -20,8 +20,8 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -153,8 +153,7 @@ class Stragglers:
                 self._asked = None
         if asked.error is not None:
             raise asked.error
-        result: Result = asked.result
-        return result
+        return cast(Result, asked.result)
 
     def resume(self) -> None:
         """Continues after RanksLostError, which paused the thread."""
@@ -240,7 +239,7 @@ class Stragglers:
     # The thread.
 
     def _run(self) -> None:
-        with torch.no_grad(), self._on_device():
+        with torch.no_grad(), torch.cuda.stream(self._stream):  # None: nothing to select
             while not self._ended:
                 try:
                     with self.busy:
@@ -251,14 +250,6 @@ class Stragglers:
                     return self._fail(error)
                 with self._state:
                     self._state.wait(_PAUSE_SECONDS)
-
-    @contextlib.contextmanager
-    def _on_device(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-        else:
-            with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
-                yield
 
     def _turn(self) -> None:
         """One sum and the action that all ranks derive from the sum. Repeated if ranks are lost."""

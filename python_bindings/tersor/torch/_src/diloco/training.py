@@ -30,6 +30,7 @@ from tersor.torch._src.diloco.stragglers import Part, Stragglers, Tasks
 from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
 from tersor.torch._src.optim.state import load_with
 from tersor.torch._src.parameters import selection
+from tersor.torch._src.parameters.selection import only_device
 
 
 class DiLoCo(FragmentExchange):
@@ -94,7 +95,6 @@ class DiLoCo(FragmentExchange):
         outer.step()    # exchanges in every 500th call
     """
 
-    _exchange: TensorExchange
     every = renamed_attribute("sync_every")
     mix = renamed_attribute("fragment_update_alpha")
     residual_factor = renamed_attribute("error_decay")
@@ -136,9 +136,8 @@ class DiLoCo(FragmentExchange):
         self._timetable = Timetable(sync_every, fragments, fragment_sync_delay)
         if straggler_timeout is not None:
             stragglers.check_timeout(straggler_timeout, self._timetable)
-        alpha = 0.5 if fragment_sync_delay else 0.0
-        if fragment_update_alpha is not None:
-            alpha = fragment_update_alpha
+        usual = 0.5 if fragment_sync_delay else 0.0
+        alpha = usual if fragment_update_alpha is None else fragment_update_alpha
         expect(alpha, (float, int), "fragment_update_alpha must be a number")
         if not 0 <= alpha < 1:
             raise InvalidArgumentError(
@@ -168,9 +167,7 @@ class DiLoCo(FragmentExchange):
             options["auto_learning"] = False
         selection.refuse_elastic_shards(options, self._parameters)
         self._fragments = self._divided()
-        self._exchange = TensorExchange(
-            process_group, selection.only_device(self._parameters), options
-        )
+        self._exchange = TensorExchange(process_group, only_device(self._parameters), options)
         broadcast_start(model, process_group, self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
         self._take_start(self._parameters)
@@ -320,13 +317,9 @@ class DiLoCo(FragmentExchange):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._fetch()
-        outer = self.outer_optimizer
-        load_with(
-            self.reducer,
-            self._process_group(),
-            state["residuals"],
-            lambda: outer.load_state_dict(state["outer_optimizer"]),
-        )
+        outer, group = self.outer_optimizer, self._process_group()
+        saved = state["outer_optimizer"]
+        load_with(self.reducer, group, state["residuals"], lambda: outer.load_state_dict(saved))
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]

@@ -97,18 +97,18 @@ def compress(
     )  # fmt: skip
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    if mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):
+    on_one_mesh = mesh_count(reduces.values()) <= 1 and all(mesh.ndim == 1 for mesh in meshes)
+    if not on_one_mesh:
         refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
-    gathers = {
-        name: WeightExchange(weights_codec, sender, reduce)
-        for name, reduce in reduces.items()
-        if weights_codec is not None
-    }
-    if gathers:
+    gathers = {}
+    if weights_codec is not None:
+        gathers = {n: WeightExchange(weights_codec, sender, one) for n, one in reduces.items()}
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     exchanges = _install(modules, reduces, gathers)
-    handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
+    group = meshes[0].get_group() if meshes and on_one_mesh else dist.group.WORLD
+    assert group is not None  # FSDP needs the default group
+    handle = ShardedHandle(sender, exchanges, group, notes)
     sender.loss_scale = LossScale(scaler, transactional)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
     parameters = every_parameter(model)
@@ -125,18 +125,15 @@ def prepared(
     names = {id(one): name for name, one in parameters.items()}
     _refuse_others(modules, "reduce-scatter")
     sender = Sender(_checked(options), unsupported)
-    reduces = {
-        name: GradientExchange(name, ModuleLayout(module, names), sender)
-        for name, module in modules.items()
-    }
+    layouts = {name: ModuleLayout(module, names) for name, module in modules.items()}
+    reduces = {name: GradientExchange(name, one, sender) for name, one in layouts.items()}
     return sender, modules, reduces
 
 
 def _sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
     """Returns the sharded modules by name. Raises InvalidArgumentError for unsupported meshes."""
-    modules = unwrapped(
-        {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
-    )
+    found = {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    modules = unwrapped(found)
     if not modules:
         raise InvalidArgumentError(
             "no module of the model is sharded: call fully_shard(model) first"
@@ -156,11 +153,8 @@ def _install(
         reduce.install(modules[name])  # per module, because PyTorch does not recurse
     for name, gather in gathers.items():
         modules[name].set_custom_all_gather(gather)  # type: ignore[arg-type]
-    replicas = [
-        ReplicaExchange(reduce, group)
-        for reduce in reduces.values()
-        if (group := reduce.layout.replicas) is not None
-    ]
+    pairs = [(one, one.layout.replicas) for one in reduces.values()]
+    replicas = [ReplicaExchange(one, group) for one, group in pairs if group is not None]
     return [*reduces.values(), *replicas, *gathers.values()]
 
 
@@ -215,17 +209,6 @@ def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[st
     note = f"error feedback keeps {most}{values} residuals on every rank: {mib:.1f} MiB"
     logger.warning(note)
     return [note]
-
-
-def _group_of(model: nn.Module, reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
-    """Returns the ranks of the model's mesh, or all ranks for several meshes or dimensions."""
-    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    several = mesh_count(reduces) > 1
-    if meshes and all(mesh.ndim == 1 for mesh in meshes) and not several:
-        return meshes[0].get_group()
-    world: dist.ProcessGroup | None = dist.group.WORLD
-    assert world is not None  # FSDP needs the default group
-    return world
 
 
 def _mesh_note(model: nn.Module, reduces: Iterable[GradientExchange]) -> list[str]:

@@ -305,10 +305,7 @@ class GradientExchange(ModuleExchange):
         Raises:
             InvalidArgumentError: No rule matches a parameter.
         """
-        return [
-            (one, _core.choose_codec(self._sender.options, one.name, list(one.shape), "f32"))
-            for one in self.layout.expected()
-        ]
+        return [(one, one.choice(self._sender.options, "f32")) for one in self.layout.expected()]
 
     def __call__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,11 +56,8 @@ class ShardedHandle(Reporting, Weighed):
         return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        return [
-            one
-            for reducer in self._reducers
-            for one in reducer.statistics(residual_norms=residual_norms)
-        ]
+        found = (one.statistics(residual_norms=residual_norms) for one in self._reducers)
+        return list(itertools.chain.from_iterable(found))
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         found = super().totals(residual_norms=residual_norms)

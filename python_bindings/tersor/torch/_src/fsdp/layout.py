@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import zeros
@@ -27,6 +29,10 @@ class ShardedParameter:
     shape: torch.Size  #: of the whole parameter, without padding
     dimension: int  #: dimension of the cut
     shard_count: int  #: values per rank, padding included
+
+    def choice(self, options: _core.ReducerOptions, dtype: str) -> _core.CodecChoice:
+        """The codec of the parameter."""
+        return _core.choose_codec(options, self.name, list(self.shape), dtype)
 
 
 class ModuleLayout(_compat.FsdpGroup):
@@ -67,17 +73,14 @@ class ModuleLayout(_compat.FsdpGroup):
             if one.sharded_param.requires_grad or self._names[id(one)] in also
         ]
 
-    def trained(self) -> list[tuple[str, torch.Tensor]]:
+    def trained(self) -> list[tuple[str, Tensor]]:
         """Returns the names and the sharded parameters."""
         return [(self._names[id(one)], one.sharded_param) for one in self._entries]
 
     def _describe(self, entry: Any) -> ShardedParameter:
-        return ShardedParameter(
-            name=self._names[id(entry)],
-            shape=self._shape(entry),
-            dimension=entry.fsdp_placement.dim,
-            shard_count=entry.padded_sharded_param_size.numel(),
-        )
+        name, shape = self._names[id(entry)], self._shape(entry)
+        shard_count = entry.padded_sharded_param_size.numel()
+        return ShardedParameter(name, shape, entry.fsdp_placement.dim, shard_count)
 
 
 def refuse_meshes(name: str, module: FSDPModule) -> None:
@@ -101,7 +104,7 @@ def refuse_meshes(name: str, module: FSDPModule) -> None:
         )
 
 
-def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
+def to_flat(whole: Tensor, parameter: ShardedParameter, ranks: int) -> Tensor:
     """Arranges a tensor of the parameter's shape as ``ranks`` shards, padded with zeros.
 
     Returns:
@@ -113,7 +116,7 @@ def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> tor
     return flat
 
 
-def from_flat(flat: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
+def from_flat(flat: Tensor, parameter: ShardedParameter, ranks: int) -> Tensor:
     """Inverts :func:`to_flat`. Returns a view if the parameter is cut along dimension 0."""
     values = flat[: parameter.shape.numel()]
     if parameter.dimension == 0:
@@ -136,19 +139,19 @@ class Kept:
     codec: str  #: the codec of the residual
     ranks: int  #: number of ranks of the reducer
     rank: int  #: this rank's number in the reducer
-    residual: torch.Tensor
+    residual: Tensor
     longest: int  #: the maximum length of a residual on any rank
     step: int  #: step of the reducer
     shards: list[int]  #: the ranks of the shards; empty between replicas
     codec_may_change: bool = False  #: True if "auto" or a schedule chooses the codec
 
-    def spread(self) -> torch.Tensor:
+    def spread(self) -> Tensor:
         """Returns a copy of the residual at its position in the padded parameter."""
         whole = zeros(self.ranks, self.parameter.shard_count)
         whole[self.shards] = self.residual.view(len(self.shards), -1)
         return whole.view(-1)
 
-    def take(self, whole: torch.Tensor) -> None:
+    def take(self, whole: Tensor) -> None:
         """Sets the residual to this rank's part of the padded parameter ``whole``."""
         part = whole.view(self.ranks, -1)[self.shards] * (self.ranks / len(self.shards))
         self.residual.copy_(part.view(-1))

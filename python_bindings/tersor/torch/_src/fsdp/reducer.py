@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,12 +26,15 @@ from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
-from tersor.torch._src.fsdp.layout import Kept, ModuleLayout, ShardedParameter
+from tersor.torch._src.fsdp.layout import Kept, ShardedParameter
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.parameters.selection import literal_pattern
 from tersor.torch._src.process_group.connections import hosts_of
 from tersor.torch._src.statistics.records import ParameterStatistics, of_parameter
+
+if TYPE_CHECKING:
+    from tersor.torch._src.fsdp.exchange import ModuleExchange
 
 _MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same reducers
 
@@ -119,11 +122,8 @@ class ShardedReducer:
         """Returns the statistics of the sent parameters."""
         every = self.core.parameter_statistics()
         norms = self.core.residual_norms() if residual_norms else [None] * len(every)
-        return (
-            self._told(one, norm)
-            for one, norm in zip(every, norms, strict=True)
-            if one.steps and one.name in self.parameters
-        )
+        pairs, own = zip(every, norms, strict=True), self.parameters
+        return (self._told(one, norm) for one, norm in pairs if one.steps and one.name in own)
 
     def totals(self, *, residual_norm: bool) -> ParameterStatistics:
         """Returns the statistics of all parameters together, of the completed steps."""
@@ -149,23 +149,18 @@ class ShardedReducer:
         state = ReducerState.read(self.core.save_state())
         every = self.core.parameter_statistics()
         changing = {one.name for one in every if one.codec_may_change}
-        kept = {
-            name: Kept(
-                self.parameters[one.name],
-                one.codec,
-                self.kind.group.size(),
-                self.kind.group.rank(),
-                torch.from_numpy(values),
-                longest,
-                state.step,
-                self._shards(len(values) // self.parameters[one.name].shard_count),
-                one.name in changing,
-            )
-            for one in state.parameters
-            if one.name in self.parameters
-            for name, values, longest in self._residuals(one)
-            if longest
-        }
+        group, kept = self.kind.group, {}
+        for one in state.parameters:
+            if (parameter := self.parameters.get(one.name)) is None:
+                continue
+            for name, values, longest in self._residuals(one):
+                if longest:
+                    residual = torch.from_numpy(values)
+                    shards = self._shards(len(values) // parameter.shard_count)
+                    kept[name] = Kept(
+                        parameter, one.codec, group.size(), group.rank(), residual, longest,
+                        state.step, shards, one.name in changing,
+                    )  # fmt: skip
         return state, kept
 
     def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
@@ -216,11 +211,8 @@ class ReplicaReducer(ShardedReducer):
     def sums(self) -> dict[str, Tensor]:
         """Returns the sums of residuals over replicas by parameter. A collective call."""
         state = ReducerState.read(self.core.save_portable_state())
-        return {
-            one.name: torch.from_numpy(one.residual)
-            for one in state.parameters
-            if len(one.residual) and one.name in self.parameters
-        }
+        own = [one for one in state.parameters if one.name in self.parameters]
+        return {one.name: torch.from_numpy(one.residual) for one in own if len(one.residual)}
 
     def _take_residuals(self, others: Sequence[ShardedReducer]) -> None:
         """Takes sums over replicas. The owner of a part depends on the shard's index."""
@@ -260,10 +252,7 @@ class ReplicaReducer(ShardedReducer):
     def _rules(self, options: ReducerOptions) -> ReducerOptions:
         asked = fill(_core.ReducerOptions(), options)
         dtype = dtype_text(self.kind.dtype)
-        self._choices = {
-            one.name: _core.choose_codec(asked, one.name, list(one.shape), dtype)
-            for one in self.parameters.values()
-        }
+        self._choices = {n: one.choice(asked, dtype) for n, one in self.parameters.items()}
         rules = [
             (literal_pattern(name), codec, step)
             for name, choice in self._choices.items()
@@ -296,19 +285,6 @@ class ReplicaReducer(ShardedReducer):
         return found
 
 
-class ReducedModule(Protocol):
-    """The gradients of one ``FSDPModule``, or the shards between its replicas."""
-
-    layout: ModuleLayout
-
-    @property
-    def is_expected(self) -> bool:
-        """True if the kind of exchange can be predicted."""
-
-    def expected_kind(self) -> Kind:
-        """Returns the kind of exchange that FSDP is expected to request."""
-
-
 Made = TypeVar("Made", bound=ShardedReducer)
 
 
@@ -321,10 +297,10 @@ class Reducers(Generic[Made]):
 
     def __init__(self, options: ReducerOptions, make: Callable[..., Made]) -> None:
         """``make`` takes the kind, parameters, options and reason."""
-        self.exchanges: list[ReducedModule] = []  #: in the order of modules
+        self.exchanges: list[ModuleExchange] = []  #: in the order of modules
         self._options = options
         self._new = make
-        self._of: dict[ReducedModule, Made] = {}
+        self._of: dict[ModuleExchange, Made] = {}
         self._odd: dict[tuple[int, str, int, Kind], Made] = {}  # at most _MOST_ODD
 
     def all(self) -> list[Made]:
@@ -338,7 +314,7 @@ class Reducers(Generic[Made]):
             if exchange.is_expected and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchange)
 
-    def of(self, exchange: ReducedModule, kind: Kind) -> Made:
+    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
         """Returns the reducer of the module's trained parameters."""
         made = self._of.get(exchange)
         if made is None or made.kind != kind:
@@ -349,7 +325,7 @@ class Reducers(Generic[Made]):
 
     def odd(
         self,
-        exchange: ReducedModule,
+        exchange: ModuleExchange,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
@@ -371,10 +347,10 @@ class Reducers(Generic[Made]):
         self._of.clear()
         self._odd.clear()
 
-    def _alike(self, kind: Kind, certain: ReducedModule) -> list[ReducedModule]:
+    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
         """Returns the exchanges of this kind, requested or expected, that are not in a step."""
 
-        def is_alike(one: ReducedModule) -> bool:
+        def is_alike(one: ModuleExchange) -> bool:
             made = self._of.get(one)
             if made is None:
                 return one.is_expected and one.expected_kind() == kind
@@ -382,7 +358,7 @@ class Reducers(Generic[Made]):
 
         return [one for one in self.exchanges if one is certain or is_alike(one)]
 
-    def _make(self, kind: Kind, certain: ReducedModule) -> Made:
+    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
         alike = self._alike(kind, certain)
         before = {self._of[one]: None for one in alike if one in self._of}
         kept = {name for old in before for name in old.parameters}  # frozen parameters too

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tersor import collectives
 from tersor._core import InvalidArgumentError
 from tersor.torch._src.checkpoint import residuals as checkpoint
-from tersor.torch._src.checkpoint.residuals import Mode
+from tersor.torch._src.checkpoint.residuals import Mode, own_row, side_by_side
 from tersor.torch._src.fsdp.exchange import Sender
 from tersor.torch._src.fsdp.layout import Kept, from_flat, to_flat
 from tersor.torch._src.fsdp.reducer import ReplicaReducer
@@ -102,7 +102,7 @@ def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         one, saved = kept[name], state["residuals"][name]
         one.step = checkpoint.number(step, f"step of {name}")
-        saved = checkpoint.own_row(saved, group.rank()) if exact else saved
+        saved = own_row(saved, group.rank()) if exact else saved
         found = checkpoint.finite(saved, f"residual of {name}").shape
         wanted = torch.Size([one.longest]) if exact else one.parameter.shape
         if found != wanted:
@@ -127,10 +127,8 @@ def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
 
 def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
-    places = checkpoint.side_by_side(torch.tensor([group.rank()], device="cpu"), mesh)
-    rows = {
-        name: checkpoint.side_by_side(one.residual, mesh, one.longest) for name, one in kept.items()
-    }
+    places = side_by_side(torch.tensor([group.rank()], device="cpu"), mesh)
+    rows = {name: side_by_side(one.residual, mesh, one.longest) for name, one in kept.items()}
     return {"places": places, "residuals": rows}
 
 
@@ -141,9 +139,8 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
     sums = {}
     for name, one in kept.items():
         total = totals[name]
-        collectives.allreduce(
-            transport(group, total.device), total, codec="none", timeout=sender.seconds(group)
-        )
+        ranks, seconds = transport(group, total.device), sender.seconds(group)
+        collectives.allreduce(ranks, total, codec="none", timeout=seconds)
         sums[name] = from_flat(total, one.parameter, one.ranks)
     return {"residuals": sums}
 
@@ -197,7 +194,7 @@ def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, A
     if state["mode"] != "exact":
         return
     checkpoint.check_ranks(state["ranks"], group.size())
-    rank = int(checkpoint.own_row(state["places"], group.rank())[0])
+    rank = int(own_row(state["places"], group.rank())[0])
     if rank != group.rank():
         raise InvalidArgumentError(
             f"the state is of rank {rank} of {group.size()}, this is rank {group.rank()}: load on "

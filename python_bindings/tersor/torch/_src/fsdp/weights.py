@@ -77,9 +77,8 @@ class WeightExchange(Exchange):
     ) -> dist.Work | None:
         """Gathers ``input_tensor``, which may be part of ``output_tensor``, equal on all ranks."""
         if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
-            work: dist.Work | None = _all_gather(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
+            work: dist.Work | None
+            work = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
             return work
         with self._sender.guard(output_tensor, group):
             self._gather(output_tensor.view(group.size(), -1), input_tensor, group)
@@ -120,12 +119,12 @@ class WeightExchange(Exchange):
     def _messages(self, values: Tensor) -> list[Message]:
         key = (values.dtype, values.numel())
         if key not in self._plans:
-            parameters = self._gradients.layout.gathered(values.numel())
-            self._plans[key] = (
-                [Message(self._gradients.name, self._codec, [slice(0, values.numel())])]
-                if parameters is None
-                else plan_messages(self._options, parameters, dtype_text(values.dtype))
-            )
+            found = self._gradients.layout.gathered(values.numel())
+            if found is None:
+                whole = slice(0, values.numel())
+                self._plans[key] = [Message(self._gradients.name, self._codec, [whole])]
+            else:
+                self._plans[key] = plan_messages(self._options, found, dtype_text(values.dtype))
         return self._plans[key]
 
 
@@ -139,7 +138,7 @@ def plan_messages(
     for one in parameters:
         columns = slice(start, start + one.shard_count)
         start = columns.stop
-        choice = _core.choose_codec(options, one.name, list(one.shape), dtype)
+        choice = one.choice(options, dtype)
         if choice.by_value:
             message = shared.setdefault(choice.codec, Message(one.name, choice.codec, []))
         else:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tersor import _core
 from tersor._options import fill
 from tersor.torch._src.checkpoint import residuals as checkpoint
+from tersor.torch._src.checkpoint.residuals import finite, number
 
 
 class World(NamedTuple):
@@ -162,11 +163,7 @@ class Places:
         loaded = {}
         for key, tensor in checkpoint.as_mapping(state).items():
             fragment, place = map(int, key.split("."))
-            residual = (
-                checkpoint.finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
-            )
-            loaded[checkpoint.number(fragment, "fragment"), checkpoint.number(place, "place")] = (
-                residual
-            )
+            residual = finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
+            loaded[number(fragment, "fragment"), number(place, "place")] = residual
         self.forget()
         self._loaded = loaded

@@ -81,22 +81,20 @@ def allocate(
 def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Measured | str:
     """Measures each parameter with a gradient. Returns a message after an error."""
     parameters, _ = split_parameters(wrapped_in(model))
-    gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
+    measured: Measured = {}
     try:
-        return {
-            name: _core.measure_candidates(
-                name, _whole(one), list(codecs or _default_codecs(one)), threads
-            )
-            for name, one in gradients.items()
-            if is_supported(one)
-        }
+        for name, one in parameters.items():
+            if one.grad is not None and is_supported(one.grad):
+                specs = list(codecs or _default_codecs(one.grad))
+                measured[name] = _core.measure_candidates(name, _whole(one.grad), specs, threads)
     except InvalidArgumentError as error:
         return str(error)
+    return measured
 
 
 def _default_codecs(gradient: Tensor) -> list[str]:
-    specs = _core.allocation_codecs()
-    return [s for s in specs if not (isinstance(gradient, DTensor) and s.startswith("lowrank"))]
+    specs, whole = _core.allocation_codecs(), not isinstance(gradient, DTensor)
+    return [one for one in specs if whole or not one.startswith("lowrank")]
 
 
 def _whole(gradient: Tensor) -> Tensor:

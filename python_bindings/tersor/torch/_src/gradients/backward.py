@@ -15,10 +15,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
-import operator
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,17 +61,13 @@ class KnownBuckets:
         """Returns the parameters of a bucket, usually the same object as in the previous pass."""
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
-        if known is None or not _are(known.parameters, parameters):
+        if known is None or list(map(id, known.parameters)) != list(map(id, parameters)):
             # After the first steps, DDP rebuilds its buckets in the order of the gradients.
             self.rebuilt |= known is not None
             # A complex parameter has a bucket of real numbers, so the check reads parameters.
             known = BucketParameters(parameters, all(map(is_supported, parameters)))
             self._buckets[bucket.index()] = known
         return known
-
-
-def _are(tensors: list[Tensor], others: list[Tensor]) -> bool:
-    return len(tensors) == len(others) and all(map(operator.is_, tensors, others))
 
 
 class Backward:
@@ -85,9 +81,7 @@ class Backward:
 
     def add(self, gradients: Tensor) -> Bucket:
         """Adds a bucket."""
-        devices: list[int | str | torch.device] | None = (
-            [gradients.device] if gradients.is_cuda else None
-        )
+        devices: Any = [gradients.device] if gradients.is_cuda else None
         self.buckets.append(Bucket(gradients, Future(devices=devices)))
         return self.buckets[-1]
 

@@ -60,9 +60,8 @@ def warn_of(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int =
 
 def watch(parameters: Mapping[str, Tensor], codecs: CodecOf) -> None:
     """Warns at the first step of an optimizer that has one of the parameters."""
-    references = [
-        weakref.ref(parameters[name]) for name, codec in codecs.items() if _is_below(codec)
-    ]
+    low = [parameters[name] for name, codec in codecs.items() if _is_below(codec)]
+    references = [weakref.ref(one) for one in low]
     if references:
         _look_before_steps()
         _watched.append((references, codecs))

@@ -121,7 +121,7 @@ class _OwnVariance(Rule):
 
     def sent(self, part: Part) -> list[Tensor]:
         beta1, beta2 = part.group["betas"]
-        averages, variances = (part.moments[key] for key in self.moments)
+        averages, variances = (part.moments(key) for key in self.moments)
         gradients, correction = part.float_gradients(), 1 - beta2 ** (part.steps + 1)
         made = list(_compat.foreach_mul(variances, number(beta2 / correction, variances)))
         _compat.foreach_addcmul_(made, gradients, gradients, (1 - beta2) / correction)
@@ -133,7 +133,7 @@ class _OwnVariance(Rule):
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
-        averages, variances = (part.moments[key] for key in self.moments)
+        averages, variances = (part.moments(key) for key in self.moments)
         _follow_squares(variances, part.float_gradients(), beta2)
         _compat.foreach_copy_(averages, arrived)
         rate = float(part.group["lr"]) / (1 - beta1 ** (part.steps + 1))
@@ -161,7 +161,7 @@ class _MeanGradient(MeanGradient):
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
-        averages, variances = (part.moments[key] for key in self.moments)
+        averages, variances = (part.moments(key) for key in self.moments)
         _compat.foreach_lerp_(averages, arrived, 1 - beta1)
         _follow_squares(variances, arrived, beta2)
         roots = _compat.foreach_sqrt(variances)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from tersor._core import InvalidArgumentError, RanksLostError
 from tersor.reducer import ReducerOptions
@@ -17,7 +18,7 @@ from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.gradients.sample_weights import Weighed
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
+from tersor.torch._src.parameters.selection import Unsupported
 
 _LEFT_OVER = (
     "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
@@ -30,9 +31,8 @@ class AveragedGradients(OptimizerHandle, Weighed):
 
     optimizer: torch.optim.Optimizer
     _dense: set[str]  # parameters with sparse gradients before
-    _optimized: OptimizedParameters
     _options: ReducerOptions
-    _passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]]
+    _passes: dict[str, tuple[int, weakref.ref[Tensor]]]
     _passes_per_step: int
     _sent: SentGradients
     _synchronized: bool
@@ -67,18 +67,10 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True
 
-    @property
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        return self._optimized.taking_part
-
-    def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
+    def _take_part(self, newcomers: Mapping[str, Tensor]) -> None:
         group, how = self._process_group(), self._unsupported
         selection.refuse_sharded(newcomers, group, "use tersor.torch.compress")
-        found = {
-            name: selection.reason_of(one)
-            for name, one in newcomers.items()
-            if not selection.is_supported(one)
-        }
+        found = selection.reasons_of(newcomers)
         selection.report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
         self._watch(newcomers)
@@ -156,11 +148,11 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self._reduce_uncompressed(newcomers)
         self.reducer.relearn_order()
 
-    def _compressed(self) -> dict[str, torch.Tensor]:
+    def _compressed(self) -> dict[str, Tensor]:
         shards = selection.shards_of(self._parameters)
         return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
-    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""
         if self._removed:
             return
@@ -181,7 +173,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         if passes == self._passes_per_step:
             self._send(name, parameter)
 
-    def _send(self, name: str, parameter: torch.Tensor) -> None:
+    def _send(self, name: str, parameter: Tensor) -> None:
         missing = parameter.grad is None
         gradient = self._dense_gradient(name, parameter)
         if name in self._uncompressed:
@@ -194,7 +186,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             self.reducer.ready(name, values, "none" if missing else "gradient")
         self._sent.add(name, gradient, values)
 
-    def _dense_gradient(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    def _dense_gradient(self, name: str, parameter: Tensor) -> Tensor:
         """The gradient as a dense tensor; zeros if this rank has none."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -211,9 +203,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             selection.reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
 
 
-def _accumulated(
-    watcher: weakref.ref[AveragedGradients], name: str, parameter: torch.Tensor
-) -> None:
+def _accumulated(watcher: weakref.ref[AveragedGradients], name: str, parameter: Tensor) -> None:
     """A hook of autograd, with only a weak reference to the optimizer."""
     if (optimizer := watcher()) is not None:
         optimizer._accumulated(name, parameter)

@@ -26,16 +26,17 @@ from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.optim.rules import Part, Rule
 from tersor.torch._src.optim.state import Kept, load, save
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.selection import OptimizedParameters
+from tersor.torch._src.parameters.selection import (
+    OptimizedParameters,
+    is_supported,
+    local_shard,
+    shards_of,
+)
 
 DEFAULT_CODEC = "hadamard:bits=1+ef"
 #: Former keywords.
-RENAMED = {
-    "dense_codec": "warmup_codec",
-    "dense_steps": "warmup_steps",
-    "group": "process_group",
-    "least_ranks": "min_ranks",
-}
+RENAMED = {"dense_codec": "warmup_codec", "dense_steps": "warmup_steps"}
+RENAMED |= {"group": "process_group", "least_ranks": "min_ranks"}
 # Values with temporary copies: on CPUs as many as fit into caches, on devices more, because
 # launches take time there.
 _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
@@ -44,7 +45,6 @@ _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
 class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     """An optimizer whose steps exchange values by a codec with error feedback."""
 
-    _exchange: TensorExchange
     _step_supports_amp_scaling = True  # the scaler calls step() even where it found an infinity
     # The advice for sharded parameters.
     _instead: ClassVar = "use tersor.torch.compress with a codec of two bits or more"
@@ -71,9 +71,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             _check_schedule(found, self._warmup_steps)
         self._optimized = OptimizedParameters(self, None)
         selection.refuse_elastic_shards(found, self._parameters)
-        self._exchange = TensorExchange(
-            process_group, selection.only_device(self._parameters), found
-        )
+        device = selection.only_device(self._parameters)
+        self._exchange = TensorExchange(process_group, device, found)
         self._presence = Presence(self._exchange)
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
@@ -228,15 +227,11 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         super().add_param_group(param_group)
         _check_group(self.param_groups[-1])
 
-    @property
-    def _parameters(self) -> dict[str, Tensor]:
-        return self._optimized.taking_part
-
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
         """Makes the codecs and moments of parameters that will take part."""
         selection.refuse_unsupported(newcomers, type(self).__name__)
         selection.refuse_sharded(newcomers, self._process_group(), self._instead)
-        codecs = chosen_codecs(self._exchange.options, selection.shards_of(newcomers))
+        codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
         self._codecs.update(codecs)
         for name, parameter in newcomers.items():
             rule = self._rules[name] = self._rule(parameter, codecs[name])
@@ -246,7 +241,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _hold(self) -> None:
         sent = {name: self._like_sent(name) for name in self._parameters}
         options: ReducerOptions = {"rules": self._schedule()} if self._warmup_steps else {}
-        self._exchange.hold(selection.shards_of(sent), options)
+        self._exchange.hold(shards_of(sent), options)
 
     def _like_sent(self, name: str) -> Tensor:
         moments: dict[str, Tensor] = self.state[self._parameters[name]]
@@ -281,14 +276,11 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._optimized.follow_groups()
         self._begin_replaced()
         names = {id(one): name for name, one in self._optimized.all.items()}
-        return Kept(
-            {name: self.state[one] for name, one in self._parameters.items()},
-            [[names[id(one)] for one in group["params"]] for group in self.param_groups],
-            {name: own for name in self._parameters if (own := self._rules[name].own)},
-            self._exchange,
-            self._process_group(),
-            type(self).__name__,
-        )
+        moments = {name: self.state[one] for name, one in self._parameters.items()}
+        groups = [[names[id(one)] for one in group["params"]] for group in self.param_groups]
+        own = {name: own for name in self._parameters if (own := self._rules[name].own)}
+        group, who = self._process_group(), type(self).__name__
+        return Kept(moments, groups, own, self._exchange, group, who)
 
     def _is_finite(self) -> bool:
         """True if this rank's gradients are finite, as a scaler already found out.
@@ -299,20 +291,15 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             return float(found) == 0
         parameters = self._optimized.all
         grads = {name: one.grad for name, one in parameters.items() if one.grad is not None}
-        own = {
-            name: selection.local_shard(one)
-            for name, one in grads.items()
-            if selection.is_supported(one)
-        }
+        own = {name: local_shard(one) for name, one in grads.items() if is_supported(one)}
         found = torch.zeros((), device=self._exchange.device, dtype=torch.float32)
         for dtype in {one.dtype for one in own.values()}:
             alike = [one for one in own.values() if one.dtype == dtype]
             _compat.find_non_finite_(alike, found, torch.ones_like(found))
         if found:
             bad = next(name for name, one in own.items() if not one.isfinite().all())
-            warnings.warn(
-                f"the gradient of {bad} is not finite: all ranks skip the step", stacklevel=4
-            )
+            text = f"the gradient of {bad} is not finite: all ranks skip the step"
+            warnings.warn(text, stacklevel=4)
         return not _somewhere_in(bool(found), parameters.values())
 
     def _unscaled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -353,31 +340,22 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _parts(self, gradients: Mapping[str, Tensor]) -> Iterator[Part]:
         """Parts of few values or one parameter each, so that temporary copies are small."""
         groups = {id(one): group for group in self.param_groups for one in group["params"]}
-        alike: dict[Any, list[tuple[str, Tensor, dict[str, Tensor]]]] = {}
+        alike: dict[Any, list[str]] = {}
         counts: Counter[Any] = Counter()
         parameters = self._parameters
         on_host = self._exchange.device.type == "cpu"
         together = _TOGETHER if on_host else _TOGETHER_ON_DEVICES
         for name, gradient in gradients.items():
             parameter, rule = parameters[name], self._rules[name]
-            state = self.state[parameter]
-            likeness = rule.likeness(parameter)
-            key = (int(state["step"]), id(groups[id(parameter)]), id(rule), likeness)
-            alike.setdefault((*key, counts[key] // together), []).append((name, parameter, state))
+            steps, group = int(self.state[parameter]["step"]), groups[id(parameter)]
+            key = (steps, id(group), id(rule), rule.likeness(parameter))
+            alike.setdefault((*key, counts[key] // together), []).append(name)
             counts[key] += gradient.numel()
-        for (steps, *_), some in alike.items():
-            names, own, states = (list(each) for each in zip(*some, strict=True))
-            rule = self._rules[names[0]]
-            yield Part(
-                rule,
-                groups[id(own[0])],
-                steps,
-                [one["step"] for one in states],
-                names,
-                own,
-                [gradients[name] for name in names],
-                {key: [selection.local_shard(one[key]) for one in states] for key in rule.moments},
-            )
+        for (steps, *_), names in alike.items():
+            own = [parameters[name] for name in names]
+            states = [self.state[one] for one in own]
+            taken = [gradients[name] for name in names]
+            yield Part(self._rules[names[0]], groups[id(own[0])], steps, names, own, taken, states)
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         if (gradient := parameter.grad) is None:
@@ -387,7 +365,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
                 f"the gradient of {name} is sparse: {type(self).__name__} takes dense ones; make "
                 "the embedding with sparse=False"
             )
-        return selection.local_shard(gradient)
+        return local_shard(gradient)
 
 
 def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:

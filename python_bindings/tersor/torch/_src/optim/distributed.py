@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgumentError, RanksLostError
-from tersor._options import takes_advanced
+from tersor._options import expect, takes_advanced
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
@@ -25,11 +26,34 @@ from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_of
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.optim import state as optimizer_state
 from tersor.torch._src.optim.averaging import AveragedGradients
-from tersor.torch._src.optim.wrapper import OwnMethod, merged
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
+from tersor.torch._src.statistics.handles import Reporting
 
 Closure = Callable[[], Any]
+
+
+class OwnMethod:
+    """A method of a wrapper. Programs may replace the method on the wrapper or the optimizer.
+
+    Both objects share one ``__dict__``, so ``_replaced`` keeps the wrapper's replacements.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, one: Any, of: type | None = None) -> Any:
+        if one is None:
+            return self._function
+        replaced = one._replaced.get(self._function.__name__)
+        return MethodType(self._function, one) if replaced is None else replaced
+
+    def __set__(self, one: Any, value: Any) -> None:
+        one._replaced[self._function.__name__] = value
+
+    def __delete__(self, one: Any) -> None:
+        del one._replaced[self._function.__name__]
 
 
 class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
@@ -99,7 +123,6 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         "_presence", "_removed", "_replaced", "_samples", "_sent", "_skip", "_synchronized",
         "_uncompressed", "_unsupported", "optimizer",
     )  # fmt: skip
-    _exchange: TensorExchange
     # False, whatever the wrapped optimizer supports: a scaler looks at this rank's gradients.
     _step_supports_amp_scaling = property(lambda _: False)
 
@@ -155,7 +178,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         warn_of(optimizer, chosen_codecs(self._options, self._compressed()))
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
-        return super().__new__(merged(cls, optimizer))
+        return super().__new__(_merged(cls, optimizer))
 
     functools.update_wrapper(__new__, __init__, (), ())  # the signature in help()
 
@@ -342,9 +365,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         if not (residuals := optimizer_state.residuals_of(saved)):
             return self.optimizer.load_state_dict(dict(saved))
         state = optimizer_state.plain_state(self.optimizer, saved)
-        optimizer_state.load_with(
-            reducer, group, residuals, lambda: self.optimizer.load_state_dict(state)
-        )
+        load = self.optimizer.load_state_dict
+        optimizer_state.load_with(reducer, group, residuals, lambda: load(state))
 
     def _residuals(self, mode: Mode) -> dict[str, Any]:
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))
@@ -377,3 +399,21 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self.synchronize()
         self._synchronized = False
         return loss
+
+
+def _merged(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
+    """A subclass of ``wrapper`` and the optimizer's class. Attributes of ``wrapper`` come first."""
+    name = wrapper.__name__
+    wanted = f"{name} needs an optimizer, such as torch.optim.SGD(…)"
+    expect(optimizer, torch.optim.Optimizer, wanted)
+    if isinstance(optimizer, Reporting):
+        raise InvalidArgumentError(
+            f"a {type(optimizer).__name__} exchanges in its own step: use it without {name}"
+        )
+    return _subclass(wrapper, type(optimizer))  # type: ignore[arg-type]  # classes have hashes
+
+
+@functools.cache
+def _subclass(wrapper: type, wrapped: type) -> Any:
+    options = {"__module__": wrapper.__module__, "__doc__": wrapper.__doc__, "__slots__": ()}
+    return type(wrapper)(wrapper.__name__, (wrapper, wrapped), options)

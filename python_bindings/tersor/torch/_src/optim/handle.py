@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgumentError
 from tersor.torch._src.gradients.exchange import ElasticOptions, Presence, TensorExchange
+from tersor.torch._src.parameters.selection import OptimizedParameters
 from tersor.torch._src.process_group import connections
 from tersor.torch._src.statistics.handles import ElasticReporting
 
@@ -16,8 +17,13 @@ from tersor.torch._src.statistics.handles import ElasticReporting
 class OptimizerHandle(ElasticReporting):
     """A handle that is an optimizer."""
 
+    _optimized: OptimizedParameters
     _presence: Presence
     _removed: bool
+
+    @property
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return self._optimized.taking_part
 
     def reset(self) -> None:
         """Reconnects the ranks after an error that ended an exchange. Residuals become zero.

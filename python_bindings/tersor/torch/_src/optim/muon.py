@@ -189,23 +189,19 @@ class _Orthogonal(Rule):
 
     def sent(self, part: Part) -> list[Tensor]:
         gradients, weight = part.float_gradients(), 1 - part.group["momentum"]
-        ahead = _compat.foreach_lerp(part.moments["momentum_buffer"], gradients, weight)
+        ahead = _compat.foreach_lerp(part.moments("momentum_buffer"), gradients, weight)
         if part.group["nesterov"]:
             _compat.foreach_lerp_(ahead, gradients, weight)
         pairs = list(zip(ahead, part.parameters, strict=True))
-        made = orthogonal(
-            torch.stack([_as_matrix(_whole(one, like)) for one, like in pairs]),
-            part.group["ns_steps"],
-        )
+        matrices = torch.stack([_as_matrix(_whole(one, like)) for one, like in pairs])
+        made = orthogonal(matrices, part.group["ns_steps"])
         made *= 0.2 * math.sqrt(max(made.shape[1:]))
-        return [
-            _own_part(one.view(like.shape), like)
-            for one, like in zip(made, part.parameters, strict=True)
-        ]
+        results = zip(made, part.parameters, strict=True)
+        return [_own_part(one.view(like.shape), like) for one, like in results]
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         weight = 1 - part.group["momentum"]
-        _compat.foreach_lerp_(part.moments["momentum_buffer"], part.float_gradients(), weight)
+        _compat.foreach_lerp_(part.moments("momentum_buffer"), part.float_gradients(), weight)
         _compat.foreach_add_(part.decayed_weights(), arrived, alpha=-float(part.group["lr"]))
 
 
@@ -248,20 +244,17 @@ def _whole(own: Tensor, like: Tensor) -> Tensor:
     """The whole tensor of a sharded parameter: a collective call of the ranks with its shards."""
     if not isinstance(like, DTensor):
         return own
-    mesh, placements = like.device_mesh, like.placements
-    shape, stride = like.shape, like.stride()
-    sharded = DTensor.from_local(own, mesh, placements, shape=shape, stride=stride)
-    whole: Tensor = sharded.full_tensor()
-    return whole
+    mesh, placements, shape = like.device_mesh, like.placements, like.shape
+    made = DTensor.from_local(own, mesh, placements, shape=shape, stride=like.stride())
+    return made.full_tensor()
 
 
 def _own_part(values: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a whole tensor."""
     if not isinstance(like, DTensor):
         return values
-    return distribute_tensor(
-        values, like.device_mesh, like.placements, src_data_rank=None
-    ).to_local()
+    mesh, placements = like.device_mesh, like.placements
+    return distribute_tensor(values, mesh, placements, src_data_rank=None).to_local()
 
 
 def is_hidden(name: str, parameter: Tensor) -> bool:

@@ -24,11 +24,14 @@ class Part:
     rule: Rule
     group: Group
     steps: int
-    counters: list[Tensor]  #: the step counters of the parameters
     names: list[str]
     parameters: list[Tensor]  #: of the model; all other tensors are this rank's shards
     gradients: list[Tensor]
-    moments: Mapping[str, list[Tensor]]  #: for each name of a moment, the tensors of all parameters
+    states: list[dict[str, Tensor]]  #: the step counters and moments of the parameters
+
+    def moments(self, key: str) -> list[Tensor]:
+        """This rank's shards of a moment of all parameters."""
+        return [local_shard(one[key]) for one in self.states]
 
     def float_gradients(self) -> list[Tensor]:
         """Float32 gradients; 16-bit gradients are copied."""
@@ -41,7 +44,8 @@ class Part:
 
     def moving_weights(self) -> list[Tensor]:
         """Counts a step and returns the weights to update in place."""
-        _compat.foreach_add_(self.counters, number(1, self.counters))
+        counters = [one["step"] for one in self.states]
+        _compat.foreach_add_(counters, number(1, counters))
         return self.weights
 
     def decayed_weights(self) -> list[Tensor]:
@@ -65,9 +69,8 @@ def _number(value: float) -> Tensor:
 class Rule(ABC):
     """The update of parameters."""
 
-    moments: ClassVar[
-        tuple[str, ...]
-    ]  #: names; the first moment has the shape and dtype of the sent values
+    #: names; the first moment has the shape and dtype of the sent values
+    moments: ClassVar[tuple[str, ...]]
     own: ClassVar[str | None] = None  #: the moment that differs between ranks, if any
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -96,5 +99,5 @@ class MeanGradient(Rule):
         return {key: torch.zeros_like(parameter, dtype=dtype) for key in self.moments}
 
     def sent(self, part: Part) -> list[Tensor]:
-        pairs = zip(part.gradients, part.moments[self.moments[0]], strict=True)
+        pairs = zip(part.gradients, part.moments(self.moments[0]), strict=True)
         return [one.to(like.dtype) for one, like in pairs]

@@ -122,10 +122,10 @@ class _CommonMomentum(Rule):
     def sent(self, part: Part) -> list[Tensor]:
         made = _with_decay(part, part.float_gradients())
         weight = 1 - self._sent_momentum(part)
-        return list(_compat.foreach_lerp(part.moments["momentum_buffer"], made, weight))
+        return list(_compat.foreach_lerp(part.moments("momentum_buffer"), made, weight))
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
-        _compat.foreach_copy_(part.moments["momentum_buffer"], arrived)
+        _compat.foreach_copy_(part.moments("momentum_buffer"), arrived)
         rate = float(part.group["lr"]) / (1 - part.group["momentum"])
         _compat.foreach_add_(part.moving_weights(), arrived, alpha=-rate)
 
@@ -143,7 +143,7 @@ class _MeanGradient(MeanGradient):
     moments = ("momentum_buffer",)
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
-        momenta = part.moments["momentum_buffer"]
+        momenta = part.moments("momentum_buffer")
         _compat.foreach_mul_(momenta, number(part.group["momentum"], momenta))
         _compat.foreach_add_(momenta, _with_decay(part, arrived))
         _compat.foreach_add_(part.moving_weights(), momenta, alpha=-float(part.group["lr"]))

@@ -23,7 +23,7 @@ from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.collectives import allreduce
 from tersor.torch._src.checkpoint import residuals as checkpoint
-from tersor.torch._src.checkpoint.residuals import Mode
+from tersor.torch._src.checkpoint.residuals import Mode, own_row, refusing_damage
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.parameters.selection import local_shard
 
@@ -37,7 +37,7 @@ def with_residuals(packed: Mapping[str, Any], own: Mapping[str, Any]) -> dict[st
     return {**packed, "param_groups": [{**first, "tersor": own}, *others]}
 
 
-@checkpoint.refusing_damage()
+@refusing_damage()
 def residuals_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """Each rank's own values, possibly empty. Earlier versions had the values at the top level."""
     (first, *_) = saved["param_groups"] or [{}]
@@ -50,7 +50,7 @@ def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{k: v for k, v in one.items() if k != "tersor"} for one in saved["param_groups"]]
 
 
-@checkpoint.refusing_damage()
+@refusing_damage()
 def plain_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The state in PyTorch's format. Distributed checkpoints turn keys into strings."""
     check_groups(optimizer, saved)
@@ -68,7 +68,7 @@ def load_with(
     before = reducer.save_state()
     checkpoint.load_reducer(reducer, group, residuals)
     try:
-        with checkpoint.refusing_damage():
+        with refusing_damage():
             load()
     except InvalidArgumentError:
         reducer.load_state(before)
@@ -113,14 +113,10 @@ def _alike(found: Any, value: Any) -> bool:
     if isinstance(value, tuple | list):
         same = isinstance(found, tuple | list) and len(found) == len(value)
         return same and all(map(_alike, found, value))
-    if isinstance(value, bool | str):
-        return isinstance(found, type(value))
-    if value is None and not isinstance(found, int | float | Tensor):
-        return found is None
-    if value is not None and not isinstance(value, int | float | Tensor):
-        return isinstance(found, type(value))
-    is_number = isinstance(found, int | float | Tensor)
-    return is_number and (math.isfinite(found) or found == value)
+    takes_numbers = isinstance(value, int | float | Tensor | None) and not isinstance(value, bool)
+    if takes_numbers and isinstance(found, int | float | Tensor):
+        return math.isfinite(found) or found == value
+    return isinstance(found, type(value))
 
 
 def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -128,7 +124,7 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
 
     Returns parameter groups for PyTorch's optimizers to load without a state.
     """
-    with checkpoint.refusing_damage():
+    with refusing_damage():
         _check(kept, saved)
         check_groups(optimizer, saved)
         values = list(_values(kept, saved))
@@ -145,11 +141,9 @@ def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
     mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
     for name, key in kept.own.items():
         own = local_shard(kept.moments[name][key]).detach().flatten().clone()
-        if mesh is not None:
-            yield name, checkpoint.side_by_side(own.cpu(), mesh)
-            continue
-        allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
-        yield name, own.cpu()
+        if mesh is None:
+            allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
+        yield name, own.cpu() if mesh is None else checkpoint.side_by_side(own.cpu(), mesh)
 
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
@@ -186,7 +180,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
         if key := kept.own.get(name):
             entry[key] = found = own.get(OWN[key], {}).get(name)  # None: a codec without +ef
             if own["mode"] == "exact" and found is not None:
-                entry[key] = checkpoint.own_row(found, dist.get_rank(kept.group))
+                entry[key] = own_row(found, dist.get_rank(kept.group))
         for key, target in moments.items():
             mine, value = local_shard(target), entry.get(key)
             value = None if value is None else local_shard(value)

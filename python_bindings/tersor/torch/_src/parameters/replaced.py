@@ -27,6 +27,8 @@ class Registered:
         """``modules``: by default all modules of the process."""
         names = {id(one): name for name, one in parameters.items() if not isinstance(one, DTensor)}
         if modules is None:
+            # An optimizer knows no model. PyTorch's hook for registered parameters misses models
+            # from before the import, and models made by copy.deepcopy or torch.load.
             modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
         self._entries = [
             (names[id(one)], weakref.ref(module), key, one, one.dtype)

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from tersor._core import InvalidArgumentError
 from tersor._options import described
@@ -30,12 +31,12 @@ _SPARSE_MODULES = (nn.Embedding, nn.EmbeddingBag)
 Named = TypeVar("Named")
 
 
-def is_supported(gradient: torch.Tensor) -> bool:
+def is_supported(gradient: Tensor) -> bool:
     """True if codecs support gradients like ``gradient``: dense float32, bfloat16 or float16."""
     return gradient.layout == torch.strided and gradient.dtype in DTYPES
 
 
-def store(own: torch.Tensor, values: torch.Tensor) -> None:
+def store(own: Tensor, values: Tensor) -> None:
     """Copies decoded values. Finite values stay finite in float16: at most 65504."""
     if own.dtype == torch.float16:
         most = torch.finfo(torch.float16).max
@@ -83,9 +84,7 @@ class OptimizedParameters:
     """The parameters of an optimizer by name, in the order of the names."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        self, optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
     ) -> None:
         """Keeps no reference to the optimizer, which may own this object.
 
@@ -96,10 +95,10 @@ class OptimizedParameters:
         """
         self._optimizer = weakref.ref(optimizer)
         self._named = _by_identity(named_parameters or ())
-        self.all: dict[str, torch.Tensor] = {}  #: trained and frozen parameters
+        self.all: dict[str, Tensor] = {}  #: trained and frozen parameters
         #: Exchanged parameters, equal on all ranks. Initially the trained parameters.
-        self.taking_part: dict[str, torch.Tensor] = {}
-        self._replaced: dict[str, torch.Tensor] = {}
+        self.taking_part: dict[str, Tensor] = {}
+        self._replaced: dict[str, Tensor] = {}
         self._order: list[int] = []
         if named_parameters is not None:
             self._check_names()
@@ -113,9 +112,8 @@ class OptimizedParameters:
             InvalidArgumentError: A parameter was replaced or cast in a model.
         """
         self.follow_groups()
-        self._registered.check(
-            "make the optimizer after that, or put the new parameter into its param_groups"
-        )
+        remedy = "make the optimizer after that, or put the new parameter into its param_groups"
+        self._registered.check(remedy)
         return {name: one.grad is not None for name, one in self.all.items()}
 
     def follow_groups(self) -> None:
@@ -154,20 +152,17 @@ class OptimizedParameters:
         self.all, self._registered = every, Registered(every)
         self.taking_part = {name: every.get(name, one) for name, one in self.taking_part.items()}
 
-    def take_replaced(self) -> dict[str, torch.Tensor]:
+    def take_replaced(self) -> dict[str, Tensor]:
         """Returns the tensors that were replaced in the groups since the last call."""
         replaced, self._replaced = self._replaced, {}
         return replaced
 
     def join(self, newcomers: Collection[str]) -> None:
         """Adds parameters to ``taking_part``."""
-        self.taking_part = {
-            name: one
-            for name, one in self.all.items()
-            if name in self.taking_part or name in newcomers
-        }
+        taking_part = {*self.taking_part, *newcomers}
+        self.taking_part = {name: one for name, one in self.all.items() if name in taking_part}
 
-    def _own(self) -> list[torch.Tensor]:
+    def _own(self) -> list[Tensor]:
         return [one for group in self._groups() for one in group["params"]]
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -185,10 +180,8 @@ class OptimizedParameters:
             )
 
 
-def _by_identity(
-    named: Iterable[tuple[str, torch.Tensor]],
-) -> dict[int, tuple[str, torch.Tensor]]:
-    found: dict[int, tuple[str, torch.Tensor]] = {}
+def _by_identity(named: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[str, Tensor]]:
+    found: dict[int, tuple[str, Tensor]] = {}
     names: set[str] = set()
     for pair in named:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
@@ -204,7 +197,7 @@ def _by_identity(
     return found
 
 
-def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
+def only_device(parameters: Mapping[str, Tensor]) -> torch.device:
     """Returns the device of the parameters. Raises InvalidArgumentError for 0 or 2 devices."""
     devices = {one.device for one in parameters.values()}
     if not devices:
@@ -217,18 +210,18 @@ def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
     return devices.pop()
 
 
-def shards_of(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def shards_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns this rank's shard of each parameter, detached."""
     return {name: local_shard(one.detach()) for name, one in parameters.items()}
 
 
-def local_shard(values: torch.Tensor) -> torch.Tensor:
+def local_shard(values: Tensor) -> Tensor:
     """Returns this rank's shard of a sharded tensor, otherwise the tensor itself."""
     return values.to_local() if isinstance(values, DTensor) else values
 
 
 def reduce_uncompressed(
-    gradient: torch.Tensor | None, group: dist.ProcessGroup | None, samples: Samples
+    gradient: Tensor | None, group: dist.ProcessGroup | None, samples: Samples
 ) -> None:
     """Reduces a gradient over PyTorch's group to a mean or sum, like DistributedDataParallel."""
     assert gradient is not None  # checked by the caller
@@ -237,18 +230,20 @@ def reduce_uncompressed(
         dist.all_reduce(values, group=group)
 
 
-def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None:
+def reasons_of(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns why each unsupported parameter is unsupported."""
+    return {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
+
+
+def refuse_unsupported(parameters: Mapping[str, Tensor], who: str) -> None:
     """Raises InvalidArgumentError with the names of unsupported parameters."""
-    refused = {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
-    if refused:
+    if refused := reasons_of(parameters):
         raise InvalidArgumentError(
             f"{who} supports float32, bfloat16 and float16 parameters, not {_listed(refused)}"
         )
 
 
-def followed(
-    model: nn.Module, known: Mapping[str, torch.Tensor], who: str
-) -> dict[str, nn.Parameter]:
+def followed(model: nn.Module, known: Mapping[str, Tensor], who: str) -> dict[str, nn.Parameter]:
     """Returns the model's current parameters by the names in ``known``.
 
     Raises:
@@ -268,16 +263,14 @@ def followed(
     return found
 
 
-def is_sharded_over(ranks: Collection[int], tensor: torch.Tensor) -> bool:
+def is_sharded_over(ranks: Collection[int], tensor: Tensor) -> bool:
     """True if one of ``ranks`` has another shard of the tensor."""
     if not isinstance(tensor, DTensor):
         return False
     return not set(tensor.device_mesh.mesh.flatten().tolist()).isdisjoint(ranks)
 
 
-def refuse_sharded(
-    parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, else_: str
-) -> None:
+def refuse_sharded(parameters: Mapping[str, Tensor], group: dist.ProcessGroup, else_: str) -> None:
     """Raises InvalidArgumentError if ranks of the group have different shards.
 
     ``else_`` is the alternative in the message.
@@ -292,9 +285,7 @@ def refuse_sharded(
             )
 
 
-def refuse_elastic_shards(
-    options: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
-) -> None:
+def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
     """Raises InvalidArgumentError for ``elastic=True`` with sharded parameters."""
     sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
     if options.get("elastic") and sharded:
@@ -304,23 +295,16 @@ def refuse_elastic_shards(
         )
 
 
-def unsupported_parameters(
-    module: nn.Module, parameters: Mapping[str, torch.nn.Parameter]
-) -> dict[str, str]:
+def unsupported_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns the unsupported parameters, with the reason of each."""
-    sparse = {
-        id(one.weight)
-        for one in module.modules()
-        if isinstance(one, _SPARSE_MODULES) and one.sparse
-    }
-    return {
-        name: "sparse" if id(parameter) in sparse else reason_of(parameter)
-        for name, parameter in parameters.items()
-        if id(parameter) in sparse or not is_supported(parameter)
-    }
+    embeddings = [one for one in module.modules() if isinstance(one, _SPARSE_MODULES)]
+    sparse = {id(one.weight) for one in embeddings if one.sparse}
+    found = {name: "sparse" for name, one in parameters.items() if id(one) in sparse}
+    found = {**reasons_of(parameters), **found}
+    return {name: found[name] for name in parameters if name in found}
 
 
-def reason_of(gradient: torch.Tensor) -> str:
+def reason_of(gradient: Tensor) -> str:
     """Returns the reason why codecs do not support ``gradient``, for messages."""
     if gradient.layout != torch.strided:
         return "sparse"
@@ -351,22 +335,21 @@ def _listed(found: Mapping[str, str]) -> str:
 class Names:
     """The names of parameters. Keeps the parameters alive."""
 
-    def __init__(self, named: Mapping[str, torch.nn.Parameter] | None = None) -> None:
-        self._known: dict[int, tuple[str, torch.Tensor]] = {
-            id(one): (name, one) for name, one in (named or {}).items()
-        }
+    def __init__(self, named: Mapping[str, nn.Parameter] | None = None) -> None:
+        pairs = (named or {}).items()
+        self._known: dict[int, tuple[str, Tensor]] = {id(one): (name, one) for name, one in pairs}
         self._complete = named is not None
 
-    def of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+    def of(self, parameters: Iterable[Tensor]) -> list[str]:
         """Returns the names. Without given names, parameters are numbered as they appear."""
         return [self._name(parameter) for parameter in parameters]
 
-    def in_order(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    def in_order(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Returns the parameters with these names, in the order of the model."""
         wanted = set(names)
         return {name: one for name, one in self._known.values() if name in wanted}
 
-    def _name(self, parameter: torch.Tensor) -> str:
+    def _name(self, parameter: Tensor) -> str:
         if self._complete and id(parameter) not in self._known:
             raise InvalidArgumentError(
                 f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not in the "

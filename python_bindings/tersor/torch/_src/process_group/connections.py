@@ -122,9 +122,8 @@ def transport(
     if group not in _connections:
         for gone in [one for one in _connections if not _is_alive(one)]:
             _connections.pop(gone).close()
-        members = Members(
-            _store_of(group), group.rank(), group.size(), seconds_of(group), _uses_nccl(group)
-        )
+        seconds, nccl = seconds_of(group), _uses_nccl(group)
+        members = Members(_store_of(group), group.rank(), group.size(), seconds, nccl)
         _connections[group] = Connection(members)
     return _connections[group].of(torch.device(device or "cpu"))
 
@@ -218,11 +217,8 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
             "there is no process group: call torch.distributed.init_process_group first"
         )
     group = dist.group.WORLD if process_group is None else process_group
-    expect(
-        group,
-        (dist.ProcessGroup, int),  # PyTorch's value for a process outside of the group
-        "process_group must be one of torch.distributed.new_group or mesh.get_group()",
-    )
+    wanted = "process_group must be one of torch.distributed.new_group or mesh.get_group()"
+    expect(group, (dist.ProcessGroup, int), wanted)  # int: a process outside of the group
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidArgumentError("this process is not a member of the process group")
     return group

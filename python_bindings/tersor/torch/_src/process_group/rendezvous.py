@@ -26,9 +26,7 @@ class Meeting:
     """The store of one ``tersor._core.TcpTransport``."""
 
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
-        self._store = store
-        self._rank = rank
-        self._ranks = ranks
+        self._store, self._rank, self._ranks = store, rank, ranks
         self._callers = range(1, ranks) if rank == 0 else range(0)
         self._answered: dict[int, str] = {}  # the last call of each rank
         self._name = f"tersor/{secrets.token_hex(16)}"  # a new key

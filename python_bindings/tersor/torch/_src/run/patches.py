@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,9 +159,8 @@ class Constructors:
             return None
         for group in groups:
             agree(group, repr((self._options, self._unsupported)))
-        seen.handle = compress(
-            model, scaler=self._scaler, unsupported=self._unsupported, **self._options
-        )
+        options = {**self._options, "scaler": self._scaler, "unsupported": self._unsupported}
+        seen.handle = compress(model, **options)
         weakref.finalize(model, seen.end).atexit = False
         return None
 
@@ -209,17 +208,14 @@ class Constructors:
                 seen = self._add(root, "fully_shard")
                 self._take(seen, root, plan_of_shards, self._compress_sharded)
 
-    def _give_way(
-        self, compress: Any, model: Any, *arguments: Any, **options: Any
-    ) -> ShardedHandle:
+    def _give_way(self, compress: Any, model: Any, *arguments: Any, **options: Any) -> Any:
         """Ends this compression of a model if the program itself compresses the model."""
         for one in model.modules() if isinstance(model, nn.Module) else ():
             if self._stop_waiting(one):
                 self._add(one, "fully_shard").leave(_OWN_CALL)
             elif (seen := self._seen.get(one)) is not None and not seen.reason:
                 seen.leave(_OWN_CALL)
-        found: ShardedHandle = compress(model, *arguments, **options)
-        return found
+        return compress(model, *arguments, **options)
 
     def _all_reduce(self, all_reduce: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
         """Counts the calls of the program, without the calls of PyTorch and Tersor."""
@@ -330,17 +326,15 @@ def plan_of_shards(model: nn.Module, options: ReducerOptions) -> Plan:
     _, _, exchanges = fsdp.prepared(model, options)
     layouts = [one.layout for one in exchanges.values() if one.layout.known]
     groups = [group for one in layouts for group in (one.scatter_group, one.replicas) if group]
-    plan = (
-        _planned(
-            one.name,
-            choice,
-            torch.empty(one.shape, dtype=each.layout.dtype, device="meta"),
-            (each.layout.ranks - 1) / each.layout.ranks,
-        )
-        for each in exchanges.values()
-        for one, choice in each.expected()
-    )
-    return plan, list(dict.fromkeys(groups))
+
+    def planned() -> Iterator[Planned]:
+        for each in exchanges.values():
+            share = (each.layout.ranks - 1) / each.layout.ranks
+            for one, choice in each.expected():
+                like = torch.empty(one.shape, dtype=each.layout.dtype, device="meta")
+                yield _planned(one.name, choice, like, share)
+
+    return planned(), list(dict.fromkeys(groups))
 
 
 def _planned(name: str, choice: _core.CodecChoice, like: torch.Tensor, share: float) -> Planned:

@@ -6,7 +6,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
 
@@ -26,6 +26,81 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _LOGGED_PER_PARAMETER = ("sent_bytes", "ratio", "residual_norm", "relative_error")
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """The common interface of all handles. A handle compresses the gradients of a training.
+
+    ``tersor.torch.compress`` returns a handle for DDP (``HookState``) and FSDP2
+    (``ShardedHandle``). The optimizers ``DistributedOptimizer``, ``CompressedAdamW``,
+    ``CompressedMuon`` and ``CompressedSGD`` are handles. ``isinstance(x, Handle)`` checks the names
+    of all methods, without signatures.
+
+    Example::
+
+        def log(handle: tersor.torch.Handle) -> None:
+            print(handle.table())
+    """
+
+    samples: float | None
+    """The number of samples in this rank's next gradient, or None.
+
+    Set ``samples`` before each step, on all ranks. The result is then the mean over the samples of
+    all ranks. DDP, FSDP2 and ``DistributedOptimizer`` need ``weighted=True``."""
+
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        """Returns the counts of this rank, one entry per parameter in the model's order.
+
+        Args:
+            residual_norms: True to read all residuals and measure their norms.
+        """
+
+    def reducer_statistics(self) -> Sequence[_core.ReducerStatistics]:
+        """Returns the counts of each reducer, including the transport's headers.
+
+        DDP and the optimizers have one reducer. FSDP2 has a reducer per module. On a 2-D mesh,
+        FSDP2 has a second reducer per module. The sequence is empty before the first step of DDP
+        and FSDP2.
+        """
+
+    def table(self) -> str:
+        """Returns a line per parameter, and a total: bytes, ratio, errors, seconds, codec."""
+
+    def explain(self) -> str:
+        """Returns a line per parameter: the codec and the reason."""
+
+    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """Returns the state for a checkpoint, between two steps.
+
+        Args:
+            mode: ``"exact"`` has the residuals of each rank; the same number of ranks continues
+                bit for bit. ``"portable"`` has the sum of the residuals over ranks, for any number
+                of ranks, and is a collective call. ``DistributedOptimizer`` saves residuals only
+                if ``mode`` is passed.
+        """
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Loads the result of ``state_dict`` of either mode.
+
+        Raises:
+            InvalidArgumentError: The state is damaged or does not fit. Nothing was changed.
+        """
+
+    def discard_step(self) -> None:
+        """Restores the residuals from before the last exchange, if no step used the result.
+
+        Call ``discard_step`` on all ranks. ``transactional=True`` is required.
+        """
+
+    def reset(self) -> None:
+        """Reconnects the ranks after a failed exchange. Residuals become zero.
+
+        A collective call. Each rank must have received the error before.
+        """
+
+    def remove(self) -> None:
+        """Sends gradients uncompressed from the next step on. Call ``remove`` on all ranks."""
 
 
 class Reporting(ABC):
@@ -143,9 +218,8 @@ class Reporting(ABC):
 
             print(handle.table())
         """
-        return records.table(
-            [*self.statistics(residual_norms=True), self.totals(residual_norms=True)]
-        )
+        entries = self.statistics(residual_norms=True)
+        return records.table([*entries, self.totals(residual_norms=True)])
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Draws bytes, times and residuals.
@@ -193,9 +267,8 @@ class ReducerReporting(Reporting):
         every = self.reducer.parameter_statistics()
         norms = self.reducer.residual_norms() if residual_norms else [None] * len(every)
         ranks = self._ranks()
-        return [
-            records.of_parameter(one, ranks, norm) for one, norm in zip(every, norms, strict=True)
-        ]
+        pairs = zip(every, norms, strict=True)
+        return [records.of_parameter(one, ranks, norm) for one, norm in pairs]
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         norm = math.hypot(*self.reducer.residual_norms()) if residual_norms else None
@@ -300,3 +373,13 @@ def log_statistics(
         for field in _LOGGED_PER_PARAMETER:
             if (found := values.get(f"tersor/{field}")) is not None:
                 writer.add_scalar(f"tersor parameters/{one.name}/{field}", found, step)
+
+
+if TYPE_CHECKING:  # the signatures of all handles match
+    from tersor.torch._src.ddp.hook import HookState
+    from tersor.torch._src.fsdp.handle import ShardedHandle
+    from tersor.torch._src.optim.compressed import CompressedOptimizer
+    from tersor.torch._src.optim.distributed import DistributedOptimizer
+
+    def _(one: HookState | ShardedHandle | CompressedOptimizer | DistributedOptimizer) -> Handle:
+        return one

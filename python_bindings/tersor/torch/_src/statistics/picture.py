@@ -79,14 +79,10 @@ def _headline(totals: ParameterStatistics) -> str:
     return f"{sent} sent a step instead of {instead}: {_text.ratio(totals.ratio)} less"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
-
-
 def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     from matplotlib.ticker import MultipleLocator
 
-    places = range(len(rows))
+    places, every = range(len(rows)), [one.name for one in rows]
     whole = [one.per_step("uncompressed_bytes") or 0.0 for one in rows]
     sent = [one.per_step("sent_bytes") or 0.0 for one in rows]
     colours = [_colour(one) for one in rows]
@@ -94,7 +90,8 @@ def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     axes.barh(places, sent, height=0.72, color=colours)
     for place, one in zip(places, rows, strict=True):
         axes.text(max(whole[place], sent[place]), place, _label(one), va="center", fontsize=9.5)
-    axes.set_yticks(places, [_short(one.name) for one in rows])
+    names = [n if len(n) <= LONGEST_NAME else "…" + n[1 - LONGEST_NAME :] for n in every]
+    axes.set_yticks(places, names)
     axes.grid(axis="y", visible=False)
     right = 1.45 * max([*whole, *sent, 1.0])  # space for the numbers beside the bars
     axes.set(xlim=(0, right), ylim=(len(rows) - 0.4, -0.6), title="Sent bytes")
