@@ -9,6 +9,12 @@ import numpy
 
 from tersor._core import InvalidArgumentError
 
+__all__ = [
+    "FLOATS", "Array", "Stream", "dtype_text", "empty_bytes", "empty_values", "is_on_device",
+    "library_of", "narrowed", "require_finite",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 # Any array with DLPack or the buffer protocol: NumPy, PyTorch, CuPy, and JAX for reading. No Python
 # type covers all these arrays.
 Array: TypeAlias = Any

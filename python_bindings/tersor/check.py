@@ -30,6 +30,9 @@ from tersor._build import build_info
 from tersor._core import InvalidArgumentError, Transport, TransportError
 from tersor.codec import Codec
 
+__all__ = ["CODECS", "CodecResult", "LinkResult", "Report", "main"]
+__dir__ = __all__.copy
+
 CODECS = ("bf16", "int8", "int4+ef", "hadamard:bits=1+ef", "topk:density=0.01+ef")
 _VALUE_BYTES = 4  # float32
 _CODEC_COUNT = 1 << 22  # values per codec measurement: 16 MiB, larger than most caches per core

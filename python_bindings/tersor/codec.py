@@ -13,6 +13,9 @@ from tersor import _core
 from tersor._options import expect, fill, warn_of_lanes
 from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
 
+__all__ = ["Codec", "CodecInfo", "CodecOption", "codecs"]
+__dir__ = __all__.copy
+
 
 @dataclass(frozen=True)
 class CodecOption:

@@ -15,6 +15,13 @@ from tersor import _core
 from tersor._core import CollectiveStatistics, InvalidArgumentError, Transport, Tuner, Workspace
 from tersor._options import Unpack, expect, fill
 
+__all__ = [
+    "Algorithm", "CollectiveOptions", "CommonOptions", "FeedbackState", "GridOptions", "Keywords",
+    "Reduction", "all_to_all", "allgather", "allreduce", "broadcast", "gather", "reduce",
+    "reduce_scatter", "scatter",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 Reduction = Literal["sum", "mean"]
 Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
 

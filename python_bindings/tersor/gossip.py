@@ -15,6 +15,7 @@ from tersor._options import expect, warn_of_lanes
 from tersor._renamed import renamed_keywords
 
 __all__ = ["Gossip"]
+__dir__ = __all__.copy
 
 
 class Gossip:

@@ -31,6 +31,7 @@ except ImportError as error:
     ) from error
 
 __all__ = ["allgather", "allreduce", "reduce_scatter", "transport"]
+__dir__ = __all__.copy
 
 
 class _Holder:

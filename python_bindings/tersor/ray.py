@@ -24,6 +24,7 @@ from tersor.arrays import empty_bytes
 from tersor.server import ServerOptions, Update, core_options, named_update
 
 __all__ = ["ParameterClient", "ParameterServer"]
+__dir__ = __all__.copy
 
 Arrays = Mapping[str, Any]
 

@@ -19,6 +19,7 @@ from tersor._renamed import deprecated, renamed_keywords
 from tersor.codec import text_hash
 
 __all__ = ["ParameterClient", "ParameterServer", "ServerOptions"]
+__dir__ = __all__.copy
 
 #: The name of a parameter, its values on this server (changed in place), and a gradient: arrays of
 #: one dimension. The values keep their memory. The gradient is valid during the call only.

@@ -1,7 +1,9 @@
 """An import of ``tersor.torch``, and the names that its modules show."""
 
+import ast
 import importlib
 import inspect
+import pathlib
 import subprocess
 import sys
 import typing
@@ -39,6 +41,37 @@ def test_the_types_of_compress_refuse_for_ddp_what_a_call_refuses() -> None:
     for one in for_ddp:
         assert "weights_codec" not in one
         assert torch.fsdp.ShardedOptions not in typing.get_args(one.get("advanced"))
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python_bindings" / "tersor"
+
+
+def modules_of_the_reference() -> list[str]:
+    source = ast.parse((ROOT / "docs" / "site" / "public.py").read_text())
+    lists = [one for one in source.body if isinstance(one, ast.Assign)]
+    (found,) = (one.value for one in lists if ast.unparse(one.targets[0]) == "MODULES")
+    return list(ast.literal_eval(found))
+
+
+def test_the_reference_has_all_public_modules() -> None:
+    files = (path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py"))
+    parts = [path.with_suffix("").parts for path in files]
+    names = [one[:-1] if one[-1] == "__init__" else one for one in parts]
+    public = {".".join(one) for one in names if not any(part.startswith("_") for part in one)}
+    inner = ("tersor.bench", "tersor.federated.flower.")
+    found = {one for one in public if not one.startswith(inner)} - {"tersor.integrations"}
+    assert found <= set(modules_of_the_reference())
+
+
+@pytest.mark.parametrize("name", modules_of_the_reference())
+def test_a_module_shows_its_public_names_alone(name: str) -> None:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as absent:
+        pytest.skip(str(absent))
+    shown = [one for one in dir(module) if not one.startswith("_")]
+    assert shown == sorted(set(getattr(module, "__all__", ())) - {"__version__"})
 
 
 def public_functions() -> Iterator[tuple[str, Any]]:

@@ -26,6 +26,9 @@ from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, ShardedOptions
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.parameters.selection import Unsupported
 
+__all__ = ["TersorCallback"]
+__dir__ = __all__.copy
+
 if transformers.__version__.split(".")[0] != "5":
     _text = f"transformers {transformers.__version__}: tested with version 5 only"
     warnings.warn(_text, stacklevel=2)

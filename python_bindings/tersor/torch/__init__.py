@@ -59,6 +59,7 @@ __all__ = [
     "gather", "hook", "load_checkpoint", "log_statistics", "optim", "pipeline", "reduce",
     "reduce_scatter", "scatter", "transport",
 ]  # fmt: skip
+__dir__ = __all__.copy
 
 # Names of classes, because their packages may be absent.
 _REFUSED = {
@@ -205,10 +206,6 @@ def compress(
         f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel or call "
         "fully_shard(model) first, or use tersor.torch.DistributedOptimizer"
     )
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 if not TYPE_CHECKING:

@@ -35,6 +35,7 @@ from tersor.torch._src.parameters.selection import is_supported
 from tersor.torch._src.process_group.connections import Members
 
 __all__ = ["ProcessGroupTersor"]
+__dir__ = __all__.copy
 
 _version = importlib.metadata.version("torchft")
 if tuple(map(int, _version.split(".")[:2])) < (0, 2):

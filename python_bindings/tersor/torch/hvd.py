@@ -49,6 +49,7 @@ __all__ = [
     "broadcast_optimizer_state", "broadcast_parameters", "grouped_allreduce", "init",
     "is_initialized", "local_rank", "local_size", "rank", "reducescatter", "shutdown", "size",
 ]  # fmt: skip
+__dir__ = __all__.copy
 
 Average: Reduction = "mean"
 Sum: Reduction = "sum"
