@@ -52,6 +52,15 @@ _ATTRIBUTES = {
     "tersor.torch": {"allreduce": "all_reduce"},
 }
 
+#: The names of other interfaces for functions of a package.
+_HERE = {
+    "tersor": {"all_gather": "allgather", "all_reduce": "allreduce"}
+    | dict.fromkeys(("all_to_all_single", "alltoall"), "all_to_all"),
+    "tersor.torch": {"all_gather_into_tensor": "all_gather", "allgather": "all_gather"}
+    | dict.fromkeys(("all_to_all", "alltoall"), "all_to_all_single")
+    | {"reduce_scatter_tensor": "reduce_scatter"},
+}
+
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports a renamed module by the old name."""
@@ -74,7 +83,9 @@ def attribute(package: str, name: str) -> Any:
     elif old in _RENAMED:
         found = _renamed(old)
     else:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        here = _HERE.get(package, {}).get(name)
+        use = f": use {package}.{here}" if here else ""
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{use}")
     setattr(sys.modules[package], name, found)
     return found
 
