@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pathlib
 import warnings
 from typing import Any
@@ -23,6 +22,7 @@ import tersor.torch
 from tersor._core import InvalidArgumentError
 from tersor._renamed import renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, ShardedOptions
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.parameters.selection import Unsupported
 
@@ -156,15 +156,18 @@ class TersorCallback(transformers.TrainerCallback):
 def _training() -> tuple[Any, str | None]:
     """The calling trainer and the checkpoint that it resumes from.
 
-    Read from the trainer's stack frame: transformers (5.24) passes a callback neither of them, and
-    stores the checkpoint's folder nowhere.
+    Read from the trainer's stack frame. transformers (5.24) passes to callbacks the model without
+    DDP, and neither the trainer nor the folder, which stays an argument of ``Trainer.train``.
     """
-    frame = inspect.currentframe()
-    while frame := frame and frame.f_back:
-        trainer, key = frame.f_locals.get("self"), "resume_from_checkpoint"
-        if isinstance(trainer, transformers.Trainer) and key in frame.f_locals:
-            found = frame.f_locals[key]
-            return trainer, get_last_checkpoint(trainer.args.output_dir) if found is True else found
+    key = "resume_from_checkpoint"
+    found = _compat.caller_variables(
+        lambda frame: (
+            isinstance(frame.f_locals.get("self"), transformers.Trainer) and key in frame.f_locals
+        )
+    )
+    if found:
+        trainer, folder = found["self"], found[key]
+        return trainer, get_last_checkpoint(trainer.args.output_dir) if folder is True else folder
     raise InvalidArgumentError(
         f"no Trainer of transformers {transformers.__version__} calls this TersorCallback; call "
         "tersor.torch.compress on the wrapped model instead"
