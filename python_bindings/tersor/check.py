@@ -1,4 +1,4 @@
-"""``python -m tersor check``: does compression pay on this machine and its link?
+"""``python -m tersor check``: does compression pay on this machine and link?
 
 One process measures the codecs. Several processes also measure the link::
 
@@ -227,7 +227,7 @@ def _median(call: Callable[[], object], seconds: float) -> float:
 
 
 def _measure_link(transport: Transport, specs: list[str], seconds: float) -> list[LinkResult]:
-    """All-reduces 64 KiB, 1 MiB and 16 MiB, the codecs in turn, so that all meet the same load."""
+    """All-reduces 64 KiB, 1 MiB and 16 MiB, the codecs in turn, for an equal load."""
     results = []
     for size in (1 << 16, 1 << 20, 1 << 24):
         calls = {spec: _all_reduce(transport, spec, size) for spec in ("none", *specs)}

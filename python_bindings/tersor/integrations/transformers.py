@@ -41,7 +41,7 @@ class TersorCallback(transformers.TrainerCallback):
     """Compresses the gradients of a ``Trainer`` with several ranks, by DDP or FSDP2.
 
     The Trainer's checkpoints then have the residuals, and the logs have ``handle.scalars()`` beside
-    each loss. The Trainer calls all other methods. Options that are not listed here are those of
+    each loss. The Trainer calls all other methods. Further options are described in
     ``tersor.torch.compress``. The callback finds the Trainer's gradient scaler.
 
     ``train()`` raises InvalidArgumentError on all ranks before the first step in these cases: the
@@ -135,7 +135,7 @@ class TersorCallback(transformers.TrainerCallback):
             _write(saved, folder / (_file_of_rank() if self._mode == "exact" else _FILE))
 
     def _load(self, checkpoint: pathlib.Path) -> None:
-        """Raises on all ranks if one rank has no file; otherwise ranks would wait for that rank."""
+        """Raises on all ranks if one rank has no file, because the other ranks would wait."""
         assert self.handle is not None
         saved, complaint = _read(checkpoint)
         complaints = [complaint] * dist.get_world_size()
