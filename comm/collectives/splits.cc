@@ -40,8 +40,8 @@ std::vector<std::size_t> equal_rows(const Side& side, std::size_t rows) {
   const auto ranks = static_cast<std::size_t>(side.ranks);
   if (rows % ranks != 0)
     refuse(side, "the " + std::to_string(rows) + " rows of the " + std::string(side.span) +
-                     " are not a multiple of " + std::to_string(ranks) +
-                     " ranks: give " + std::string(side.split));
+                     " are not a multiple of " + std::to_string(ranks) + " ranks: give " +
+                     std::string(side.split));
   return std::vector<std::size_t>(ranks, rows / ranks);
 }
 

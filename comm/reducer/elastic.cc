@@ -92,8 +92,7 @@ void GradientReducer::Impl::check_resumable() const {
     throw InvalidArgumentError("resume() needs an earlier RanksLostError: no rank was lost");
   if (resumable_ == Resumable::kTooFew)
     throw InvalidArgumentError("resume() needs more ranks than the remaining " +
-                               std::to_string(survivors_->members().size()) +
-                               " (min_ranks)");
+                               std::to_string(survivors_->members().size()) + " (min_ranks)");
   check_same_ranks(!options_.dims.empty(), "dims");
   check_same_ranks(!options_.hosts.empty(), "hosts");
 }

@@ -14,8 +14,7 @@ void check_options(const ReducerOptions& options, int ranks) {
                                std::string(dtype_name(options.residual_dtype)) +
                                ": give f32 or bf16");
   if (options.weighted == Weighted::kOn && options.reduction == Reduction::kSum)
-    throw InvalidArgumentError(
-        "weighted needs the reduction mean");
+    throw InvalidArgumentError("weighted needs a mean: set reduction to mean");
   if (options.elastic == Elastic::kOn && options.tuner != nullptr)
     throw InvalidArgumentError(
         "an elastic reducer makes its own Tuner, because a given Tuner keeps lost ranks: leave "

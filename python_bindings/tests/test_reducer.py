@@ -453,7 +453,7 @@ def test_mistakes_are_named() -> None:
         for name, values in gradients(0, 0).items():  # no mistake made anything ready
             reducer.ready(name, values)
         reducer.wait()
-        with pytest.raises(tersor.InvalidArgumentError, match="transactional=True"):
+        with pytest.raises(tersor.InvalidArgumentError, match="needs the option transactional"):
             reducer.discard_step()
         with pytest.raises(tersor.InvalidArgumentError, match="no option 'codecs'"):
             make(transport, codecs="int8")

@@ -262,9 +262,8 @@ TEST(AllToAllErrors, SayWhichRanksSplitsDoNotFit) {
             "all_to_all on rank 1: sent adds up to 7 rows, but the input has 8");
   EXPECT_EQ(refused(10, {4, 4}, {4, 5}),
             "all_to_all on rank 1: received adds up to 9 rows, but the output has 8");
-  EXPECT_EQ(
-      refused(10, {8}, {}),
-      "all_to_all on rank 1: sent has 1 numbers for 2 ranks: give one number per rank");
+  EXPECT_EQ(refused(10, {8}, {}),
+            "all_to_all on rank 1: sent has 1 numbers for 2 ranks: give one number per rank");
   EXPECT_EQ(refused(0, {}, {}), "all_to_all on rank 1: columns is 0: give at least 1");
   EXPECT_EQ(refused(33, {}, {}),
             "all_to_all on rank 1: the input has 80 values: give a multiple of columns, 33");

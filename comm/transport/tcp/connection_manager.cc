@@ -37,8 +37,7 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
              "on all ranks";
     default:
       return peer + " has another number of connections with each rank than " +
-             std::to_string(own.connections) +
-             ": set the same connections on all ranks";
+             std::to_string(own.connections) + ": set the same connections on all ranks";
   }
 }
 

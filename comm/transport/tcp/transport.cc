@@ -148,8 +148,7 @@ RankAddress address_by(const Table& table, int rank, const TcpOptions& options) 
 std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wish) try {
   return std::make_unique<Listener>(own);
 } catch (const TransportError& error) {
-  if (wish.empty())
-    throw AddressError(error.what() + std::string("; give another address"));
+  if (wish.empty()) throw AddressError(error.what() + std::string("; give another address"));
   throw AddressError("this rank's address, \"" + wish + "\": " + error.what());
 }
 
