@@ -77,6 +77,10 @@ class Gossip:
         Args:
             name: The name of the parameter.
             parameter: A float32 array of any shape. ``mix`` changes the array in place.
+
+        Example::
+
+            gossip.add("weight", weight)
         """
         self._core.add(name, parameter)
 
@@ -87,6 +91,11 @@ class Gossip:
 
         Raises:
             InvalidArgumentError: A value is not finite. Nothing was sent; repeat the call.
+
+        Example::
+
+            gossip.begin()
+            compute(next_batch)
         """
         self._core.begin()
 
@@ -95,6 +104,11 @@ class Gossip:
 
         Raises:
             TransportError: No path connects this rank to some ranks, and ``on_split="raise"``.
+
+        Example::
+
+            gossip.begin()
+            gossip.mix()
         """
         self._core.mix()
         cut_off = set(self._core.statistics().cut_off)
@@ -114,5 +128,9 @@ class Gossip:
         Returns:
             ``steps``, ``sent_bytes``, ``lost`` (lost neighbours) and ``cut_off`` (ranks without a
             path to this rank).
+
+        Example::
+
+            print(gossip.statistics().sent_bytes)
         """
         return self._core.statistics()

@@ -77,7 +77,18 @@ class Compression:
     none = _Codec("none")
     fp16 = _Codec("f16")
     int8 = _Codec("int8")
-    spec = _Codec
+
+    @staticmethod
+    def spec(spec: str) -> _Codec:
+        """Returns any codec of Tersor as a compression.
+
+        Args:
+            spec: Spec of the codec, such as ``"int4"``.
+
+        Example:
+            >>> hvd.allreduce(tensor, compression=hvd.Compression.spec("hadamard:bits=2"))
+        """
+        return _Codec(spec)
 
 
 def allreduce(

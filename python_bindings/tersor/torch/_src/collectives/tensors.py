@@ -125,7 +125,10 @@ def reduce_scatter(
         options: As in :class:`tersor.collectives.Keywords`.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> reduce_scatter(shard, gradient, codec="int8", reduction="mean")
@@ -150,7 +153,10 @@ def all_gather(
         options: As in :class:`tersor.collectives.Keywords`.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> all_gather(weights, shard, codec="bf16")
@@ -180,7 +186,10 @@ def broadcast(
             ``+ef`` is refused.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> broadcast(weights, src=0)
@@ -216,7 +225,10 @@ def reduce(
             refused.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> reduce(loss, dst=0, codec="none", reduction="mean")
@@ -250,7 +262,10 @@ def gather(
         options: As in :class:`tersor.collectives.Keywords`.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> gather(shard, output=whole if rank == 0 else None, dst=0)
@@ -281,7 +296,10 @@ def scatter(
             ``+ef`` is refused.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> scatter(shard, whole if rank == 0 else None, src=0)

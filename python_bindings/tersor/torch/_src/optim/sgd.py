@@ -50,8 +50,7 @@ class CompressedSGD(CompressedOptimizer):
         weight_decay: Weight decay, added to the gradient.
         sent_momentum: The momentum β' of the exchanged values. Default: computed from the codec's
             share k of normally distributed values.
-        codec, rules, warmup_codec, warmup_steps, process_group, timeout, residual_dtype, elastic, \
-            min_ranks, on_loss, advanced: See :class:`CompressedAdamW`.
+        codec: Spec of the codec; this and all later arguments as in :class:`CompressedAdamW`.
 
     Raises:
         InvalidArgumentError: As :class:`CompressedAdamW`; also for codec ``lowrank``, whose share k
