@@ -116,8 +116,7 @@ void check_space(const Codec& codec, const char* what, const Bytes& bytes, std::
                  std::size_t alignment) {
   if (bytes.size() < needed)
     fail(codec, std::string(what) + " of " + std::to_string(bytes.size()) +
-                    " bytes is too short; " + "this call needs " + std::to_string(needed) +
-                    " (see Codec::plan)");
+                    " bytes is too short; this call needs " + std::to_string(needed));
   if (needed != 0 && bytes.data() == nullptr) fail(codec, std::string(what) + " is null");
   if (!is_aligned(bytes.data(), alignment))
     fail(codec, std::string(what) + " does not begin at a multiple of " +

@@ -263,7 +263,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     const std::string count = std::to_string(segment.count) + " values";
     if (segment.rows * segment.columns != segment.count || segment.count == 0)
       fail(*this,
-           "it encodes matrices: give rows and columns to GradientReducer::add; a segment of " +
+           "it encodes matrices: give rows and columns to add() of the reducer; a segment of " +
                count + " has " + std::to_string(segment.rows) + " rows and " +
                std::to_string(segment.columns) + " columns");
     fail(*this,

@@ -13,8 +13,8 @@ namespace {
 void check_options(const CollectiveOptions& options, Memory memory) {
   if (options.tuner == nullptr)
     throw InvalidArgumentError(
-        "codec auto needs a tuner: make one Tuner per transport and pass it in "
-        "CollectiveOptions::tuner");
+        "codec auto needs a tuner: make one Tuner per transport and pass it as "
+        "tuner");
   check_tuner_memory(*options.tuner, memory);
   if (options.algorithm != Algorithm::kAuto)
     throw InvalidArgumentError("codec auto chooses the algorithm: leave algorithm at auto, not " +
@@ -45,7 +45,7 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
   if (on_device && kernels::capture_of(stream) != 0)
     throw InvalidArgumentError(
         "codec auto still measures calls for these gradients, which cannot be captured: make calls "
-        "until Tuner::settled() returns true, then capture");
+        "until settled() of the tuner returns true, then capture");
   if (on_device) kernels::synchronize(stream);
   const auto start = Clock::now();
   allreduce(transport, gradient, chosen, stream);
@@ -59,7 +59,7 @@ void check_tuner_memory(const Tuner& tuner, Memory memory) {
                                (memory == Memory::kHost
                                     ? "a device, but this gradient is on the host"
                                     : "the host, but this gradient is on a device") +
-                               ": set AutoOptions::memory");
+                               ": make a tuner with another memory");
 }
 
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation) {

@@ -89,8 +89,8 @@ void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView str
 void check_feedback(const Codec& codec, const CollectiveOptions& options) {
   if (codec.has_feedback() && options.state == nullptr)
     throw InvalidArgumentError("codec " + codec.spec().text() +
-                               " asks for error feedback: pass CollectiveOptions::state, use a "
-                               "GradientReducer, or leave out +ef");
+                               " asks for error feedback: pass a FeedbackState as state, "
+                               "use a GradientReducer, or leave out +ef");
 }
 
 }  // namespace

@@ -26,11 +26,15 @@ StateRanges ranges_of(std::size_t count, int rank, std::span<const int> hosts,
 
 }  // namespace
 
-HostGroups::HostGroups(std::span<const int> hosts, int ranks, double error_growth)
-    : host_of_(host::number_hosts(hosts)) {
+void check_hosts(std::span<const int> hosts, int ranks) {
   if (hosts.size() != static_cast<std::size_t>(ranks))
     throw InvalidArgumentError("hosts has " + std::to_string(hosts.size()) + " numbers for " +
                                std::to_string(ranks) + " ranks: give one number per rank");
+}
+
+HostGroups::HostGroups(std::span<const int> hosts, int ranks, double error_growth)
+    : host_of_(host::number_hosts(hosts)) {
+  check_hosts(hosts, ranks);
   members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) +
                   1);
   for (int rank = 0; rank < ranks; ++rank)

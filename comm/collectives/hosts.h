@@ -21,6 +21,9 @@ struct StateRanges {
   OwnedRanges owned;
 };
 
+/// Throws InvalidArgumentError unless there is a number per rank.
+void check_hosts(std::span<const int> hosts, int ranks);
+
 class HostGroups {
  public:
   /// hosts[r] is the host of rank r: arbitrary numbers, equal for ranks of a host. Throws

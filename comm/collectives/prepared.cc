@@ -52,6 +52,7 @@ void make_params(Prepared& prepared) {
 /// ignored if unsuitable.
 Hosts hosts_of(const Prepared& prepared, const Transport& transport) {
   const Key& key = prepared.key;
+  if (!key.hosts.empty()) check_hosts(key.hosts, transport.ranks());
   const bool climbs = key.kind == Kind::kAllreduce || prepared.is(kShares);
   if (!climbs || key.algorithm != Algorithm::kHierarchical) return {};
   Hosts hosts = find_hosts(transport, key.hosts, key.host_codec, key.error_growth);

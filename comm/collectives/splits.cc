@@ -40,15 +40,15 @@ std::vector<std::size_t> equal_rows(const Side& side, std::size_t rows) {
   const auto ranks = static_cast<std::size_t>(side.ranks);
   if (rows % ranks != 0)
     refuse(side, "the " + std::to_string(rows) + " rows of the " + std::string(side.span) +
-                     " are not a multiple of " + std::to_string(ranks) +
-                     " ranks: give Splits::" + std::string(side.split));
+                     " are not a multiple of " + std::to_string(ranks) + " ranks: give " +
+                     std::string(side.split));
   return std::vector<std::size_t>(ranks, rows / ranks);
 }
 
 std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
                                     std::span<const std::size_t> split) {
   if (split.empty()) return equal_rows(side, rows);
-  const std::string name = "Splits::" + std::string(side.split);
+  const std::string name(side.split);
   if (split.size() != static_cast<std::size_t>(side.ranks))
     refuse(side, name + " has " + std::to_string(split.size()) + " numbers for " +
                      std::to_string(side.ranks) + " ranks: give one number per rank");

@@ -236,9 +236,8 @@ const std::string& CodecPolicy::chosen_codec(std::size_t parameter) const {
 void CodecPolicy::begin_capture() {
   if (!learner_->settled())
     throw InvalidArgumentError(
-        "codec auto still measures codecs: run steps until GradientReducer::settled() returns "
-        "true, "
-        "then capture, or set ReducerOptions::auto_learning to kOff");
+        "codec auto still measures codecs: run steps until settled() of the reducer returns "
+        "true, then capture, or turn auto_learning off");
   was_captured_ = true;
 }
 

@@ -22,13 +22,13 @@ std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed,
   if (renumbered) text += " (ranks are numbered as before the first loss)";
   text += agreed.enough ? ". Call resume() to continue."
                         : ", too few to continue, because the other ranks may continue "
-                          "(ReducerOptions::min_ranks).";
+                          "(min_ranks).";
   return text + " Cause: " + cause;
 }
 
 void check_same_ranks(bool given, const std::string& what) {
   if (given)
-    throw InvalidArgumentError("resume() does not support ReducerOptions::" + what +
+    throw InvalidArgumentError("resume() does not support " + what +
                                ", because the ranks changed: leave it empty");
 }
 
@@ -92,8 +92,7 @@ void GradientReducer::Impl::check_resumable() const {
     throw InvalidArgumentError("resume() needs an earlier RanksLostError: no rank was lost");
   if (resumable_ == Resumable::kTooFew)
     throw InvalidArgumentError("resume() needs more ranks than the remaining " +
-                               std::to_string(survivors_->members().size()) +
-                               " (ReducerOptions::min_ranks)");
+                               std::to_string(survivors_->members().size()) + " (min_ranks)");
   check_same_ranks(!options_.dims.empty(), "dims");
   check_same_ranks(!options_.hosts.empty(), "hosts");
 }

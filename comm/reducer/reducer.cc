@@ -8,18 +8,25 @@
 namespace tersor {
 namespace {
 
-void check_options(const ReducerOptions& options) {
+void check_options(const ReducerOptions& options, int ranks) {
   if (options.residual_dtype != Dtype::kF32 && options.residual_dtype != Dtype::kBf16)
     throw InvalidArgumentError("residual_dtype is " +
                                std::string(dtype_name(options.residual_dtype)) +
                                ": give f32 or bf16");
   if (options.weighted == Weighted::kOn && options.reduction == Reduction::kSum)
-    throw InvalidArgumentError(
-        "ReducerOptions::weighted = kOn needs a mean: set ReducerOptions::reduction to kMean");
+    throw InvalidArgumentError("weighted needs a mean: set reduction to mean");
   if (options.elastic == Elastic::kOn && options.tuner != nullptr)
     throw InvalidArgumentError(
         "an elastic reducer makes its own Tuner, because a given Tuner keeps lost ranks: leave "
-        "ReducerOptions::tuner out");
+        "tuner out");
+  if (options.min_ranks != 0 && options.elastic == Elastic::kOff)
+    throw InvalidArgumentError("min_ranks is " + std::to_string(options.min_ranks) +
+                               ", but the reducer is not elastic: set elastic too");
+  if (options.min_ranks < 0 || options.min_ranks > ranks)
+    throw InvalidArgumentError("min_ranks is " + std::to_string(options.min_ranks) +
+                               ": give 1 to " + std::to_string(ranks) +
+                               ", the number of ranks, or 0 for the default");
+  if (!options.hosts.empty()) check_hosts(options.hosts, ranks);
 }
 
 // Null on a single host, where the host's own codec applies to all ranks. Also null if each host
@@ -58,7 +65,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
       channel_(transport.channel()),
       threads_(options_.threads),
       gradients_(parameters_, weights_) {
-  check_options(options_);
+  check_options(options_, transport.ranks());
   policy_.find_tuner(transport);
   if (policy_.automatic() && !channel_->traits().queues) control_ = transport.channel();
   handle_->reducer = this;

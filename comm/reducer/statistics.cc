@@ -62,7 +62,7 @@ std::vector<double> GradientReducer::residual_norms() const {
 // error.
 void GradientReducer::write_trace() const {
   if (impl_->trace_ == nullptr)
-    throw InvalidArgumentError("this reducer keeps no trace: set ReducerOptions::trace to a file");
+    throw InvalidArgumentError("this reducer keeps no trace: name a file by the option trace");
   const LockedStep lock = impl_->step_.lock();
   impl_->trace_->write();
 }

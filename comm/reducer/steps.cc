@@ -51,8 +51,8 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
   learn(step);
   if (options_.transactional == Transactional::kOn && backend_->captured())
     throw InvalidArgumentError(
-        "a step that keeps the earlier residuals cannot be captured: set "
-        "ReducerOptions::transactional to kOff");
+        "a step that keeps the earlier residuals cannot be captured: turn "
+        "transactional off");
   step->set_awaited();
   want_agreement(step);
 }
@@ -157,7 +157,7 @@ void GradientReducer::Impl::fail_missing(LockedStep& step, const std::string& na
                             " these parameters were not ready: " + names;
   channel_->abort(cause);
   step->fail(std::make_exception_ptr(InvalidArgumentError(
-      cause + "; call ready() for each, or set ReducerOptions::missing to kInactive")));
+      cause + "; call ready() for each, with the contribution none if there is no gradient")));
   step->rethrow();
 }
 

@@ -42,7 +42,7 @@ void GradientReducer::scale_residuals(float factor, std::span<const std::string>
 
 void GradientReducer::Impl::check_transactions(std::string_view call) const {
   if (options_.transactional == Transactional::kOn) return;
-  throw InvalidArgumentError(std::string(call) + "() needs ReducerOptions::transactional = kOn");
+  throw InvalidArgumentError(std::string(call) + "() needs the option transactional");
 }
 
 // Returns false if no parameter has a step to discard. The step number falls only if every

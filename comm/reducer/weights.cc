@@ -49,7 +49,7 @@ void StepWeights::check() {
 // gradient is ready, because the gradient determines the device.
 void GradientReducer::Impl::weigh(double samples) {
   if (options_.weighted == Weighted::kOff)
-    throw InvalidArgumentError("weigh() needs ReducerOptions::weighted = kOn, on all ranks");
+    throw InvalidArgumentError("weigh() needs the option weighted, on all ranks");
   LockedStep step = step_.lock();
   step->rethrow();
   weights_.give(samples);
@@ -66,11 +66,10 @@ void GradientReducer::Impl::find_weights(LockedStep& step) {
   if (backend_->captured())
     throw InvalidArgumentError(
         "a step with sample weights cannot be captured, because a graph would keep one step's "
-        "weights: set ReducerOptions::weighted to kOff");
+        "weights: turn weighted off");
   if (!weights_.given())
     throw InvalidArgumentError(
-        "ReducerOptions::weighted = kOn: call weigh() in each step before the first gradient is "
-        "ready");
+        "the option weighted is on: call weigh() in each step before the first gradient is ready");
   wait_until(step, [this] { return weights_.known(); });
   weights_.check();
 }

@@ -1,5 +1,7 @@
 """Fails if a public name has no documentation, unless an allow-list names it.
 
+A Python function with parameters needs Args: NAME(…) is the documentation of the arguments.
+
 The allow-lists are docs/site/undocumented-cpp.txt and undocumented-python.txt. Lists may only get
 shorter: a documented name must be removed.
 
@@ -80,12 +82,14 @@ def python_names() -> dict[str, bool]:
 def _object_names(path: str, value: object) -> dict[str, bool]:
     if (
         isinstance(value, (types.ModuleType, types.GenericAlias))
-        or type(value).__module__ == "typing"
+        or (type(value).__module__ == "typing" and not isinstance(value, type))
     ):
         return {}  # an alias of a type has no text
     if not callable(value):
         return {}
     names = {path: _has_doc(value, inspect.isclass(value))}
+    if _lacks_arguments(value, value.__doc__):
+        names[f"{path}(…)"] = False
     if inspect.isclass(value):
         names |= {f"{path}.{name}": done for name, done in _attributes(value)}
     return names
@@ -93,12 +97,17 @@ def _object_names(path: str, value: object) -> dict[str, bool]:
 
 def _attributes(owner: type) -> Iterator[tuple[str, bool]]:
     own = [base for base in reversed(owner.__mro__) if base.__module__.startswith("tersor")]
+    foreign = any(base.__module__.partition(".")[0] in public.FOREIGN for base in owner.__mro__)
     for name, value in {name: value for base in own for name, value in vars(base).items()}.items():
         if name.startswith("_") or not (callable(value) or inspect.isdatadescriptor(value)):
             continue
         if inspect.ismemberdescriptor(value) or inspect.isclass(value):
             continue  # slots, which a class's text describes
-        yield name, any(_has_doc(vars(base)[name]) for base in owner.__mro__ if name in vars(base))
+        found = [vars(base)[name] for base in owner.__mro__ if name in vars(base)]
+        yield name, any(map(_has_doc, found))
+        # A framework's class describes the arguments of its methods.
+        if not foreign and all(_lacks_arguments(one, one.__doc__) for one in found):
+            yield f"{name}(…)", False
 
 
 def _has_doc(value: object, is_class: bool = False) -> bool:
@@ -107,6 +116,13 @@ def _has_doc(value: object, is_class: bool = False) -> bool:
         line for line in (text or "").strip().splitlines() if not SIGNATURE.match(line.strip())
     ]
     return bool("".join(lines).strip())
+
+
+def _lacks_arguments(value: object, text: str | None) -> bool:
+    """True if a function of Python has parameters, and the text has no Args."""
+    if not inspect.isfunction(value) or not text or text.startswith("Deprecated") or "Args:" in text:
+        return False
+    return bool(inspect.signature(value).parameters.keys() - {"self", "cls"})
 
 
 def _listed(kind: str) -> list[str]:

@@ -15,6 +15,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Public Python modules. The site omits modules that the build lacks.
 MODULES = (
     "tersor",
+    "tersor.codec",
+    "tersor.collectives",
+    "tersor.reducer",
+    "tersor.tuner",
+    "tersor.arrays",
+    "tersor.check",
     "tersor.local",
     "tersor.mpi",
     "tersor.prometheus",

@@ -56,14 +56,17 @@ struct Renamed {
 inline constexpr Renamed kRenamed[] = {{"order", "of-ready", "ready_order"},
                                        {"contribution", "nowhere", "globally-unused"}};
 
+/// Warns of a former spelling, once per process.
+inline void deprecated(const std::string& former, const std::string& remedy) {
+  nb::module_::import_("tersor._renamed").attr("deprecated")(former, remedy);
+}
+
 /// Replaces a former string, with a DeprecationWarning.
 inline std::string_view current_text(std::string_view what, std::string_view text) {
   for (const Renamed& one : kRenamed) {
     if (one.what != what || one.before != text) continue;
-    if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1,
-                         "%s=\"%s\" is deprecated and ends with the next release: use \"%s\"",
-                         one.what.data(), one.before.data(), one.now.data()) != 0)
-      throw nb::python_error();
+    deprecated(std::string(what) + "=\"" + std::string(text) + "\"",
+               "use \"" + std::string(one.now) + "\"");
     return one.now;
   }
   return text;

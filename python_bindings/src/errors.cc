@@ -8,51 +8,17 @@
 #include <cstddef>
 #include <exception>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace tersor::python {
 namespace {
-
-/// C++ names in the library's messages and their Python equivalents, longer names first.
-struct Words {
-  std::string_view here, in_python;
-};
-constexpr Words kWords[] = {
-    {"set ReducerOptions::auto_learning to kOff", "pass auto_learning=False"},
-    {"set ReducerOptions::transactional to kOff", "pass transactional=False"},
-    {"ReducerOptions::transactional = kOn", "transactional=True"},
-    {"set ReducerOptions::weighted to kOff", "pass weighted=False"},
-    {"ReducerOptions::weighted = kOn", "weighted=True"},
-    {"set ReducerOptions::reduction to kMean", "pass reduction=\"mean\""},
-    {"set ReducerOptions::trace to a file", "name a file by trace="},
-    {"set ReducerOptions::missing to kInactive",
-     "pass contribution=\"none\" for a parameter without a gradient"},
-    {"pass CollectiveOptions::state", "pass state=FeedbackState(...)"},
-    {"pass it in CollectiveOptions::tuner", "pass it as tuner"},
-    {"set AutoOptions::memory", "pass memory to it"},
-    {"Codec::plan", "Codec.max_payload_bytes"},
-    {"GradientReducer::", "GradientReducer."},
-    {"Tuner::", "Tuner."},
-    {"ReducerOptions::", ""},
-    {"TcpOptions::", ""},
-    {"Splits::", ""},
-};
-
-std::string in_python(std::string text) {
-  for (const Words& words : kWords)
-    for (std::size_t at = 0; (at = text.find(words.here, at)) != std::string::npos;
-         at += words.in_python.size())
-      text.replace(at, words.here.size(), words.in_python);
-  return text;
-}
 
 template <typename Exception>
 void translate(const std::exception_ptr& error, void* type) {
   try {
     std::rethrow_exception(error);
   } catch (const Exception& exception) {
-    PyErr_SetString(static_cast<PyObject*>(type), in_python(exception.what()).c_str());
+    PyErr_SetString(static_cast<PyObject*>(type), exception.what());
   }
 }
 
@@ -63,7 +29,7 @@ void translate_disagreement(const std::exception_ptr& error, void* type) {
     std::rethrow_exception(error);
   } catch (const Exception& exception) {
     const nb::handle made(static_cast<PyObject*>(type));
-    nb::object raised = made(in_python(exception.what()));
+    nb::object raised = made(exception.what());
     raised.attr("disagreement") = nb::cast(exception.disagreement());
     PyErr_SetObject(made.ptr(), raised.ptr());
   }
@@ -88,7 +54,7 @@ void translate_loss(const std::exception_ptr& error, void* type) {
     std::rethrow_exception(error);
   } catch (const RanksLostError& lost) {
     const nb::handle made(static_cast<PyObject*>(type));
-    nb::object told = made(in_python(lost.what()));
+    nb::object told = made(lost.what());
     told.attr("members") = nb::cast(lost.members());
     told.attr("last_step") = lost.last_step();
     told.attr("disagreement") = nb::cast(lost.disagreement());

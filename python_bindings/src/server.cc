@@ -93,11 +93,7 @@ void bind_options(nb::module_& module) {
       .def(
           "__getitem__",
           [](nb::handle self, const char* field) {
-            if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1,
-                                 "statistics[\"%s\"] is deprecated and ends with the next "
-                                 "release: use .%s",
-                                 field, field) != 0)
-              throw nb::python_error();
+            deprecated("statistics[\"" + std::string(field) + "\"]", "use ." + std::string(field));
             return nb::object(self.attr(field));
           },
           nb::arg("field"), "Deprecated: use the attribute.")

@@ -52,6 +52,7 @@ __all__ = [
     "WireError", "Workspace", "__version__", "all_to_all", "allgather", "allreduce", "broadcast",
     "build_info", "codecs", "gather", "reduce", "reduce_scatter", "scatter",
 ]  # fmt: skip
+__dir__ = __all__.copy
 
 # The module in tracebacks and pickles.
 for _name in __all__:

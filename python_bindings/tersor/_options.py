@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
-from tersor._renamed import Function, deprecated_once
+from tersor._renamed import Function, deprecated
 
 if TYPE_CHECKING:
     from typing_extensions import Self as Self
@@ -20,6 +21,14 @@ else:  # for annotations alone: a program with NumPy may lack typing_extensions
 
 Options = TypeVar("Options")
 
+#: What to do instead of an option that the other entry points have.
+_INSTEAD = {
+    ("OptimizerOptions", "weighted"): "set optimizer.samples before step(), on all ranks",
+    ("OptimizerOptions", "transactional"): "only step() sends gradients, so leave the option out",
+    ("OptimizerOptions", "reduction"): "the ranks' mean moves the weights, so leave the option out",
+    ("AdvancedOptions", "weighted"): "set samples before step(), with straggler_timeout=",
+    ("AdvancedOptions", "transactional"): "leave the option out",
+}
 _ENDED = ("elastic", "missing", "progress")  # former options without an effect
 
 
@@ -31,6 +40,7 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
         TypeError: A value has a wrong type.
     """
     for key, value in keywords.items():
+        warn_of_lanes(value)
         if not hasattr(options, key):
             known = ", ".join(name for name in dir(options) if not name.startswith("_"))
             raise InvalidArgumentError(f"there is no option {key!r}; the options are: {known}")
@@ -39,6 +49,12 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
         except TypeError:
             raise TypeError(_wanted(key, getattr(options, key), value)) from None
     return options
+
+
+def warn_of_lanes(value: object) -> None:
+    """Warns of the former option in a spec, or in a list with specs."""
+    if isinstance(value, str | list | tuple) and re.search(r"intsum:[^+']*\blanes=", str(value)):
+        deprecated('"intsum:lanes="', 'use "intsum:bits="')
 
 
 _KINDS = {str: "a string", bool: "True or False", int: "an integer", float: "a number"}
@@ -98,13 +114,15 @@ def _moved(
                 "use DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD, DiLoCo "
                 "or torchft around your training"
             )
+        if remedy := _INSTEAD.get((kind.__name__, key)):
+            raise InvalidArgumentError(f"{who}: there is no option {key!r}: {remedy}")
         if key not in (*known, *_ENDED):
             raise InvalidArgumentError(
                 f"{who}: there is no option {key!r}; the options are: {', '.join(own)}; and in "
                 f"advanced={kind.__name__}(...): {', '.join(known)}"
             )
         use = f"use advanced={kind.__name__}({key}=...)"
-        deprecated_once(who, f"{who}({key}=)", "leave the option out" if key in _ENDED else use)
+        deprecated(f"{who}({key}=)", "leave the option out" if key in _ENDED else use, who)
     changed = {key: value for key, value in plain.items() if key in known}
     return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
 

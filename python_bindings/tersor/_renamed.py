@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _PACKAGE = __file__.removesuffix("_renamed.py")
 _IMPORTS = "<frozen importlib"
 
-#: The old spellings with a past warning: the function's qualified name, and the spelling.
+#: The old spellings with a past warning: the function's qualified name or "", and the spelling.
 _warned: set[tuple[str, str]] = set()
 
 _MOVED = {"flower": "federated.flower", "lanes": "federated.sums", "nvflare": "federated.nvflare"}
@@ -52,6 +52,15 @@ _ATTRIBUTES = {
     "tersor.torch": {"allreduce": "all_reduce"},
 }
 
+#: The names of other interfaces for functions of a package.
+_HERE = {
+    "tersor": {"all_gather": "allgather", "all_reduce": "allreduce"}
+    | dict.fromkeys(("all_to_all_single", "alltoall"), "all_to_all"),
+    "tersor.torch": {"all_gather_into_tensor": "all_gather", "allgather": "all_gather"}
+    | dict.fromkeys(("all_to_all", "alltoall"), "all_to_all_single")
+    | {"reduce_scatter_tensor": "reduce_scatter"},
+}
+
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports a renamed module by the old name."""
@@ -74,7 +83,9 @@ def attribute(package: str, name: str) -> Any:
     elif old in _RENAMED:
         found = _renamed(old)
     else:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        here = _HERE.get(package, {}).get(name)
+        use = f": use {package}.{here}" if here else ""
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{use}")
     setattr(sys.modules[package], name, found)
     return found
 
@@ -120,18 +131,21 @@ def renamed_attribute(new: str) -> Any:
         def __get__(self, instance: Any, owner: type) -> Any:
             if instance is None:
                 return self
-            deprecated_once(self._owner, self._old, f"use .{new}")
+            deprecated(self._old, f"use .{new}", self._owner)
             return getattr(instance, new)
 
         def __set__(self, instance: Any, value: Any) -> None:
-            deprecated_once(self._owner, self._old, f"use .{new}")
+            deprecated(self._old, f"use .{new}", self._owner)
             setattr(instance, new, value)
 
     return Renamed()
 
 
 def move_keywords(
-    function: Callable[..., object], options: dict[str, Any], new_names: Mapping[str, str]
+    function: Callable[..., object],
+    options: dict[str, Any],
+    new_names: Mapping[str, str],
+    warns: bool = True,
 ) -> None:
     """Replaces the old keywords of a call by the new keywords; see :func:`renamed_keywords`."""
     name = function.__qualname__.removesuffix(".__init__")
@@ -139,19 +153,19 @@ def move_keywords(
         new = new_names[old]
         if new in options:
             raise TypeError(f"{name}() got {new}= and {old}=, its old name: pass {new}=")
-        deprecated_once(f"{function.__module__}.{name}", f"{name}({old}=)", f"use {new}=")
+        if warns:
+            deprecated(f"{name}({old}=)", f"use {new}=", f"{function.__module__}.{name}")
         options[new] = options.pop(old)
 
 
-def deprecated_once(owner: str, old: str, remedy: str) -> None:
-    """Warns of an old spelling of ``owner``, a function or module, once per process."""
-    if (owner, old) not in _warned:
-        _warned.add((owner, old))
-        deprecated(old, remedy)
+def deprecated(old: str, remedy: str, owner: str = "") -> None:
+    """Warns of an old spelling of ``owner``, a function or module, once per process.
 
-
-def deprecated(old: str, remedy: str) -> None:
-    """Warns of an old spelling, at the line of the first caller outside of the package."""
+    The warning shows the line of the first caller outside of the package.
+    """
+    if (owner, old) in _warned:
+        return
+    _warned.add((owner, old))
     frame, level = sys._getframe(), 1  # as skip_file_prefixes= of Python 3.12
     while frame.f_code.co_filename.startswith((_PACKAGE, _IMPORTS)) and frame.f_back is not None:
         frame = frame.f_back

@@ -9,6 +9,12 @@ import numpy
 
 from tersor._core import InvalidArgumentError
 
+__all__ = [
+    "FLOATS", "Array", "Stream", "dtype_text", "empty_bytes", "empty_values", "is_on_device",
+    "library_of", "narrowed", "require_finite",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 # Any array with DLPack or the buffer protocol: NumPy, PyTorch, CuPy, and JAX for reading. No Python
 # type covers all these arrays.
 Array: TypeAlias = Any
@@ -22,7 +28,19 @@ _ALIGNMENT = 64  # of new frames; the format requires 16
 
 
 def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, Any]:
-    """Converts decoded values. Finite values stay finite in float16: at most 65504."""
+    """Converts decoded values. Finite values stay finite in float16: at most 65504.
+
+    Args:
+        values: An array of floats.
+        dtype: The dtype of the result.
+
+    Returns:
+        A new array of the same shape.
+
+    Example:
+        >>> narrowed(numpy.array([1e6, numpy.inf]), "float16")
+        array([65504.,    inf], dtype=float16)
+    """
     if numpy.dtype(dtype) == numpy.float16:
         most = numpy.finfo(numpy.float16).max.astype(values.dtype)
         values = numpy.where(numpy.isfinite(values), values.clip(-most, most), values)
@@ -32,14 +50,35 @@ def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, 
 def require_finite(
     name: str, values: Array, update: str = "the update", then: str = "nothing is sent"
 ) -> None:
-    """Raises InvalidArgumentError if NumPy's or PyTorch's values have a NaN or an infinity."""
+    """Checks an array of NumPy or PyTorch.
+
+    Args:
+        name: The name of the array in the error.
+        values: The array.
+        update: The role of the array in the error.
+        then: The consequence in the error.
+
+    Raises:
+        InvalidArgumentError: The array has a NaN or an infinity.
+
+    Example:
+        >>> require_finite("weight", update)
+    """
     finite = values.isfinite() if hasattr(values, "isfinite") else numpy.isfinite(values)
     if not finite.all():
         raise InvalidArgumentError(f"{name}: {update} is not finite; {then}")
 
 
 def library_of(array: Array) -> str:
-    """Returns the library of an array's class: "numpy", "torch", "cupy", …"""
+    """Returns the library of an array's class: "numpy", "torch", "cupy", …
+
+    Args:
+        array: An array or tensor.
+
+    Example:
+        >>> library_of(numpy.zeros(3))
+        'numpy'
+    """
     return type(array).__module__.partition(".")[0]
 
 
@@ -66,7 +105,16 @@ def dtype_text(dtype: Any) -> str:
 def empty_bytes(count: int, like: Array) -> Array:
     """Returns a flat uint8 array of ``count`` bytes, 16-byte aligned and not initialised.
 
-    The array is on the device of ``like``, of PyTorch or CuPy if ``like`` is, else of NumPy.
+    Args:
+        count: Number of bytes.
+        like: An array on the device of the result. The result is of PyTorch or CuPy if ``like``
+            is, otherwise of NumPy.
+
+    Raises:
+        InvalidArgumentError: ``like`` is on a device, and of another library.
+
+    Example:
+        >>> out = empty_bytes(codec.max_payload_bytes(gradient), gradient)
     """
     library = library_of(like)
     if library == "torch":
@@ -86,7 +134,17 @@ def empty_bytes(count: int, like: Array) -> Array:
 
 
 def empty_values(count: int, dtype: str, like: Array) -> Array:
-    """Returns a flat array of ``count`` values of "f32", "bf16" or "f16" on ``like``'s device."""
+    """Returns a flat array that is not initialised.
+
+    Args:
+        count: Number of values.
+        dtype: "f32", "bf16" or "f16".
+        like: An array on the device of the result. The result is of PyTorch if ``like`` is,
+            otherwise of NumPy.
+
+    Example:
+        >>> values = empty_values(header.count, header.dtype, payload)
+    """
     if library_of(like) == "torch":
         torch = sys.modules["torch"]
         return torch.empty(count, dtype=getattr(torch, _NAMES[dtype]), device=like.device)
@@ -94,7 +152,15 @@ def empty_values(count: int, dtype: str, like: Array) -> Array:
 
 
 def is_on_device(array: Array) -> bool:
-    """True if an array is not in host memory, according to DLPack."""
+    """True if an array is not in host memory, according to DLPack.
+
+    Args:
+        array: An array or tensor. Objects without DLPack are in host memory.
+
+    Example:
+        >>> is_on_device(numpy.zeros(3))
+        False
+    """
     if not hasattr(array, "__dlpack_device__"):
         return False
     kind, _ = array.__dlpack_device__()

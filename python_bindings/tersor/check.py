@@ -1,4 +1,4 @@
-"""``python -m tersor check``: does compression pay on this machine and its link?
+"""``python -m tersor check``: does compression pay on this machine and link?
 
 One process measures the codecs. Several processes also measure the link::
 
@@ -29,6 +29,9 @@ from tersor import _core, _text, collectives
 from tersor._build import build_info
 from tersor._core import InvalidArgumentError, Transport, TransportError
 from tersor.codec import Codec
+
+__all__ = ["CODECS", "CodecResult", "LinkResult", "Report", "main"]
+__dir__ = __all__.copy
 
 CODECS = ("bf16", "int8", "int4+ef", "hadamard:bits=1+ef", "topk:density=0.01+ef")
 _VALUE_BYTES = 4  # float32
@@ -224,7 +227,7 @@ def _median(call: Callable[[], object], seconds: float) -> float:
 
 
 def _measure_link(transport: Transport, specs: list[str], seconds: float) -> list[LinkResult]:
-    """All-reduces 64 KiB, 1 MiB and 16 MiB, the codecs in turn, so that all meet the same load."""
+    """All-reduces 64 KiB, 1 MiB and 16 MiB, the codecs in turn, for an equal load."""
     results = []
     for size in (1 << 16, 1 << 20, 1 << 24):
         calls = {spec: _all_reduce(transport, spec, size) for spec in ("none", *specs)}

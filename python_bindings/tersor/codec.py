@@ -10,8 +10,11 @@ from typing import Any, Literal
 import numpy
 
 from tersor import _core
-from tersor._options import expect, fill
+from tersor._options import expect, fill, warn_of_lanes
 from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
+
+__all__ = ["Codec", "CodecInfo", "CodecOption", "codecs"]
+__dir__ = __all__.copy
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Codec:
 
     def __init__(self, spec: str, *, threads: int = 1) -> None:
         expect(spec, str, 'spec must be a string, such as "int8"')
+        warn_of_lanes(spec)
         self._core = _core.Codec(spec, threads)
 
     def __repr__(self) -> str:
@@ -284,6 +288,8 @@ class Codec:
             >>> mean = codec.decode(payloads, factor=1 / len(payloads))
         """
         payloads = _as_list(payload)
+        if not payloads:
+            raise _core.InvalidArgumentError("payload is an empty list; pass at least one array")
         decoding = _core.DecodeOptions(add, factor)
         options = _options(first_index, parameter, checksum, signature)
         if out is None:
@@ -294,8 +300,6 @@ class Codec:
     def _new_output(self, payloads: list[Array], add: bool, options: _core.FrameOptions) -> Array:
         if add:
             raise _core.InvalidArgumentError("add=True needs out=: pass the array to add to")
-        if not payloads:
-            raise _core.InvalidArgumentError("payload is an empty list; pass at least one array")
         header = self._core.header(payloads[0], options)
         if header.segments != 1:
             raise _core.InvalidArgumentError(

@@ -15,6 +15,13 @@ from tersor import _core
 from tersor._core import CollectiveStatistics, InvalidArgumentError, Transport, Tuner, Workspace
 from tersor._options import Unpack, expect, fill
 
+__all__ = [
+    "Algorithm", "CollectiveOptions", "CommonOptions", "FeedbackState", "GridOptions", "Keywords",
+    "Reduction", "all_to_all", "allgather", "allreduce", "broadcast", "gather", "reduce",
+    "reduce_scatter", "scatter",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 Reduction = Literal["sum", "mean"]
 Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
 
@@ -160,7 +167,10 @@ def reduce_scatter(
         options: See :class:`Keywords`.
 
     Returns:
-        As :func:`allreduce`, also for Raises.
+        As :func:`allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> tersor.reduce_scatter(transport, gradient, shard, codec="int8")
@@ -180,7 +190,10 @@ def allgather(
         options: See :class:`Keywords`.
 
     Returns:
-        As :func:`allreduce`, also for Raises.
+        As :func:`allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> tersor.allgather(transport, shard, weights, codec="bf16")
@@ -202,7 +215,10 @@ def broadcast(
         options: See :class:`Keywords`. The default codec is ``"none"``, and ``"+ef"`` is refused.
 
     Returns:
-        As :func:`allreduce`, also for Raises.
+        As :func:`allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> tersor.broadcast(transport, weights, root=0)
@@ -227,7 +243,10 @@ def reduce(
         options: See :class:`Keywords`. Codecs without two-shot (``topk``) are refused.
 
     Returns:
-        As :func:`allreduce`, also for Raises.
+        As :func:`allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> tersor.reduce(transport, gradient, total if transport.rank == 0 else None)
@@ -249,7 +268,10 @@ def gather(
         options: See :class:`Keywords`.
 
     Returns:
-        As :func:`allreduce`, also for Raises.
+        As :func:`allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> tersor.gather(transport, shard, whole if transport.rank == 0 else None)
@@ -270,7 +292,10 @@ def scatter(
         options: See :class:`Keywords`. The default codec is ``"none"``, and ``"+ef"`` is refused.
 
     Returns:
-        As :func:`allreduce`, also for Raises.
+        As :func:`allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> tersor.scatter(transport, whole if transport.rank == 0 else None, shard)
@@ -303,7 +328,10 @@ def all_to_all(
         options: See :class:`Keywords`.
 
     Returns:
-        As :func:`allreduce`, also for Raises.
+        As :func:`allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`allreduce`.
 
     Raises:
         InvalidArgumentError: The splits do not match the arrays, or the codec has ``"+ef"``.

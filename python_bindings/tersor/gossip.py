@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from tersor import _core
 from tersor._core import InvalidArgumentError, Transport
-from tersor._options import expect
+from tersor._options import expect, warn_of_lanes
 from tersor._renamed import renamed_keywords
 
 __all__ = ["Gossip"]
+__dir__ = __all__.copy
 
 
 class Gossip:
@@ -64,6 +65,7 @@ class Gossip:
             graph = _core.Topology.named(topology, transport.ranks)
         else:
             graph = _core.Topology(topology)
+        warn_of_lanes(codec)
         self._warns = on_split == "warn"
         self._core = _core.Gossip(transport, graph, codec, step_size, timeout, not self._warns)
         self._cut_off: set[int] = set()
@@ -75,6 +77,10 @@ class Gossip:
         Args:
             name: The name of the parameter.
             parameter: A float32 array of any shape. ``mix`` changes the array in place.
+
+        Example::
+
+            gossip.add("weight", weight)
         """
         self._core.add(name, parameter)
 
@@ -85,6 +91,11 @@ class Gossip:
 
         Raises:
             InvalidArgumentError: A value is not finite. Nothing was sent; repeat the call.
+
+        Example::
+
+            gossip.begin()
+            compute(next_batch)
         """
         self._core.begin()
 
@@ -93,6 +104,11 @@ class Gossip:
 
         Raises:
             TransportError: No path connects this rank to some ranks, and ``on_split="raise"``.
+
+        Example::
+
+            gossip.begin()
+            gossip.mix()
         """
         self._core.mix()
         cut_off = set(self._core.statistics().cut_off)
@@ -112,5 +128,9 @@ class Gossip:
         Returns:
             ``steps``, ``sent_bytes``, ``lost`` (lost neighbours) and ``cut_off`` (ranks without a
             path to this rank).
+
+        Example::
+
+            print(gossip.statistics().sent_bytes)
         """
         return self._core.statistics()

@@ -18,6 +18,7 @@ from typing import TypeVar
 from tersor._core import InProcessWorld, Transport, TransportError
 
 __all__ = ["InProcessWorld", "run"]
+__dir__ = __all__.copy
 
 Result = TypeVar("Result")
 

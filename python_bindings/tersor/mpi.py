@@ -31,6 +31,7 @@ except ImportError as error:
     ) from error
 
 __all__ = ["allgather", "allreduce", "reduce_scatter", "transport"]
+__dir__ = __all__.copy
 
 
 class _Holder:
@@ -104,7 +105,10 @@ def allreduce(
         options: See :class:`tersor.CollectiveOptions`.
 
     Returns:
-        As :func:`tersor.allreduce`, also for Raises.
+        As :func:`tersor.allreduce`.
+
+    Raises:
+        tersor.Error: As :func:`tersor.allreduce`.
 
     Example:
         >>> tersor.mpi.allreduce(MPI.COMM_WORLD, gradient, codec="int8")
@@ -124,7 +128,10 @@ def reduce_scatter(
         options: See :class:`tersor.CollectiveOptions`.
 
     Returns:
-        As :func:`tersor.reduce_scatter`, also for Raises.
+        As :func:`tersor.reduce_scatter`.
+
+    Raises:
+        tersor.Error: As :func:`tersor.reduce_scatter`.
 
     Example:
         >>> tersor.mpi.reduce_scatter(MPI.COMM_WORLD, gradient, shard, codec="int8")
@@ -144,7 +151,10 @@ def allgather(
         options: See :class:`tersor.CollectiveOptions`.
 
     Returns:
-        As :func:`tersor.allgather`, also for Raises.
+        As :func:`tersor.allgather`.
+
+    Raises:
+        tersor.Error: As :func:`tersor.allgather`.
 
     Example:
         >>> tersor.mpi.allgather(MPI.COMM_WORLD, shard, weights, codec="int8")

@@ -20,6 +20,9 @@ with needs(
 if TYPE_CHECKING:
     from tersor.torch._src.statistics.handles import Reporting
 
+__all__ = ["Collector"]
+__dir__ = __all__.copy
+
 
 class Collector:
     """Exports one gauge per entry of ``handle.scalars()``, such as ``tersor_sent_bytes``.

@@ -24,6 +24,7 @@ from tersor.arrays import empty_bytes
 from tersor.server import ServerOptions, Update, core_options, named_update
 
 __all__ = ["ParameterClient", "ParameterServer"]
+__dir__ = __all__.copy
 
 Arrays = Mapping[str, Any]
 
@@ -202,12 +203,21 @@ class ParameterServer:
 
         Raises:
             ray.exceptions.RayError: A server is gone, or has another model or other options.
+
+        Example::
+
+            client = server.client(worker)
         """
         options = core_options(self._options, self._workers, self._like)
         return ParameterClient(self._actors, self._like, options, worker)
 
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Returns a copy of all parameters: float32 arrays by name."""
+        """Returns a copy of all parameters: float32 arrays by name.
+
+        Example::
+
+            weights = server.parameters()["weight"]
+        """
         whole = {name: np.empty_like(one) for name, one in self._like.items()}
         for parts in ray.get([actor.parameters.remote() for actor in self._actors]):
             for name, (first, own) in parts.items():
@@ -216,11 +226,16 @@ class ParameterServer:
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """The old name of ``parameters``."""
-        deprecated("ParameterServer.weights()", "use parameters()")
+        deprecated("ParameterServer.weights()", "use parameters()", __name__)
         return self.parameters()
 
     def statistics(self) -> list[ServerStatistics]:
-        """Returns the counts of each server, as ``tersor.ParameterServer.statistics``."""
+        """Returns the counts of each server, as ``tersor.ParameterServer.statistics``.
+
+        Example::
+
+            print([one.pushes for one in server.statistics()])
+        """
         found: list[ServerStatistics] = ray.get([one.statistics.remote() for one in self._actors])
         return found
 
@@ -267,6 +282,10 @@ class ParameterClient:
 
         Args:
             parameters: float32 arrays by name, which are overwritten.
+
+        Example::
+
+            client.pull(parameters)
         """
         arrays = [parameters[name] for name in self._names]
         pairs = zip(self._servers, self._clocks, strict=True)
@@ -287,6 +306,10 @@ class ParameterClient:
 
         Raises:
             InvalidArgumentError: A gradient is not finite. Nothing was sent.
+
+        Example::
+
+            client.push(gradients)
         """
         arrays = [gradients[name] for name in self._names]
         if not all(np.isfinite(one).all() for one in arrays):
@@ -302,12 +325,23 @@ class ParameterClient:
         self._clocks = [clock + 1 for clock in self._clocks]
 
     def flush(self) -> None:
-        """Waits until the servers have applied all pushes of this worker."""
+        """Waits until the servers have applied all pushes of this worker.
+
+        Example::
+
+            client.push(gradients)
+            client.flush()
+        """
         while self._pushed:
             ray.get(self._pushed.popleft())
 
     def leave(self) -> None:
-        """Waits for all pushes, and leaves. Servers do not wait for this worker any longer."""
+        """Waits for all pushes, and leaves. Servers do not wait for this worker any longer.
+
+        Example::
+
+            client.leave()
+        """
         self.flush()
         ray.get([actor.leave.remote(self._worker, life) for actor, _, life in self._servers])
 

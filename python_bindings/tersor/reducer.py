@@ -16,6 +16,12 @@ from tersor._options import Unpack, expect, fill
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import Algorithm, GridOptions, Reduction
 
+__all__ = [
+    "AdvancedOptions", "Contribution", "ExchangeOptions", "GradientReducer", "OptimizerOptions",
+    "Order", "ReducerOptions", "ResidualDtype", "Rules", "ShardedOptions",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 Contribution = Literal["gradient", "none", "gradient-unless-zero", "globally-unused"]
 Order = Literal["learned", "ready_order"]
 ResidualDtype = Literal["f32", "bf16"]

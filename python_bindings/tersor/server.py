@@ -19,6 +19,7 @@ from tersor._renamed import deprecated, renamed_keywords
 from tersor.codec import text_hash
 
 __all__ = ["ParameterClient", "ParameterServer", "ServerOptions"]
+__dir__ = __all__.copy
 
 #: The name of a parameter, its values on this server (changed in place), and a gradient: arrays of
 #: one dimension. The values keep their memory. The gradient is valid during the call only.
@@ -137,6 +138,10 @@ class ParameterServer:
         Raises:
             TransportError: A worker did not join in time.
             Exception: The exception of the update.
+
+        Example::
+
+            lost = server.wait()
         """
         self._thread.join()
         if self._error is not None:
@@ -155,6 +160,10 @@ class ParameterServer:
 
         Returns:
             For each parameter, the index of the first value, and a flat float32 array.
+
+        Example::
+
+            np.savez("part.npz", **server.parameters())
         """
         parts = enumerate(self._names)
         return {name: (self.shard.part(i)[0], self.shard.values(i)) for i, name in parts}
@@ -170,6 +179,10 @@ class ParameterServer:
         Returns:
             ``pushes``, ``pulls``, ``refused``, ``pushed_bytes``, ``pulled_bytes``, and ``lost``,
             the workers that left without notice.
+
+        Example::
+
+            print(server.statistics().pushes)
         """
         return self.shard.statistics()
 
@@ -195,7 +208,13 @@ class Worker:
         return self._own.clock
 
     def flush(self) -> None:
-        """Waits until the servers have applied all pushes of this worker."""
+        """Waits until the servers have applied all pushes of this worker.
+
+        Example::
+
+            client.push(gradients)
+            client.flush()
+        """
         self._own.flush()
 
     def statistics(self) -> ClientStatistics:
@@ -203,11 +222,20 @@ class Worker:
 
         Returns:
             ``sent_bytes`` and ``received_bytes``. A server on the same rank causes no traffic.
+
+        Example::
+
+            print(client.statistics().sent_bytes)
         """
         return self._own.statistics()
 
     def leave(self) -> None:
-        """Waits for all pushes, and leaves. Servers do not wait for this worker any longer."""
+        """Waits for all pushes, and leaves. Servers do not wait for this worker any longer.
+
+        Example::
+
+            client.leave()
+        """
         self._own.leave()
 
     def __enter__(self) -> Self:
@@ -273,6 +301,10 @@ class ParameterClient(Worker):
 
         Args:
             parameters: float32 arrays by name, which are overwritten.
+
+        Example::
+
+            client.pull(parameters)
         """
         self._own.pull(self._in_order(parameters))
 
@@ -287,6 +319,10 @@ class ParameterClient(Worker):
         Raises:
             InvalidArgumentError: A gradient is not finite (nothing was sent), or a server refused
                 a push; the message gives the server's reason.
+
+        Example::
+
+            client.push(gradients)
         """
         self._own.push(self._in_order(gradients))
 

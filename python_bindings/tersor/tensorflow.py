@@ -41,6 +41,7 @@ __all__ = [
     "CrossDeviceOps", "DistributedOptimizer", "Reducer", "broadcast_variables", "init", "shutdown",
     "transport",
 ]  # fmt: skip
+__dir__ = __all__.copy
 
 _FLOATS = (tf.float32, tf.bfloat16, tf.float16)
 _world: list[_core.TcpTransport] = []

@@ -9,6 +9,9 @@ from tersor import _core
 from tersor._core import Transport
 from tersor._options import Unpack, expect, fill
 
+__all__ = ["Tuner", "TunerOptions"]
+__dir__ = __all__.copy
+
 
 class TunerOptions(TypedDict, total=False):
     """Options of a ``Tuner``, equal on all ranks."""

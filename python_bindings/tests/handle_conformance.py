@@ -140,6 +140,7 @@ LEARNS: dict[str, list[str]] = {
     "DistributedOptimizer": ["bf16", "int8", "topk:density=0.05+ef", "auto"],
     "CompressedAdamW": ["hadamard:bits=1+ef", "topk:density=0.02+ef"],
     "CompressedMuon": ["hadamard:bits=1+ef", "topk:density=0.02+ef"],
+    "CompressedSGD": ["hadamard:bits=1+ef", "topk:density=0.02+ef"],
     "DiLoCo": ["none", "int8", "int4+ef"],
 }
 

@@ -59,9 +59,7 @@ def test_a_layer_that_is_unfrozen_is_exchanged(rank: int, count: int, name: str)
     assert equal_on_ranks(training.weights())
 
 
-@pytest.mark.parametrize(
-    "name", ["DistributedOptimizer", "CompressedAdamW", "CompressedMuon", "DiLoCo"]
-)
+@pytest.mark.parametrize("name", [name for name in HANDLES if name not in ("DDP", "FSDP2")])
 @ranks.on(2)
 def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(
     rank: int, count: int, name: str
@@ -148,6 +146,7 @@ def test_a_gradient_that_is_thrown_away_leaves_no_trace(
         ("DistributedOptimizer", True),
         ("CompressedAdamW", False),
         ("CompressedMuon", False),
+        ("CompressedSGD", False),
     ],
 )
 @ranks.on(2)
@@ -169,7 +168,7 @@ def test_parameters_of_a_group_that_is_added_are_exchanged(
     assert [one.name for one in training.handle.statistics()][-2:] == ["weight", "bias"]
 
 
-ACROSS_HOSTS = ["DistributedOptimizer", "CompressedAdamW", "CompressedMuon", "DiLoCo"]
+ACROSS_HOSTS = [name for name in HANDLES if name not in ("DDP", "FSDP2")]
 
 
 def of_two_hosts(rank: int, count: int) -> list[dict[str, torch.Tensor]]:
@@ -224,7 +223,7 @@ def test_fsdp_shards_within_hosts_are_exchanged_between_them() -> None:
             torch.testing.assert_close(first_exact[name], one, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["CompressedAdamW", "CompressedMuon"])
+@pytest.mark.parametrize("name", ["CompressedAdamW", "CompressedMuon", "CompressedSGD"])
 @ranks.on(4)
 def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all(
     rank: int, count: int, name: str

@@ -19,7 +19,7 @@ import tersor
 import tersor.torch
 
 GRADIENT_HANDLES = [name for name in HANDLES if name != "DiLoCo"]
-COMPRESSED = ("CompressedAdamW", "CompressedMuon")  # which exchange in step()
+COMPRESSED = ("CompressedAdamW", "CompressedMuon", "CompressedSGD")  # which exchange in step()
 
 every_handle = pytest.mark.parametrize("name", GRADIENT_HANDLES)
 
@@ -240,10 +240,12 @@ def old_keywords(rank: int, count: int, name: str) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(2):
-            HANDLES[name](**OLD_NAMES[name])
+            HANDLES[name](elastic=True, **OLD_NAMES[name])
+            HANDLES[name](elastic=True, on_loss="go on")
     texts = [str(one.message) for one in told if one.category is DeprecationWarning]
     for old in OLD_NAMES[name]:
         assert sum(f"({old}=) is deprecated" in text for text in texts) == 1, old
+    assert sum('on_loss="go on" is deprecated' in text for text in texts) == 1
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)

@@ -16,7 +16,6 @@ from handles import (
     EXACT,
     HANDLES,
     SGD,
-    Compressed,
     Ddp,
     Distributed,
     Training,
@@ -45,14 +44,7 @@ class Neighbours(Training):
         self.handle.step()
 
 
-class Sgd(Compressed):
-    def wrap(self, options: dict[str, Any]) -> None:
-        self.optimizer = self.handle = tersor.torch.CompressedSGD(
-            self.layers.named_parameters(), lr=0.1, **options
-        )
-
-
-EVERY: dict[str, type[Training]] = {**HANDLES, "CompressedSGD": Sgd, "Gossip": Neighbours}
+EVERY: dict[str, type[Training]] = {**HANDLES, "Gossip": Neighbours}
 OPTIMIZERS = ["DistributedOptimizer", "CompressedAdamW", "CompressedMuon", "CompressedSGD"]
 
 

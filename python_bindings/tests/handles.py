@@ -1,4 +1,4 @@
-"""The six handles over PyTorch, each as a training of one small model, for handle_conformance.py.
+"""The handles over PyTorch, each as a training of one small model, for handle_conformance.py.
 
 A training has a model of two layers, on each rank other data, and an optimizer that moves what has
 no gradient no more: it has momentum and decay.
@@ -224,6 +224,13 @@ class Muon(Compressed):
         )
 
 
+class Sgd(Compressed):
+    def wrap(self, options: dict[str, Any]) -> None:
+        self.optimizer = self.handle = tersor.torch.CompressedSGD(
+            self.layers.named_parameters(), lr=0.1, **options
+        )
+
+
 class Local(Training):
     """DiLoCo, which exchanges after each step here."""
 
@@ -258,6 +265,7 @@ HANDLES: dict[str, type[Training]] = {
     "DistributedOptimizer": Distributed,
     "CompressedAdamW": Compressed,
     "CompressedMuon": Muon,
+    "CompressedSGD": Sgd,
     "DiLoCo": Local,
 }
 

@@ -96,6 +96,7 @@ class TestRefusals:
         refused("got None; pass an array", lambda: tersor.Codec("int8").encode(None))
         refused("is an empty list", lambda: tersor.Codec("int8").encode([]))
         refused("is an empty list", lambda: tersor.Codec("int8").decode([]))
+        refused("payload is an empty list", lambda: tersor.Codec("int8").decode([], out=gradient()))
 
     def test_residuals_that_the_spec_does_not_ask_for_or_lacks(self) -> None:
         refused('add "\\+ef"', lambda: tersor.Codec("int8").encode(gradient(), residual=gradient()))

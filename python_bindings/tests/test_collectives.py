@@ -242,11 +242,16 @@ def test_calls_of_the_last_release_mean_what_they_meant(rank: int, count: int) -
     own, result = torch.full((5,), float(rank)), torch.zeros(5) if second else None
     with told("reduce(") as warned:
         old.reduce(own, result, 1, codec="none", group=pair)
-    assert all(one.filename == __file__ for one in warned)
+    assert [one.filename for one in warned] == [__file__]
     assert own.unique().tolist() == [rank]
     assert result is None or result.unique().tolist() == [2 * first + 2]
-    with pytest.raises(TypeError, match=r"pass output= and dst= by name"):
-        old.gather(result, own, 1, group=pair)
+    result = torch.zeros(10) if second else None
+    with told("gather(output, input, root)") as warned:
+        old.gather(result, own, 1, codec="none", group=pair)
+    assert [one.filename for one in warned] == [__file__]
+    assert result is None or result.tolist() == [first] * 5 + [first + 2] * 5
+    with pytest.raises(TypeError, match="takes one tensor"):
+        old.gather(result, own, 1, pair)
     result = torch.zeros(10) if second else None
     with told("gather(input=)"):
         old.gather(output=result, input=own, root=1, codec="none", group=pair)

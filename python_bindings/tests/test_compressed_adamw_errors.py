@@ -28,7 +28,9 @@ from tersor.torch import CompressedAdamW
         ("betas", {"betas": (0.9,)}),
         ("warmup_steps=-1", {"warmup_steps": -1}),
         ("int9", {"warmup_codec": "int9", "warmup_steps": 1}),
-        ("there is no option 'reduction'", {"reduction": "sum"}),
+        ("no option 'reduction': the ranks' mean", {"reduction": "sum"}),
+        ("no option 'weighted': set optimizer.samples before step", {"weighted": True}),
+        ("no option 'transactional': only step", {"transactional": True}),
         ("no option 'bits'", {"bits": 1}),
     ],
 )

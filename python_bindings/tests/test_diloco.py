@@ -106,6 +106,8 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
     model = make_model()
     with pytest.raises(tersor.InvalidArgumentError, match="sync_every=0"):
         DiLoCo(model, sync_every=0)
+    with pytest.raises(tersor.InvalidArgumentError, match="'weighted': set samples before step"):
+        DiLoCo(model, **{"weighted": True})
     for factor in (-0.1, 1.1, float("nan")):
         with pytest.raises(tersor.InvalidArgumentError, match="error_decay"):
             DiLoCo(model, error_decay=factor)

@@ -1,4 +1,4 @@
-"""Errors speak of what a Python program has: its arguments and options, by their names."""
+"""Errors name options and calls as C++ and Python spell them alike."""
 
 from __future__ import annotations
 
@@ -24,15 +24,10 @@ def messages() -> Iterator[str]:
             yield from re.findall(r'"((?:[^"\\\n]|\\.)*)"', text)
 
 
-def test_every_name_of_cpp_has_a_word_in_python() -> None:
-    source = (ROOT / "python_bindings" / "src" / "errors.cc").read_text()
-    words = re.findall(r'\{"((?:[^"\\]|\\.)*)",', source)
-    named = [text for text in messages() if CPP_NAME.search(text)]
-    assert len(named) > 10
-    for text in named:
-        for word in words:
-            text = text.replace(word, "")
-        assert not CPP_NAME.search(text), text
+def test_messages_have_no_names_of_cpp() -> None:
+    texts = list(messages())
+    assert len(texts) > 1000
+    assert [text for text in texts if CPP_NAME.search(text)] == []
 
 
 def discard(transport: tersor.Transport) -> None:
@@ -56,10 +51,10 @@ def leave_out(transport: tersor.Transport) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (discard, "transactional=True"),
+        (discard, "needs the option transactional"),
         (settle, "pass it as tuner"),
-        (feed_back, "pass state=FeedbackState"),
-        (leave_out, 'pass contribution="none"'),
+        (feed_back, "pass a FeedbackState as state"),
+        (leave_out, "with the contribution none"),
     ],
 )
 def test_errors_name_arguments(call: Callable[[tersor.Transport], None], says: str) -> None:

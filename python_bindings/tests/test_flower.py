@@ -345,7 +345,7 @@ def test_a_node_that_answers_twice_counts_once(caplog: pytest.LogCaptureFixture)
     nodes.answers = lambda asked, reply: [reply] * (1 + (reply.metadata.src_node_id == 7))
     twice, _ = run(nodes, "int8")
     assert as_bytes(once) == as_bytes(twice)
-    assert "node 7: the node answered twice" in caplog.text
+    assert "node 7: the node answered twice: start one SuperNode per node" in caplog.text
 
 
 def as_bytes(record: ArrayRecord) -> dict[str, bytes]:

@@ -113,31 +113,34 @@ def test_what_is_no_option_is_an_error_that_lists_all() -> None:
         compressed("model", **elastic)
 
 
-def old_strings(transport: tersor.Transport) -> np.ndarray[Any, Any]:
-    order: Any = "of-ready"
-    with pytest.warns(DeprecationWarning, match='order="of-ready".*use "ready_order"'):
-        reducer = GradientReducer(transport, codec="none", order=order)
+def old_spellings(transport: tersor.Transport) -> list[str]:
     gradient = np.ones(5, np.float32)
-    reducer.add("weight", gradient)
-    with pytest.warns(DeprecationWarning, match='"nowhere".*use "globally-unused"'):
-        reducer.ready("weight", gradient, "nowhere")
-    reducer.wait()
-    return gradient
+    old: dict[str, Any] = {"order": "of-ready", "missing": "inactive"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            reducer = GradientReducer(transport, codec="none", **old)
+            reducer.add("weight", gradient)
+            reducer.ready("weight", gradient, "nowhere")
+            reducer.wait()
+            GradientReducer(transport, rules=[("*", "intsum:scale=2,lanes=16")])
+            tersor.Codec("intsum:lanes=16+ef")
+            tersor.Gossip(transport, "ring", codec="intsum:lanes=8")
+    assert not gradient.any()
+    assert {one.filename for one in told} == {__file__}
+    return [str(one.message) for one in told]
 
 
-def test_former_strings_warn_and_mean_the_same() -> None:
-    (found,) = tersor.local.run(1, old_strings)
-    assert not found.any()
-
-
-def missing(transport: tersor.Transport) -> None:
-    options: dict[str, Any] = {"missing": "inactive"}
-    with pytest.warns(DeprecationWarning, match="leave the option out"):
-        GradientReducer(transport, codec="none", **options)
-
-
-def test_a_reducer_ignores_missing_with_a_warning() -> None:
-    tersor.local.run(1, missing)
+def test_former_spellings_warn_once_and_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_renamed, "_warned", set())
+    (found,) = tersor.local.run(1, old_spellings)
+    ends = "is deprecated and ends with the next release:"
+    assert sorted(found) == [
+        f'"intsum:lanes=" {ends} use "intsum:bits="',
+        f"GradientReducer(missing=) {ends} leave the option out",
+        f'contribution="nowhere" {ends} use "globally-unused"',
+        f'order="of-ready" {ends} use "ready_order"',
+    ]
 
 
 def least_ranks(transport: tersor.Transport) -> None:

@@ -171,6 +171,28 @@ def test_a_step_can_be_thrown_away() -> None:
     tersor.local.run(3, rank)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hosts": [0, 0, 1]}, "hosts has 3 numbers for 2 ranks: give one number per rank"),
+        ({"elastic": True, "min_ranks": 99}, "min_ranks is 99: give 1 to 2"),
+        ({"elastic": True, "min_ranks": -1}, "min_ranks is -1: give 1 to 2"),
+        ({"min_ranks": 1}, "min_ranks is 1, but the reducer is not elastic"),
+    ],
+)
+def test_options_that_do_not_fit_the_ranks_are_refused(
+    options: dict[str, object], message: str
+) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        with pytest.raises(tersor.InvalidArgumentError, match=message):
+            tersor.GradientReducer(transport, codec="int8", **options)
+        if "hosts" in options:
+            with pytest.raises(tersor.InvalidArgumentError, match=message):
+                tersor.allreduce(transport, np.zeros(4, np.float32), codec="int8", **options)
+
+    tersor.local.run(2, rank)
+
+
 def test_a_run_goes_on_bit_for_bit_from_its_state() -> None:
     def rank(transport: tersor.Transport) -> None:
         options = {"codec": "int4:rounding=stochastic+ef", "seed": 5}
@@ -274,7 +296,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_training(tmp_path: pathli
         tersor.local.run(
             1, lambda transport: make(transport, trace=str(tmp_path / "no/trace.json"))
         )
-    with pytest.raises(tersor.InvalidArgumentError, match="name a file by trace="):
+    with pytest.raises(tersor.InvalidArgumentError, match="name a file by the option trace"):
         tersor.local.run(1, lambda transport: make(transport).write_trace())
 
 
@@ -431,7 +453,7 @@ def test_mistakes_are_named() -> None:
         for name, values in gradients(0, 0).items():  # no mistake made anything ready
             reducer.ready(name, values)
         reducer.wait()
-        with pytest.raises(tersor.InvalidArgumentError, match="transactional=True"):
+        with pytest.raises(tersor.InvalidArgumentError, match="needs the option transactional"):
             reducer.discard_step()
         with pytest.raises(tersor.InvalidArgumentError, match="no option 'codecs'"):
             make(transport, codecs="int8")

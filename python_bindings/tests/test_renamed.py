@@ -58,8 +58,14 @@ def test_a_saved_model_of_before_is_read() -> None:
 def test_what_is_no_name_is_an_error() -> None:
     pytest.importorskip("torch")
     torch = importlib.import_module("tersor.torch")
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = torch.nonsense
+    for package, names in _renamed._HERE.items():
+        module = importlib.import_module(package)
+        for name, here in names.items():
+            with pytest.raises(AttributeError, match=f"'{name}': use {package}"):
+                getattr(module, name)
+            assert here in module.__all__
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("tersor.nonsense")
     assert {"compress", "close", "transport", "optim"} <= set(dir(torch))

@@ -307,8 +307,8 @@ def test_handles_without_the_option_name_it(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_sum_is_refused_in_pythons_words(rank: int, count: int) -> None:
-    with pytest.raises(tersor.InvalidArgumentError, match=r'weighted=True .* reduction="mean"'):
+def test_a_sum_is_refused(rank: int, count: int) -> None:
+    with pytest.raises(tersor.InvalidArgumentError, match="weighted needs a mean"):
         HANDLES["DistributedOptimizer"](EXACT, weighted=True, reduction="sum")
 
 
@@ -317,7 +317,7 @@ def test_with_numpy() -> None:
         reducer = tersor.GradientReducer(transport, codec="none", weighted=True)
         gradient = np.full(5000, transport.rank, np.float32)
         reducer.add("w", gradient)
-        with pytest.raises(tersor.InvalidArgumentError, match="weighted=True"):
+        with pytest.raises(tersor.InvalidArgumentError, match="the option weighted"):
             reducer.ready("w", gradient)
         reducer.weigh(1 + 2 * transport.rank)
         reducer.ready("w", gradient)

@@ -53,7 +53,7 @@ TEST(LowrankCalls, RoundsAndSizes) {
 
 TEST(LowrankCalls, ShapesThatDoNotPayAreRefused) {
   EXPECT_EQ(refusal_of("lowrank", {.count = 9100, .rows = 70, .columns = 130}), "");
-  EXPECT_TRUE(says(refusal_of("lowrank", {.count = 9100}), "GradientReducer::add"));
+  EXPECT_TRUE(says(refusal_of("lowrank", {.count = 9100}), "rows and columns to add()"));
   EXPECT_TRUE(says(refusal_of("lowrank", {.count = 9101, .rows = 70, .columns = 130}), "70 rows"));
   EXPECT_TRUE(says(refusal_of("lowrank", {}), "0 rows"));
   EXPECT_TRUE(says(refusal_of("lowrank", {.count = 400, .rows = 20, .columns = 20}), "too small"));

@@ -259,18 +259,17 @@ std::string refused(std::size_t columns, const Counts& sent, const Counts& recei
 
 TEST(AllToAllErrors, SayWhichRanksSplitsDoNotFit) {
   EXPECT_EQ(refused(10, {4, 3}, {4, 4}),
-            "all_to_all on rank 1: Splits::sent adds up to 7 rows, but the input has 8");
+            "all_to_all on rank 1: sent adds up to 7 rows, but the input has 8");
   EXPECT_EQ(refused(10, {4, 4}, {4, 5}),
-            "all_to_all on rank 1: Splits::received adds up to 9 rows, but the output has 8");
-  EXPECT_EQ(
-      refused(10, {8}, {}),
-      "all_to_all on rank 1: Splits::sent has 1 numbers for 2 ranks: give one number per rank");
+            "all_to_all on rank 1: received adds up to 9 rows, but the output has 8");
+  EXPECT_EQ(refused(10, {8}, {}),
+            "all_to_all on rank 1: sent has 1 numbers for 2 ranks: give one number per rank");
   EXPECT_EQ(refused(0, {}, {}), "all_to_all on rank 1: columns is 0: give at least 1");
   EXPECT_EQ(refused(33, {}, {}),
             "all_to_all on rank 1: the input has 80 values: give a multiple of columns, 33");
   EXPECT_EQ(refused(16, {}, {}),
             "all_to_all on rank 1: the 5 rows of the input are not a multiple of 2 ranks: give "
-            "Splits::sent");
+            "sent");
   EXPECT_EQ(refused(10, {4, 4}, {5, 3}),
             "all_to_all on rank 1: the rank sends 4 rows to itself but receives 3 from itself: "
             "give equal numbers");

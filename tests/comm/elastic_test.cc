@@ -320,6 +320,13 @@ TEST(Elastic, WhatCannotGoOnIsRefused) {
     EXPECT_TRUE(says(refusal([&] { reducer.resume(); }), "no rank was lost"));
     GradientReducer plain(transport, {.codec = "int8"});
     EXPECT_TRUE(says(refusal([&] { plain.resume(); }), "RanksLostError"));
+    for (const int ranks : {-1, 99}) {
+      options = elastic();
+      options.min_ranks = ranks;
+      EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "give 1 to 2"));
+    }
+    options = {.codec = "int8", .min_ranks = 1};
+    EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "set elastic too"));
   });
 }
 

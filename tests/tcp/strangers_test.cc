@@ -202,14 +202,14 @@ TEST_F(TcpStrangers, ARankWithAnotherProtectionIsNamed) {
   use_addresses(2);
   const auto transport = rank(0), other = rank(1, {.protect = TcpProtection::kAuthenticate});
   const std::string error = error_of(*transport);
-  EXPECT_TRUE(contains(error, "rank 1 has another TcpOptions::protect")) << error;
+  EXPECT_TRUE(contains(error, "rank 1 has another value of protect")) << error;
 }
 
 TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
   use_addresses(2);
   const auto transport = rank(0, {.secret = kOldSecret}), other = rank(1);
   const std::string error = error_of(*transport);
-  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "another TcpOptions::secret")) << error;
+  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "another secret")) << error;
 }
 
 // A stranger receives the challenge, and zeros after a wrong proof.

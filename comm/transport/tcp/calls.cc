@@ -107,8 +107,8 @@ bool OutgoingCall::prove() {
     if (!caller_->came(moved.bytes)) {
       owner_.failed(*this, "the process at " + text_of(to_) +
                                " does not know the secret of this group: the process is not a "
-                               "rank of the group, has an old secret, or has another "
-                               "TcpOptions::secret (TERSOR_SECRET in Python)");
+                               "rank of the group, has an old secret, or was given "
+                               "another secret (TERSOR_SECRET in Python)");
       return true;
     }
     if (!caller_->reply().empty() && !socket_->write_all(caller_->reply()))

@@ -33,12 +33,11 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
              " ranks";
     case Verdict::kOtherProtection:
       return peer +
-             " has another TcpOptions::protect (TERSOR_TCP_PROTECT in Python): set the same "
+             " has another value of protect (TERSOR_TCP_PROTECT in Python): set the same "
              "on all ranks";
     default:
       return peer + " has another number of connections with each rank than " +
-             std::to_string(own.connections) +
-             ": set the same TcpOptions::connections on all ranks";
+             std::to_string(own.connections) + ": set the same connections on all ranks";
   }
 }
 

@@ -126,8 +126,7 @@ Moved Socket::read(const ReadSpaces& spaces) {
   while (true) {
     if (const std::size_t bytes = records_->take(spaces); bytes != 0) return {.bytes = bytes};
     if (records_->damaged())
-      return {.error =
-                  "bytes were changed, repeated or reordered in transit (TcpOptions::protect)"};
+      return {.error = "bytes were changed, repeated or reordered in transit"};
     const Moved came = receive({records_->space(), ByteSpan()});
     if (came.bytes == 0) return came;
     records_->came(came.bytes);

@@ -35,10 +35,10 @@ void check(int rank, std::size_t ranks, const TcpOptions& options) {
     throw InvalidArgumentError("rank is " + std::to_string(rank) + ": give 0 to " +
                                std::to_string(ranks - 1));
   if (options.connections < 1 || options.connections > kMostConnections)
-    throw InvalidArgumentError("TcpOptions::connections is " + std::to_string(options.connections) +
+    throw InvalidArgumentError("connections is " + std::to_string(options.connections) +
                                ": give 1 to " + std::to_string(kMostConnections));
   if (options.timeout.count() < 0)
-    throw InvalidArgumentError("TcpOptions::timeout is " + std::to_string(options.timeout.count()) +
+    throw InvalidArgumentError("timeout is " + std::to_string(options.timeout.count()) +
                                " ms: give 0 or more");
   if (!options.secret.empty()) Secret::check(options.secret);
 }
@@ -148,8 +148,7 @@ RankAddress address_by(const Table& table, int rank, const TcpOptions& options) 
 std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wish) try {
   return std::make_unique<Listener>(own);
 } catch (const TransportError& error) {
-  if (wish.empty())
-    throw AddressError(error.what() + std::string("; give another TcpOptions::address"));
+  if (wish.empty()) throw AddressError(error.what() + std::string("; give another address"));
   throw AddressError("this rank's address, \"" + wish + "\": " + error.what());
 }
 

@@ -47,6 +47,18 @@ def test_a_python_name_without_text_is_missed() -> None:
     assert names == {"tersor.Box": True, "tersor.Box.size": False, "tersor.Box.text": False}
 
 
+def test_a_python_function_needs_a_text_of_its_arguments() -> None:
+    def half(value: float) -> float:
+        """Halves a value."""
+        return value / 2
+
+    assert coverage._object_names("half", half) == {"half": True, "half(…)": False}
+    half.__doc__ = "Halves a value.\n\nArgs:\n    value: A number."
+    assert coverage._object_names("half", half) == {"half": True}
+    half.__doc__ = "Deprecated: halves a value."
+    assert coverage._object_names("half", half) == {"half": True}
+
+
 def test_an_undocumented_name_fails_unless_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "_listed", lambda kind: ["a", "b"])
     assert coverage.check("cpp", {"a": False, "b": True, "c": False, "d": True}) == [

@@ -1,4 +1,4 @@
 """Federated learning: ``tersor.federated.flower``, ``.nvflare``, and ``.sums`` for secure sums.
 
-Import each module by name, because each needs its framework.
+Import each module by name, because each needs a framework.
 """

@@ -21,6 +21,7 @@ from tersor.arrays import FLOATS, narrowed, require_finite
 from tersor.codec import text_hash
 
 __all__ = ["Compress", "Decompress"]
+__dir__ = __all__.copy
 
 Values = np.ndarray[Any, Any]
 

@@ -18,6 +18,9 @@ from tersor._core import InvalidArgumentError
 from tersor._renamed import renamed_keywords
 from tersor.arrays import Array
 
+__all__ = ["Accumulators", "add", "decode", "encode", "subtract"]
+__dir__ = __all__.copy
+
 Accumulators = numpy.ndarray[Any, Any]
 
 _DTYPES = {8: numpy.uint8, 16: numpy.uint16, 32: numpy.uint32}

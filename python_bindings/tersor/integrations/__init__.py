@@ -1,1 +1,1 @@
-"""Tersor as other frameworks take extensions; each module needs its framework, and PyTorch."""
+"""Tersor as an extension of other frameworks. Each module needs PyTorch and the framework."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pathlib
 import warnings
 from typing import Any
@@ -23,8 +22,12 @@ import tersor.torch
 from tersor._core import InvalidArgumentError
 from tersor._renamed import renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, ShardedOptions
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.parameters.selection import Unsupported
+
+__all__ = ["TersorCallback"]
+__dir__ = __all__.copy
 
 if transformers.__version__.split(".")[0] != "5":
     _text = f"transformers {transformers.__version__}: tested with version 5 only"
@@ -38,7 +41,7 @@ class TersorCallback(transformers.TrainerCallback):
     """Compresses the gradients of a ``Trainer`` with several ranks, by DDP or FSDP2.
 
     The Trainer's checkpoints then have the residuals, and the logs have ``handle.scalars()`` beside
-    each loss. The Trainer calls all other methods. Options that are not listed here are those of
+    each loss. The Trainer calls all other methods. Further options are described in
     ``tersor.torch.compress``. The callback finds the Trainer's gradient scaler.
 
     ``train()`` raises InvalidArgumentError on all ranks before the first step in these cases: the
@@ -132,7 +135,7 @@ class TersorCallback(transformers.TrainerCallback):
             _write(saved, folder / (_file_of_rank() if self._mode == "exact" else _FILE))
 
     def _load(self, checkpoint: pathlib.Path) -> None:
-        """Raises on all ranks if one rank has no file; otherwise ranks would wait for that rank."""
+        """Raises on all ranks if one rank has no file, because the other ranks would wait."""
         assert self.handle is not None
         saved, complaint = _read(checkpoint)
         complaints = [complaint] * dist.get_world_size()
@@ -153,15 +156,18 @@ class TersorCallback(transformers.TrainerCallback):
 def _training() -> tuple[Any, str | None]:
     """The calling trainer and the checkpoint that it resumes from.
 
-    Read from the trainer's stack frame: transformers (5.24) passes a callback neither of them, and
-    stores the checkpoint's folder nowhere.
+    Read from the trainer's stack frame. transformers (5.24) passes to callbacks the model without
+    DDP, and neither the trainer nor the folder, which stays an argument of ``Trainer.train``.
     """
-    frame = inspect.currentframe()
-    while frame := frame and frame.f_back:
-        trainer, key = frame.f_locals.get("self"), "resume_from_checkpoint"
-        if isinstance(trainer, transformers.Trainer) and key in frame.f_locals:
-            found = frame.f_locals[key]
-            return trainer, get_last_checkpoint(trainer.args.output_dir) if found is True else found
+    key = "resume_from_checkpoint"
+    found = _compat.caller_variables(
+        lambda frame: (
+            isinstance(frame.f_locals.get("self"), transformers.Trainer) and key in frame.f_locals
+        )
+    )
+    if found:
+        trainer, folder = found["self"], found[key]
+        return trainer, get_last_checkpoint(trainer.args.output_dir) if folder is True else folder
     raise InvalidArgumentError(
         f"no Trainer of transformers {transformers.__version__} calls this TersorCallback; call "
         "tersor.torch.compress on the wrapped model instead"

@@ -59,6 +59,7 @@ __all__ = [
     "gather", "hook", "load_checkpoint", "log_statistics", "optim", "pipeline", "reduce",
     "reduce_scatter", "scatter", "transport",
 ]  # fmt: skip
+__dir__ = __all__.copy
 
 # Names of classes, because their packages may be absent.
 _REFUSED = {
@@ -91,7 +92,7 @@ def compress(
 ) -> HookState: ...
 @overload
 def compress(
-    model: nn.Module,
+    model: FSDPModule,
     codec: str = "bf16",
     *,
     rules: Rules | None = None,
@@ -102,12 +103,25 @@ def compress(
     transactional: bool = False,
     scaler: Scaler | None = None,
     unsupported: Unsupported = "warn",
-    advanced: AdvancedOptions | ShardedOptions | None = None,
+    advanced: ShardedOptions | None = None,
+) -> ShardedHandle: ...
+@overload
+def compress(  # of a kind that the type checker does not know: the options of both kinds
+    model: nn.Module,
+    codec: str = "bf16",
+    *,
+    rules: Rules | None = None,
+    timeout: float | None = None,
+    residual_dtype: ResidualDtype = "f32",
+    weighted: bool = False,
+    transactional: bool = False,
+    scaler: Scaler | None = None,
+    unsupported: Unsupported = "warn",
 ) -> HookState | ShardedHandle: ...
 @_renamed.renamed_keywords(weights="weights_codec")
 @takes_advanced(lambda model: AdvancedOptions if _is_ddp(model) else ShardedOptions)
 def compress(
-    model: nn.Module,
+    model: nn.Module | FSDPModule,
     codec: str = "bf16",
     *,
     rules: Rules | None = None,
@@ -126,7 +140,8 @@ def compress(
     for 1-D parameters and parameters with fewer than 4,096 values. Tersor sends these as bf16.
 
     Args:
-        model: A ``DistributedDataParallel``, or a model on which ``fully_shard`` was called.
+        model: A ``DistributedDataParallel``, or a model on which ``fully_shard`` was called. Type
+            checkers need the result of ``fully_shard`` for options that DDP does not have.
         codec: Spec of the codec, such as ``"int8"`` or ``"topk:density=0.01+ef"``, or ``"auto"``.
             Default: ``"bf16"``.
         rules: Tuples ``(pattern, codec)`` or ``(pattern, codec, step)`` with shell patterns of
@@ -161,6 +176,7 @@ def compress(
         model = DistributedDataParallel(model)
         handle = tersor.torch.compress(model, "int8")
     """
+    model = cast(nn.Module, model)
     uncompiled = _compat.uncompiled(model)
     wanted = (
         "compress() needs a model of DistributedDataParallel or fully_shard (pass an optimizer to "
@@ -190,10 +206,6 @@ def compress(
         f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel or call "
         "fully_shard(model) first, or use tersor.torch.DistributedOptimizer"
     )
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 if not TYPE_CHECKING:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -41,6 +43,8 @@ foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 foreach_sqrt = torch._foreach_sqrt
 foreach_sqrt_ = torch._foreach_sqrt_
+#: ``torch.compiler.disable`` imports Dynamo (1.6 s) where a function is defined, this at a call.
+uncompiled_function = torch._compile._disable_dynamo
 #: One pass over many gradients, which GradScaler uses. ``isfinite`` reads each tensor twice.
 find_non_finite_ = torch._amp_foreach_non_finite_check_and_unscale_
 
@@ -77,6 +81,26 @@ def has_memory_alone(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
         return False
     # The tensor and ``storage`` use the storage, the parameter and Python use the tensor.
     return bool(uses_of_storage(storage._cdata) <= 2 and uses_of_tensor() <= 2)
+
+
+def live_modules() -> list[nn.Module]:
+    """All modules of the process, because an optimizer knows no model.
+
+    PyTorch's hook for registered parameters misses models from before the import, and models made
+    by ``copy.deepcopy`` or ``torch.load``.
+    """
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+
+
+def caller_variables(fits: Callable[[FrameType], bool]) -> Mapping[str, Any]:
+    """The variables of the nearest caller that fits. Empty if no caller fits.
+
+    For values that a library passes to no hook and keeps in no object.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and not fits(frame):
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -350,11 +374,9 @@ def fsdp_message() -> Iterable[Any]:
 
     FSDP keeps these parameters nowhere else. Empty if another function sends the message.
     """
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "foreach_reduce":
-        frame = frame.f_back
-    found: Sequence[Any] = frame.f_locals.get("fsdp_params", ()) if frame is not None else ()
-    return found
+    found = caller_variables(lambda frame: frame.f_code.co_name == "foreach_reduce")
+    params: Sequence[Any] = found.get("fsdp_params", ())
+    return params
 
 
 def fsdp_exchanges(module: FSDPModule, collective: Collective) -> list[Any]:

@@ -1,4 +1,4 @@
-"""DiLoCo and local SGD: ranks train alone, and average their parameters every few steps."""
+"""DiLoCo and local SGD: ranks train alone, and average parameters every few steps."""
 
 from tersor.torch._src.diloco.outer_optimizers import OuterOptimizer, averaging, nesterov
 from tersor.torch._src.diloco.training import DiLoCo

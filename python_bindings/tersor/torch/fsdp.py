@@ -1,4 +1,4 @@
-"""Compressed gradients, and weights on request, of models that went through ``fully_shard``."""
+"""Compressed gradients, and weights on request, after ``fully_shard``."""
 
 from tersor.reducer import ShardedOptions
 from tersor.torch._src.fsdp.compression import compress

@@ -27,7 +27,7 @@ with needs("torchft", "tersor.torch.ft needs it: pip install torchft"):
 
 from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
-from tersor._renamed import deprecated_once
+from tersor._renamed import deprecated
 from tersor.codec import Codec
 from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
 from tersor.torch._src.ft.residuals import Places, World
@@ -35,6 +35,7 @@ from tersor.torch._src.parameters.selection import is_supported
 from tersor.torch._src.process_group.connections import Members
 
 __all__ = ["ProcessGroupTersor"]
+__dir__ = __all__.copy
 
 _version = importlib.metadata.version("torchft")
 if tuple(map(int, _version.split(".")[:2])) < (0, 2):
@@ -92,7 +93,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         wanted = "inner must be a process group of torchft, such as ProcessGroupGloo()"
         expect(inner, ProcessGroup, wanted)
         if isinstance(timeout, timedelta):
-            deprecated_once(__name__, "ProcessGroupTersor(timeout=timedelta)", "use seconds")
+            deprecated("ProcessGroupTersor(timeout=timedelta)", "use seconds")
             timeout = timeout.total_seconds()
         expect(timeout, (int, float), "timeout must be a number of seconds")
         super().__init__(timedelta(seconds=timeout), inner)

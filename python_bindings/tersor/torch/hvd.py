@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,7 @@ __all__ = [
     "broadcast_optimizer_state", "broadcast_parameters", "grouped_allreduce", "init",
     "is_initialized", "local_rank", "local_size", "rank", "reducescatter", "shutdown", "size",
 ]  # fmt: skip
+__dir__ = __all__.copy
 
 Average: Reduction = "mean"
 Sum: Reduction = "sum"
@@ -76,7 +77,18 @@ class Compression:
     none = _Codec("none")
     fp16 = _Codec("f16")
     int8 = _Codec("int8")
-    spec = _Codec
+
+    @staticmethod
+    def spec(spec: str) -> _Codec:
+        """Returns any codec of Tersor as a compression.
+
+        Args:
+            spec: Spec of the codec, such as ``"int4"``.
+
+        Example:
+            >>> hvd.allreduce(tensor, compression=hvd.Compression.spec("hadamard:bits=2"))
+        """
+        return _Codec(spec)
 
 
 def allreduce(
@@ -85,7 +97,7 @@ def allreduce(
     name: Name = None,
     compression: _Codec = Compression.none,
     op: Op = None,
-    **others: Any,
+    **others: NoReturn,
 ) -> Tensor:
     """Returns the mean (or sum) of a tensor over all ranks.
 
@@ -120,7 +132,11 @@ def allreduce(
 
 
 def allreduce_(
-    tensor: Tensor, average: bool | None = None, name: Name = None, op: Op = None, **others: Any
+    tensor: Tensor,
+    average: bool | None = None,
+    name: Name = None,
+    op: Op = None,
+    **others: NoReturn,
 ) -> Tensor:
     """Computes :func:`allreduce` in place, without a gradient.
 
@@ -142,13 +158,23 @@ def allreduce_(
     return tensor
 
 
-def grouped_allreduce(tensors: Iterable[Tensor], *how: Any, **named: Any) -> list[Tensor]:
+def grouped_allreduce(
+    tensors: Iterable[Tensor],
+    average: bool | None = None,
+    name: Name = None,
+    compression: _Codec = Compression.none,
+    op: Op = None,
+    **others: NoReturn,
+) -> list[Tensor]:
     """Returns :func:`allreduce` of each tensor.
 
     Args:
         tensors: The tensors, in the same order on all ranks.
-        how: The other arguments of :func:`allreduce`, by position.
-        named: The other arguments of :func:`allreduce`, by name.
+        average: As in :func:`allreduce`.
+        name: As in :func:`allreduce`.
+        compression: As in :func:`allreduce`.
+        op: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
 
     Returns:
         The new tensors.
@@ -156,7 +182,7 @@ def grouped_allreduce(tensors: Iterable[Tensor], *how: Any, **named: Any) -> lis
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
     """
-    return [allreduce(one, *how, **named) for one in tensors]
+    return [allreduce(one, average, name, compression, op, **others) for one in tensors]
 
 
 def reducescatter(
@@ -164,7 +190,7 @@ def reducescatter(
     name: Name = None,
     compression: _Codec = Compression.none,
     op: Reduction = Average,
-    **others: Any,
+    **others: NoReturn,
 ) -> Tensor:
     """Returns this rank's rows of an :func:`allreduce`, without a gradient.
 
@@ -192,7 +218,7 @@ def reducescatter(
     return reduced.tensor_split(size())[rank()].clone()
 
 
-def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
+def allgather(tensor: Tensor, name: Name = None, **others: NoReturn) -> Tensor:
     """Returns the rows of all ranks in rank order. The ranks may have different numbers of rows.
 
     Args:
@@ -227,7 +253,10 @@ def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
 
 
 def alltoall(
-    tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: Name = None, **others: Any
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: Name = None,
+    **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Sends rows to ranks.
 
@@ -271,7 +300,7 @@ def alltoall(
     return output if splits is None else (output, like.new_tensor(received))
 
 
-def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
+def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: NoReturn) -> Tensor:
     """Returns the values of one rank in a new tensor.
 
     Args:
@@ -290,7 +319,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) 
     )
 
 
-def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
+def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: NoReturn) -> Tensor:
     """Copies the values of one rank to all ranks, in place and without a gradient.
 
     Args:
@@ -344,7 +373,7 @@ def broadcast_optimizer_state(
     call.ask(models.broadcast_optimizer_state, optimizer, root_rank)
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: Any) -> Any:
+def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: NoReturn) -> Any:
     """Returns one rank's object on all ranks. The object is sent by pickle.
 
     Args:
@@ -363,7 +392,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: 
     return told[0]
 
 
-def barrier(**others: Any) -> None:
+def barrier(**others: NoReturn) -> None:
     """Waits until all ranks have called ``barrier``.
 
     Args:

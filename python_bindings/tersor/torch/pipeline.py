@@ -26,6 +26,7 @@ from tersor.torch._src.parameters.memory_order import straightened
 from tersor.torch._src.parameters.selection import DTYPES
 
 __all__ = ["CompressedStage", "compress"]
+__dir__ = __all__.copy
 
 _OpsOf = Callable[[int], list[dist.P2POp]]  # the argument is a microbatch
 

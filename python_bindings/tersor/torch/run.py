@@ -25,6 +25,7 @@ from tersor._options import fill
 from tersor.torch._src.run.patches import Constructors, Planned, Seen
 
 __all__ = ["main"]
+__dir__ = __all__.copy
 
 _PROGRAM = "tersor.torch.run"
 _RULES = """a file with one rule per line: `pattern codec [from_step]`, such as `*.bias bf16` or

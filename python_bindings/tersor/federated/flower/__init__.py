@@ -11,3 +11,4 @@ from tersor.federated.flower.secure_server import SecureStrategy
 from tersor.federated.flower.strategy import Strategy
 
 __all__ = ["SecureStrategy", "Strategy", "compress", "secure"]
+__dir__ = __all__.copy

@@ -97,7 +97,7 @@ class _Client:
     ) -> None:
         key, trained = wire.only_arrays(reply.content)
         if wire.model_name(trained) != told.model:
-            raise InvalidArgumentError("the app returned arrays with other names or shapes")
+            raise InvalidArgumentError(wire.OTHERS)
         residuals, forgot = self._residuals(told, context)
         seed = text_hash(str(context.node_id))  # clients round independently
         left: dict[str, Values] = {}

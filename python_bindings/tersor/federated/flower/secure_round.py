@@ -19,7 +19,7 @@ from tersor import Error as TersorError
 from tersor._core import InvalidArgumentError
 from tersor.federated.flower import masks, secure_wire
 from tersor.federated.flower.secure_wire import SECRETS, Fields, SumFormat, SumVector
-from tersor.federated.flower.wire import KEY, only_arrays, printable
+from tersor.federated.flower.wire import KEY, TWICE, only_arrays, printable
 
 _log = logging.getLogger("flwr")
 _KEYS = (*SECRETS, "seal")  # of the keys of a node
@@ -228,7 +228,7 @@ class Round:
                 if reply.has_error():
                     raise InvalidArgumentError(reply.error.reason)
                 if counts[node] > 1:
-                    raise InvalidArgumentError("the node answered twice")
+                    raise InvalidArgumentError(TWICE)
                 if node not in asked:
                     raise LookupError
                 answers[node] = self._fields(stage, node, reply)

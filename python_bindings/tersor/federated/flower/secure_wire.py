@@ -16,7 +16,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tersor._core import InvalidArgumentError
 from tersor.federated import sums as accumulators
-from tersor.federated.flower.wire import KEY, Values, flat, is_float, model_name, with_values
+from tersor.federated.flower.wire import (
+    KEY,
+    OTHERS,
+    Values,
+    flat,
+    is_float,
+    model_name,
+    with_values,
+)
 from tersor.federated.sums import Accumulators
 
 STAGES = ("keys", "shares", "masked", "confirm", "unmask")
@@ -159,7 +167,7 @@ def names_of(arrays: ArrayRecord) -> list[str]:
 def changes_of(arrays: ArrayRecord, start: ArrayRecord) -> list[Values]:
     """The change of each summed array by training."""
     if model_name(arrays) != model_name(start):
-        raise InvalidArgumentError("the app returned arrays with other names or shapes")
+        raise InvalidArgumentError(OTHERS)
     changes = (flat(arrays[name]) - flat(start[name]) for name in names_of(start))
     return [np.ascontiguousarray(one, np.float32) for one in changes]
 

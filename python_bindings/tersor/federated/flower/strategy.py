@@ -121,7 +121,9 @@ class Strategy(Wrapper):
         for message in messages:
             key, given = wire.only_arrays(message.content)
             if given is not arrays and given != arrays:
-                raise InvalidArgumentError("the strategy sends different arrays to the nodes")
+                raise InvalidArgumentError(
+                    "the strategy sends different arrays to the nodes: send one model to all"
+                )
             record, more = self._down.to(message.metadata.dst_node_id)
             told = self._told.record(**more)
             message.content = RecordDict({**message.content, key: record, KEY: told})
@@ -143,7 +145,7 @@ class Strategy(Wrapper):
         for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
             try:
                 if decoded and _node(decoded[-1]) == _node(reply):
-                    raise InvalidArgumentError("the node answered twice")
+                    raise InvalidArgumentError(wire.TWICE)
                 if not reply.has_error():
                     self._require_weight(reply.content)
                     sizes = self._decode(reply)
@@ -167,7 +169,7 @@ class Strategy(Wrapper):
         self._told.require(Told.of(record), "the reply")
         key, came = wire.only_arrays(reply.content)
         if wire.model_name(came) != self._told.model:
-            raise InvalidArgumentError("the reply has arrays with other names or shapes")
+            raise InvalidArgumentError(wire.OTHERS)
         arrays, frames, plain = ArrayRecord(), 0, 0
         for name, own in self._exact.items():
             array = came[name]

@@ -60,6 +60,13 @@ def model_name(arrays: ArrayRecord) -> str:
     return f"{text_hash(repr(told)):016x}"
 
 
+# Messages of several stages. A node that answers twice is left out.
+TWICE = "the node answered twice: start one SuperNode per node, with a key of its own"
+OTHERS = (
+    "arrays with other names or shapes came back: return what the app received, with new values"
+)
+
+
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
     """A message's record of arrays, and its key. Raises InvalidArgumentError for none or
     several."""

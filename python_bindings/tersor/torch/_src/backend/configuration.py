@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
-from tersor._renamed import deprecated_once
+from tersor._renamed import deprecated
 from tersor.codec import Codec
 from tersor.torch._src.process_group.connections import Members
 from tersor.torch._src.process_group.rendezvous import Meeting
@@ -172,7 +172,7 @@ def _checked(codec: str, min_bytes: int, rules: Iterable[Rule]) -> Configuration
         if least < 0:
             raise InvalidArgumentError(f"min_bytes is {least}: give 0 or more")
         if pattern.startswith("allreduce"):
-            deprecated_once(__name__, 'the collective "allreduce" of a rule', 'use "all_reduce"')
+            deprecated('the collective "allreduce" of a rule', 'use "all_reduce"')
         found.append((pattern, _spec(spec), least))
     return Configuration(tuple(found))
 

@@ -110,6 +110,10 @@ class TersorGroup(dist.ProcessGroup):
 
         Raises:
             TransportError: The group was shut down or aborted.
+
+        Example::
+
+            torch.distributed.all_reduce(gradient)
         """
         way = self._way("all_reduce", tensors[0], _bytes(tensors[0]), options)
         if way is None or len(tensors) != 1:
@@ -129,6 +133,10 @@ class TersorGroup(dist.ProcessGroup):
 
         Returns:
             The work.
+
+        Example::
+
+            torch.distributed.reduce_scatter(shard, shards)
         """
         output, parts = outputs[0], inputs[0]
         like = [one.dtype == output.dtype and one.numel() == output.numel() for one in parts]
@@ -148,6 +156,10 @@ class TersorGroup(dist.ProcessGroup):
 
         Returns:
             The work.
+
+        Example::
+
+            torch.distributed.reduce_scatter_tensor(shard, gradient)
         """
         way = self._way("reduce_scatter", input, _bytes(input), options)
         fits = input.numel() == self.size() * output.numel() and input.dtype == output.dtype
@@ -170,6 +182,10 @@ class TersorGroup(dist.ProcessGroup):
 
         Returns:
             The work.
+
+        Example::
+
+            torch.distributed.all_to_all_single(output, rows)
         """
         columns = math.prod(input.shape[1:]) if input.dim() else 0
         bytes: float = _bytes(input)
@@ -204,6 +220,10 @@ class TersorGroup(dist.ProcessGroup):
 
         Returns:
             The new group, or None on other ranks.
+
+        Example::
+
+            torch.distributed.new_group([0, 1])
         """
         if self.rank() not in ranks:
             return None

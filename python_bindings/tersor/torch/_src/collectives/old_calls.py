@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from tersor._renamed import Function, deprecated_once, move_keywords
+from tersor._renamed import Function, deprecated, move_keywords
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -48,30 +48,29 @@ def accept_group_ranks(word: str) -> Callable[[Function], Function]:
     return _decorator(convert)
 
 
-@_decorator
-def accept_output_second(function: Any, args: Arguments, options: Keywords) -> Arguments:
-    """Accepts ``reduce(input, output, root)``, where an output or None is the second argument."""
-    if len(args) > 2 or (len(args) == 2 and isinstance(args[1], Tensor)):
-        if len(args) > 3:
-            raise TypeError("reduce() takes two positional arguments: tensor and dst")
-        new = "use reduce(tensor, dst, output=output)"
-        deprecated_once(function.__module__, "reduce(input, output, root)", new)
-        options |= dict(zip(("output", "group_dst"), args[1:], strict=False))
-        args = args[:1]
-    move_keywords(function, options, {"input": "tensor"})
-    return args
+def accept_tensors(*names: str) -> Callable[[Function], Function]:
+    """Accepts two tensors and a root by position, ``input=``, ``group=`` and ``root=``.
 
+    Args:
+        names: The present keywords of the two tensors, in the former order.
+    """
 
-@_decorator
-def refuse_output_first(function: Any, args: Arguments, options: Keywords) -> Arguments:
-    """Refuses ``gather(output, input, root)``: with one rank, both orders fit the shapes."""
-    if len(args) > 1:
-        raise TypeError(
-            "gather() takes one positional argument, the tensor to send: pass output= and dst= "
-            "by name (gather(output, input, root) was the order of the last release)"
-        )
-    move_keywords(function, options, {"input": "tensor"})
-    return args
+    def convert(function: Any, args: Arguments, options: Keywords) -> Arguments:
+        new_names = {"input": "tensor"}
+        is_former = len(args) > 2 or (len(args) == 2 and isinstance(args[1], Tensor))
+        if is_former:
+            name = function.__name__
+            former = f"{name}({', '.join(names)}, root)".replace("tensor", "input")
+            if len(args) > 3:
+                raise TypeError(f"{name}() takes one tensor; the former order is {former}")
+            deprecated(former, f"use {name}(tensor, output=output, dst=dst)")
+            options |= dict(zip((*names, "root"), args, strict=False))
+            new_names |= {"root": "group_dst", "group": "process_group"}
+            args = ()
+        move_keywords(function, options, new_names, warns=not is_former)
+        return args
+
+    return _decorator(convert)
 
 
 @_decorator
@@ -84,11 +83,12 @@ def accept_without_output(function: Any, args: Arguments, options: Keywords) -> 
     if not has_output:
         old = "all_to_all_single(input, output_splits, input_splits)"
         new = "use all_to_all_single(output, input, output_split_sizes, input_split_sizes)"
-        deprecated_once(function.__module__, old, new)
+        deprecated(old, new)
         options |= dict(zip(names, args, strict=False))
         args = ()
     new_names = (*names[1:3], "process_group")
-    move_keywords(function, options, dict(zip(old_names, new_names, strict=True)))
+    moved = dict(zip(old_names, new_names, strict=True))
+    move_keywords(function, options, moved, warns=has_output)
     if not has_output:
         options["output"] = rows = options.setdefault("input", None)
         if isinstance(rows, Tensor) and rows.dim() > 0:

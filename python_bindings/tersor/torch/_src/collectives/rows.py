@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tersor import collectives
 from tersor._core import InvalidArgumentError
-from tersor._options import expect
+from tersor._options import Unpack, expect
+from tersor.collectives import Keywords
 from tersor.torch._src.collectives.old_calls import accept_without_output
 from tersor.torch._src.process_group.connections import ranks_of, with_timeout
 
@@ -51,10 +52,9 @@ def all_to_all_single(
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     *,
-    codec: str = "int8",
     backward_codec: str | None = None,
     process_group: dist.ProcessGroup | None = None,
-    **options: Any,
+    **options: Unpack[Keywords],
 ) -> Tensor:
     """Sends each row of the first dimension to one rank, with gradients.
 
@@ -69,10 +69,10 @@ def all_to_all_single(
         input: The rows for rank 0, then for rank 1 and so on; at least one dimension.
         output_split_sizes: Number of rows from each rank. Default: equal numbers.
         input_split_sizes: Number of rows for each rank. Default: equal numbers.
-        codec: Spec of the codec; ``+ef`` is refused.
         backward_codec: Spec of the gradients' codec. Default: ``codec``.
         process_group: The participating ranks. Default: all ranks.
-        options: As in :class:`tersor.collectives.Keywords`.
+        options: As in :class:`tersor.collectives.Keywords`. The default codec is ``"int8"``, and
+            ``+ef`` is refused.
 
     Returns:
         ``output``. Gradients of ``output`` reach ``input``. Either all ranks need gradients of
@@ -100,8 +100,9 @@ def all_to_all_single(
             "*input.shape[1:]))"
         )
     sent, received = list(input_split_sizes or ()), list(output_split_sizes or ())
-    options = with_timeout(options, process_group)
-    forward = dict(**options, codec=codec, sent=sent, received=received)
-    backward = {**forward, "sent": received, "received": sent, "codec": backward_codec or codec}
+    options.setdefault("codec", "int8")
+    forward = dict(**with_timeout(options, process_group), sent=sent, received=received)
+    codec = backward_codec or options["codec"]
+    backward = {**forward, "sent": received, "received": sent, "codec": codec}
     result: Tensor = _AllToAll.apply(output, input, process_group, forward, backward)
     return result

@@ -25,12 +25,11 @@ from torch import Tensor
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgumentError
 from tersor._options import Unpack, expect
-from tersor._renamed import deprecated_once, renamed_keywords
+from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import CollectiveOptions, Keywords
 from tersor.torch._src.collectives.old_calls import (
     accept_group_ranks,
-    accept_output_second,
-    refuse_output_first,
+    accept_tensors,
 )
 from tersor.torch._src.parameters.memory_order import in_order, straightened
 from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout
@@ -74,7 +73,7 @@ class FeedbackState(collectives.FeedbackState):
         for new, old in _COLLECTIVES.items():
             if collective == old:
                 text = 'FeedbackState(collective="{}")'.format
-                deprecated_once(__name__, text(old), "use " + text(new))
+                deprecated(text(old), "use " + text(new), __name__)
         told: Any = _COLLECTIVES.get(collective, collective)
         super().__init__(ranks, in_order(like), dtype=dtype, collective=told, **options)
 
@@ -126,7 +125,10 @@ def reduce_scatter(
         options: As in :class:`tersor.collectives.Keywords`.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> reduce_scatter(shard, gradient, codec="int8", reduction="mean")
@@ -151,7 +153,10 @@ def all_gather(
         options: As in :class:`tersor.collectives.Keywords`.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> all_gather(weights, shard, codec="bf16")
@@ -181,7 +186,10 @@ def broadcast(
             ``+ef`` is refused.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> broadcast(weights, src=0)
@@ -190,8 +198,8 @@ def broadcast(
     return _call_in_place(collectives.broadcast, tensor, process_group, options, root)
 
 
+@accept_tensors("tensor", "output")
 @accept_group_ranks("dst")
-@accept_output_second
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -217,7 +225,10 @@ def reduce(
             refused.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> reduce(loss, dst=0, codec="none", reduction="mean")
@@ -228,8 +239,8 @@ def reduce(
     return _call(collectives.reduce, tensor, process_group, options, tensor, output, root)
 
 
+@accept_tensors("output", "tensor")
 @accept_group_ranks("dst")
-@refuse_output_first
 def gather(
     tensor: Tensor,
     *,
@@ -251,7 +262,10 @@ def gather(
         options: As in :class:`tersor.collectives.Keywords`.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> gather(shard, output=whole if rank == 0 else None, dst=0)
@@ -282,7 +296,10 @@ def scatter(
             ``+ef`` is refused.
 
     Returns:
-        As :func:`all_reduce`, also for Raises.
+        As :func:`all_reduce`.
+
+    Raises:
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> scatter(shard, whole if rank == 0 else None, src=0)

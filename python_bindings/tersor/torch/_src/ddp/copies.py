@@ -10,7 +10,7 @@ from tersor._core import InvalidArgumentError
 class CopiedHookState:
     """Replaces ``HookState`` in a copied or loaded DDP model, which has no ranks or residuals.
 
-    DDP calls no hook of a copy, so gradients of the copy are sent uncompressed.
+    DDP calls no hook of a copy, and gradients of the copy are sent uncompressed.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -203,7 +203,20 @@ class HookState(ReducerReporting, Weighed):
         self._exchange = None
 
     def bind(self, model: DistributedDataParallel) -> None:
-        """Makes the reducer for the parameters that ``model`` reduces. A collective call."""
+        """Makes the reducer for the parameters of a model. A collective call.
+
+        ``tersor.torch.compress`` calls this method.
+
+        Args:
+            model: The model that reduces gradients by this state.
+
+        Raises:
+            InvalidArgumentError: The model or an option is not supported.
+
+        Example::
+
+            state.bind(ddp_model)
+        """
         parameters, self._frozen = split_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
         self._uneven.of(model)
@@ -214,7 +227,21 @@ class HookState(ReducerReporting, Weighed):
         self._hold(compressible(model))
 
     def reduce(self, bucket: GradBucket) -> Future:
-        """Implements ``hook``, see there."""
+        """Sends a bucket of gradients. DDP calls :func:`hook`, which calls this method.
+
+        Args:
+            bucket: A bucket of DDP.
+
+        Returns:
+            A future that receives the mean over ranks, of the bucket's shape.
+
+        Raises:
+            InvalidArgumentError: The model or an option is not supported.
+
+        Example::
+
+            future = state.reduce(bucket)
+        """
         if self.instead is not None:
             return self.instead(bucket)
         ddp_options.check_reducer(isinstance(bucket, GradBucket))

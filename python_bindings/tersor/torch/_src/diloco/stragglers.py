@@ -1,13 +1,13 @@
 """Late ranks in DiLoCo: an exchange waits for ``straggler_timeout`` and continues without them.
 
 On each rank, a thread runs the exchanges; the training thread hands over its difference and takes
-the new weights. The threads agree every few milliseconds, by one small sum, on the next action: a
+the new weights. The threads agree every few milliseconds, by a small sum, on the next action: a
 rank *calls* once its difference holds ``sync_every`` inner steps; the others *join* after their
 current inner step. When all have joined, or the timeout of a caller has passed, all threads
 exchange. Late ranks contribute nothing. All ranks therefore have the same common weights, and the
 model of a late rank is behind by the sum of the missed updates.
 
-The agreement is a sum over all ranks because a sum needs no store, which would fail with rank 0,
+The agreement is a sum over all ranks because a store would fail with rank 0,
 and because all ranks learn of a lost rank in the same sum.
 """
 
@@ -178,7 +178,7 @@ class Stragglers:
                 self.moved[name] = self.moved[name] + one if name in self.moved else one
 
     def state(self) -> dict[str, Any]:
-        """The steps since this rank's last exchange, and the updates that it lacks."""
+        """The steps since this rank's last exchange, and its missing updates."""
         moved = {name: one.clone() for name, one in self.moved.items()}
         return {"steps": self.steps, "samples": self.samples, "moved": moved}
 

@@ -1,7 +1,7 @@
 """The position of each parameter in the flat tensors of FSDP2's collectives.
 
-A flat tensor has rank 0's shards of all parameters, then rank 1's shards, and so on. FSDP2 cuts a
-parameter along one dimension (default: 0) into one chunk per rank. Each chunk is padded with zeros
+A flat tensor has rank 0's shards of all parameters, then rank 1's shards, etc. FSDP2 cuts a
+parameter along a dimension (default: 0) into a chunk per rank. Each chunk is padded with zeros
 to the length of the first chunk.
 """
 

@@ -5,8 +5,8 @@ and a module without gradients takes no part in a step. A step is a backward pas
 module is reduced again.
 
 On a 2-D mesh, further reducers exchange shards between replicas. A shard uses the codec of the
-whole parameter. An all-reduce encodes twice, so a rank keeps residuals of its sent values and of
-its forwarded sums.
+whole parameter. An all-reduce encodes twice. A rank therefore keeps residuals of sent values and of
+forwarded sums.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class ShardedReducer:
         return [(one.name, one.residual, one.longest_residual)]
 
     def _shards(self, count: int) -> list[int]:
-        """Returns the ``count`` shards that this rank encodes: all, or its part of the host's."""
+        """Returns the ``count`` shards for this rank to encode: all, or a part of the host's."""
         group = self.kind.group
         if count == group.size():
             return list(range(count))
@@ -331,7 +331,7 @@ class Reducers(Generic[Made]):
         options: ReducerOptions,
         reason: str,
     ) -> Made:
-        """Returns the reducer of a message with unknown parameters, which is sent as one tensor.
+        """Returns the reducer of a message with unknown parameters, sent as a single tensor.
 
         ``options`` are added to the common options; statistics report ``reason``.
         """

@@ -26,7 +26,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 @dataclass(frozen=True)
 class Message:
-    """Columns of (ranks, shard) in one encoded message. ``name`` is of the first parameter."""
+    """Columns of (ranks, shard) in an encoded message. ``name`` is of the first parameter."""
 
     name: str
     codec: str
@@ -45,7 +45,7 @@ class Message:
 
 
 class WeightExchange(Exchange):
-    """The all-gather of one ``FSDPModule``, by a codec without feedback.
+    """The all-gather of an ``FSDPModule``, by a codec without feedback.
 
     Each parameter is encoded alone, and small parameters are sent as bf16, like gradients without
     rules. The values of a norm would otherwise dominate the scale of weights in the same block.

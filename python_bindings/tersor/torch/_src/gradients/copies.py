@@ -4,7 +4,7 @@ Between ``backward`` and ``synchronize`` a program can edit a gradient through `
 ``numpy()``. PyTorch's version counter misses these edits. If the reducer worked on the edited
 memory, ranks would end with different values. Therefore the reducer works on copies, and
 ``synchronize`` puts the means into the gradients. An edit before ``synchronize`` changes neither
-a sent value nor a mean, and raises an error. On a device such an edit is reported by the next
+a sent value nor a mean, and raises an error. On a device, an edit is reported by the next
 ``synchronize``, because the comparison of the bits must not hold up the host.
 """
 
@@ -56,7 +56,7 @@ class SentGradients:
         return len(self._sent)
 
     def gradient(self, name: str) -> Tensor:
-        """The gradient of a parameter whose copy is being sent."""
+        """The gradient of a parameter under way."""
         return self._sent[name].gradient
 
     def copy(self, name: str, gradient: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class SentGradients:
 def write_means(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Puts the second tensor of each pair into the first.
 
-    On a CPU the two exchange their memory if nothing else has the gradient's memory.
+    On a CPU the tensors of a pair exchange memory if nothing else has the gradient's memory.
     """
     copied = [pair for pair in pairs if not _exchanged(*pair)]
     if copied:

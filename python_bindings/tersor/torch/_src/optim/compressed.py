@@ -89,7 +89,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         """The update of a parameter with a codec."""
 
     # Dynamo would compile the step again for each learning rate.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_compat.uncompiled_function
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchanges the ranks' values and moves the weights. A collective call.

@@ -126,9 +126,6 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
     # False, whatever the wrapped optimizer supports: a scaler looks at this rank's gradients.
     _step_supports_amp_scaling = property(lambda _: False)
 
-    def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
-        return super().__new__(_merged(cls, optimizer))
-
     @renamed_keywords(group="process_group", least_ranks="min_ranks")
     @takes_advanced(AdvancedOptions)
     def __init__(
@@ -179,6 +176,11 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._exchange.hold(self._compressed())
         self._presence = Presence(self._exchange)
         warn_of(optimizer, chosen_codecs(self._options, self._compressed()))
+
+    def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
+        return super().__new__(_merged(cls, optimizer))
+
+    functools.update_wrapper(__new__, __init__, (), ())  # the signature in help()
 
     def synchronize(self) -> None:
         """Sends the remaining gradients and waits: every gradient becomes the mean over ranks.

@@ -28,7 +28,7 @@ class OptimizerHandle(ElasticReporting):
     def reset(self) -> None:
         """Reconnects the ranks after an error that ended an exchange. Residuals become zero.
 
-        A collective call of all ranks, after each of them received the error. Reset other handles
+        A collective call of all ranks, after the error. Reset other handles
         over the same process group too.
 
         Raises:

@@ -70,8 +70,7 @@ class CompressedMuon(CompressedOptimizer):
             expression to search in names, or a function of name and parameter. Equal on all ranks.
         adamw: ``betas`` (default (0.9, 0.95)), ``eps`` (1e-8), ``lr`` and ``weight_decay`` (default
             Muon's) of the other parameters.
-        codec, rules, warmup_codec, warmup_steps, process_group, timeout, residual_dtype, elastic, \
-            min_ranks, on_loss, advanced: See :class:`CompressedAdamW`.
+        codec: Spec of the codec; this and all later arguments as in :class:`CompressedAdamW`.
 
     Raises:
         InvalidArgumentError: As :class:`CompressedAdamW`; also if no parameter is a hidden matrix,

@@ -1,4 +1,4 @@
-"""SGD whose ranks exchange the common momentum in few bits.
+"""SGD on ranks with a common momentum, exchanged in few bits.
 
 Error feedback acts as a momentum: in each step, a codec sends a share k of the residual, so a
 gradient arrives over several steps, as with a momentum of 1 - k. SGD's own momentum is a second
@@ -36,7 +36,7 @@ _SAMPLE = 1 << 16  # values
 
 
 class CompressedSGD(CompressedOptimizer):
-    """SGD with momentum whose ranks exchange the common momentum, for codecs below two bits.
+    """SGD with a common momentum, which ranks exchange, for codecs below two bits.
 
     Use the learning rate and momentum of ``torch.optim.SGD`` on mean gradients. Each rank passes
     its own gradient: do not average gradients before ``step``. A parameter whose codec has no
@@ -50,8 +50,7 @@ class CompressedSGD(CompressedOptimizer):
         weight_decay: Weight decay, added to the gradient.
         sent_momentum: The momentum β' of the exchanged values. Default: computed from the codec's
             share k of normally distributed values.
-        codec, rules, warmup_codec, warmup_steps, process_group, timeout, residual_dtype, elastic, \
-            min_ranks, on_loss, advanced: See :class:`CompressedAdamW`.
+        codec: Spec of the codec; this and all later arguments as in :class:`CompressedAdamW`.
 
     Raises:
         InvalidArgumentError: As :class:`CompressedAdamW`; also for codec ``lowrank``, whose share k
@@ -160,12 +159,12 @@ _MEAN_GRADIENT = _MeanGradient()
 
 @functools.cache
 def _common_momentum(codec: str, warmup_steps: int) -> Rule:
-    """One rule for all parameters of a codec, so that they move together."""
+    """One rule for all parameters of a codec, because the parameters move together."""
     return _CommonMomentum(share_of(codec), warmup_steps)
 
 
 def share_of(codec: str) -> float:
-    """The share of normally distributed values that a message sends."""
+    """The share of normally distributed values in a message."""
     alone = Codec(codec.removesuffix("+ef"))
     values = np.random.default_rng(0).standard_normal(_SAMPLE, dtype=np.float32)
     brought = alone.decode(alone.encode(values), out=np.empty_like(values))

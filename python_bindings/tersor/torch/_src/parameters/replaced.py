@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,13 +25,9 @@ class Registered:
     ) -> None:
         """``modules``: by default all modules of the process."""
         names = {id(one): name for name, one in parameters.items() if not isinstance(one, DTensor)}
-        if modules is None:
-            # An optimizer knows no model. PyTorch's hook for registered parameters misses models
-            # from before the import, and models made by copy.deepcopy or torch.load.
-            modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
         self._entries = [
             (names[id(one)], weakref.ref(module), key, one, one.dtype)
-            for module in modules
+            for module in (_compat.live_modules() if modules is None else modules)
             for key, one in _compat.own_parameters(module).items()
             if one is not None and id(one) in names
         ]

@@ -221,7 +221,7 @@ class Constructors:
         """Counts the calls of the program, without the calls of PyTorch and Tersor."""
         is_large = isinstance(tensor, torch.Tensor) and tensor.nbytes >= MIN_BYTES
         if not torch.compiler.is_compiling() and is_large and tensor.is_floating_point():
-            caller = sys._getframe(2)
+            caller = sys._getframe(2)  # the program's line is in no argument
             if caller.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
                 line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
                 calls, size = self.all_reduces.get(line, (0, 0))

@@ -54,6 +54,10 @@ class Handle(Protocol):
 
         Args:
             residual_norms: True to read all residuals and measure their norms.
+
+        Example::
+
+            print([one.ratio for one in handle.statistics()])
         """
 
     def reducer_statistics(self) -> Sequence[_core.ReducerStatistics]:
@@ -62,6 +66,10 @@ class Handle(Protocol):
         DDP and the optimizers have one reducer. FSDP2 has a reducer per module. On a 2-D mesh,
         FSDP2 has a second reducer per module. The sequence is empty before the first step of DDP
         and FSDP2.
+
+        Example::
+
+            print(sum(one.sent_bytes for one in handle.reducer_statistics()))
         """
 
     def table(self) -> str:
@@ -78,29 +86,65 @@ class Handle(Protocol):
                 bit for bit. ``"portable"`` has the sum of the residuals over ranks, for any number
                 of ranks, and is a collective call. ``DistributedOptimizer`` saves residuals only
                 if ``mode`` is passed.
+
+        Raises:
+            InvalidArgumentError: ``mode`` is unknown, or DDP had no backward pass yet.
+
+        Example::
+
+            torch.save(handle.state_dict("exact"), f"rank{dist.get_rank()}.pt")
         """
 
     def load_state_dict(self, state: Any, /) -> None:
         """Loads the result of ``state_dict`` of either mode.
 
+        Args:
+            state: The result of ``state_dict``.
+
         Raises:
             InvalidArgumentError: The state is damaged or does not fit. Nothing was changed.
+
+        Example::
+
+            handle.load_state_dict(torch.load(path, weights_only=True))
         """
 
     def discard_step(self) -> None:
         """Restores the residuals from before the last exchange, if no step used the result.
 
         Call ``discard_step`` on all ranks. ``transactional=True`` is required.
+
+        Raises:
+            InvalidArgumentError: No exchange ended since the last step, or
+                ``transactional=True`` was not passed.
+
+        Example::
+
+            if loss_is_too_high:
+                handle.discard_step()
         """
 
     def reset(self) -> None:
         """Reconnects the ranks after a failed exchange. Residuals become zero.
 
         A collective call. Each rank must have received the error before.
+
+        Raises:
+            InvalidArgumentError: Ranks of an elastic optimizer were lost: call ``resume`` then.
+
+        Example::
+
+            except tersor.TransportError:
+                handle.reset()
         """
 
     def remove(self) -> None:
-        """Sends gradients uncompressed from the next step on. Call ``remove`` on all ranks."""
+        """Sends gradients uncompressed from the next step on. Call ``remove`` on all ranks.
+
+        Example::
+
+            handle.remove()
+        """
 
 
 class Reporting(ABC):

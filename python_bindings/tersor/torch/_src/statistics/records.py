@@ -59,7 +59,14 @@ class ParameterStatistics:
         return self.uncompressed_bytes / self.sent_bytes if self.sent_bytes else math.nan
 
     def per_step(self, field: str) -> float | None:
-        """Returns the mean of a sum over steps, or None if the sum is not known."""
+        """Returns the mean of a sum over steps, or None if the sum is not known.
+
+        Args:
+            field: The name of a field, such as ``"sent_bytes"``.
+
+        Example:
+            >>> handle.totals().per_step("sent_bytes")
+        """
         value: float | None = getattr(self, field)
         return None if value is None or not self.steps else value / self.steps
 
@@ -79,7 +86,12 @@ class ParameterStatistics:
         return [k for k, one in values.items() if one is not None or k == "relative_error"]
 
     def get(self, field: str, default: Any = None) -> Any:
-        """Deprecated: returns a field, or ``default`` if the field is not known."""
+        """Deprecated: returns a field, or ``default`` if the field is not known.
+
+        Args:
+            field: The name of a field.
+            default: The result for an unknown field.
+        """
         known = self.keys()
         return self[field] if field in known else default
 

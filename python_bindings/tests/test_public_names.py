@@ -1,0 +1,104 @@
+"""An import of ``tersor.torch``, and the names that its modules show."""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+def test_an_import_leaves_the_compiler_out() -> None:
+    """``torch._dynamo`` takes longer to import than all other modules that Tersor adds."""
+    program = """
+import sys
+import torch
+before = set(sys.modules)
+for name in ["optim", "diloco", "fsdp", "backend", "hvd", "run", "pipeline"]:
+    __import__(f"tersor.torch.{name}")
+added = [name for name in sys.modules if name.startswith("torch._") and name not in before]
+print({name.split(".")[1] for name in added} & {"_dynamo", "_inductor", "_functorch"})
+"""
+    ran = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert ran.stdout.strip() == b"set()"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads is of Python 3.11")
+def test_the_types_of_compress_refuse_for_ddp_what_a_call_refuses() -> None:
+    typed: Any = typing
+    torch = importlib.import_module("tersor.torch")
+    ddp = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+    hints = [typing.get_type_hints(one) for one in typed.get_overloads(torch.compress)]
+    for_ddp = [one for one in hints if issubclass(ddp, one["model"])]
+    assert len(for_ddp) == len(hints) - 1 == 2
+    for one in for_ddp:
+        assert "weights_codec" not in one
+        assert torch.fsdp.ShardedOptions not in typing.get_args(one.get("advanced"))
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python_bindings" / "tersor"
+
+
+def modules_of_the_reference() -> list[str]:
+    source = ast.parse((ROOT / "docs" / "site" / "public.py").read_text())
+    lists = [one for one in source.body if isinstance(one, ast.Assign)]
+    (found,) = (one.value for one in lists if ast.unparse(one.targets[0]) == "MODULES")
+    return list(ast.literal_eval(found))
+
+
+def test_the_reference_has_all_public_modules() -> None:
+    files = (path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py"))
+    parts = [path.with_suffix("").parts for path in files]
+    names = [one[:-1] if one[-1] == "__init__" else one for one in parts]
+    public = {".".join(one) for one in names if not any(part.startswith("_") for part in one)}
+    inner = ("tersor.bench", "tersor.federated.flower.")
+    found = {one for one in public if not one.startswith(inner)} - {"tersor.integrations"}
+    assert found <= set(modules_of_the_reference())
+
+
+@pytest.mark.parametrize("name", modules_of_the_reference())
+def test_a_module_shows_its_public_names_alone(name: str) -> None:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as absent:
+        pytest.skip(str(absent))
+    shown = [one for one in dir(module) if not one.startswith("_")]
+    assert shown == sorted(set(getattr(module, "__all__", ())) - {"__version__"})
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """All public functions and classes, by name."""
+    for module in ("tersor", "tersor.torch", "tersor.torch.hvd"):
+        found = importlib.import_module(module)
+        for name in found.__all__:
+            value = getattr(found, name)
+            if callable(value) and not getattr(value, "_is_protocol", False):
+                yield f"{module}.{name}", value
+
+
+def test_signatures_show_all_arguments() -> None:
+    for name, value in public_functions():
+        try:
+            shown = inspect.signature(value).parameters.values()
+        except ValueError:  # a class or function of C++, whose text has the signature
+            continue
+        assert not any(one.name.startswith("_") for one in shown), name
+        assert not any(one.kind is one.VAR_POSITIONAL for one in shown), name
+        if name != "tersor.torch.hvd.DistributedOptimizer":  # passes options on to Tersor's
+            anything = [one for one in shown if one.kind is one.VAR_KEYWORD]
+            assert all(one.annotation != "Any" for one in anything), name
+
+
+def test_walks_over_frames_and_objects_stand_in_compat_with_their_reasons() -> None:
+    walks = re.compile(r"\b(currentframe|_getframe|get_objects|get_referrers)\(")
+    files = {path.name for path in PACKAGE.rglob("*.py") if walks.search(path.read_text())}
+    assert files == {"_compat.py", "_renamed.py", "patches.py"}  # two look for the program's line
