@@ -8,7 +8,6 @@ usage: compatibility.py note FOLDER FILE.xml ...    writes FOLDER/FILE.versions.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -44,7 +43,7 @@ PACKAGES = (
     ("Keras", "keras", r"test_tensorflow\."),
     ("torchft", "torchft", r"test_torchft\."),
     ("Ray", "ray", r"test_ray\."),
-    ("Flower", "flwr", r"test_flower\."),
+    ("Flower", "flwr", r"test_flower"),
     ("NVFlare", "nvflare", r"test_nvflare\."),
 )
 # Component, command, pattern of the version in its output, and the tests of ctest that use it.
@@ -77,6 +76,14 @@ def glibc() -> str:
     return os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
 
 
+def version_of(package: str) -> str:
+    """The version, or "" if this interpreter does not have the package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def found_versions(tests: list[str]) -> list[tuple[str, str, int]]:
     """Component, version and number of tests, for each component that these passed tests used."""
     found = [("glibc", glibc(), len(tests))]
@@ -84,9 +91,9 @@ def found_versions(tests: list[str]) -> list[tuple[str, str, int]]:
     if python:
         found.append(("Python", platform.python_version(), len(tests)))
     for component, package, pattern in PACKAGES if python else ():
-        if used := sum(bool(re.search(pattern, name)) for name in tests):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found.append((component, importlib.metadata.version(package), used))
+        used = sum(bool(re.search(pattern, name)) for name in tests)
+        if used and (version := version_of(package)):
+            found.append((component, version, used))
     for component, command, pattern, uses in () if python else PROGRAMS:
         used = sum(bool(re.match(uses, name)) for name in tests)
         program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
@@ -109,14 +116,17 @@ def rows_of(file: Path) -> list[Row]:
         commit += " with changes"
     versions = found_versions(passed)
     beside = {component: version for component, version, _ in versions}
+    if "Python" in beside and (torch := version_of("torch")):
+        beside["PyTorch"] = torch
     run = re.sub(r"^python-", "Python, ", file.stem) if not file.stem.isdigit() else "C++"
+    day = time.strftime("%Y-%m-%d", time.localtime(file.stat().st_mtime))
     rows: list[Row] = []
     for component, version, used in versions:
         others = [f"{name} {beside[name]}" for name in ("Python", "PyTorch") if name in beside]
         text = ", ".join([*(other for other in others if other.split()[0] != component), system()])
         rows.append(
             {"component": component, "version": version, "with": text, "passed": used, "run": run,
-             "day": time.strftime("%Y-%m-%d"), "commit": commit}
+             "day": day, "commit": commit}
         )  # fmt: skip
     return rows
 

@@ -46,7 +46,7 @@ class Noted(unittest.TestCase):
             with (
                 mock.patch.object(compatibility, "output_of", output_of),
                 mock.patch.object(compatibility.shutil, "which", lambda name, path: name),
-                mock.patch.object(compatibility.importlib.metadata, "version", PACKAGES.__getitem__),
+                mock.patch.object(compatibility, "version_of", PACKAGES.get),
             ):
                 compatibility.note(file.parent, [file])
             rows = json.loads(file.with_suffix(".versions.json").read_text())
