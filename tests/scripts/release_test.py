@@ -95,9 +95,7 @@ class Release(unittest.TestCase):
         self.assertIn(f"tag v{version} is another commit", self.refusal("--step", "sdist"))
 
     def test_missing_programs_are_named_before_anything_is_built(self):
-        programs = self.tree.parent / "bin"
-        programs.mkdir()
-        (programs / "git").symlink_to(shutil.which("git"))
+        programs = self.programs("git")
         (programs / "python3.12").write_text(LAUNCHER)
         (programs / "python3.12").chmod(0o755)
         refusal = self.refusal(path=str(programs))
@@ -112,20 +110,36 @@ class Release(unittest.TestCase):
         self.assertIn("'publish'", done.stderr)
 
     def test_a_failed_step_shows_its_log_and_runs_again(self):
+        self.write_builder("echo no such architecture; exit 1")
         for _ in range(2):
-            done = self.release("--step", "cuda", "--python", "python3", path=self.with_failing_nvcc())
+            done = self.release("--step", "wheels", "--python", "python3")
             self.assertEqual(done.returncode, 1)
-            self.assertIn("release: cuda failed: scripts/wheels --cuda", done.stderr)
+            self.assertIn("release: wheels failed: scripts/wheels --python python3", done.stderr)
             self.assertIn("no such architecture", done.stdout)
 
-    def with_failing_nvcc(self):
-        (self.tree / "scripts" / "wheels").write_text("#!/bin/sh\necho no such architecture\nexit 1\n")
+    def test_finished_steps_count_until_the_next_commit(self):
+        self.write_builder("mkdir -p build/wheels && touch build/wheels/tersor-1-x86_64.whl")
+        step = ("--step", "wheels", "--python", "python3")
+        self.assertEqual(self.release(*step).returncode, 0)
+        (folder,) = (self.tree / "build" / "releases").iterdir()
+        self.assertTrue((folder / "files" / "tersor-1-x86_64.whl").exists())
+        next_step = ("--step", "cuda", "--python", "python3")
+        path = str(self.programs("git", "python3"))
+        self.assertIn("left out: nvcc", self.release(*next_step, path=path).stdout)
+        self.commit()
+        self.assertIn("cuda needs these steps first: wheels", self.release(*next_step).stderr)
+
+    def programs(self, *names):
+        folder = self.tree.parent / "bin"
+        folder.mkdir()
+        for name in names:
+            (folder / name).symlink_to(shutil.which(name))
+        return folder
+
+    def write_builder(self, program):
+        (self.tree / "scripts" / "wheels").write_text(f"#!/bin/sh\n{program}\n")
         (self.tree / "scripts" / "wheels").chmod(0o755)
         self.commit()
-        nvcc = self.tree.parent / "nvcc"
-        nvcc.write_text("#!/bin/sh\n")
-        nvcc.chmod(0o755)
-        return f"{nvcc.parent}:/usr/bin:/bin"
 
 
 class Workflows(unittest.TestCase):
