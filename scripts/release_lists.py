@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import uuid
@@ -29,20 +28,24 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 
 class Library(NamedTuple):
-    """A library inside the files. ``header`` has the version, in the groups of ``pattern``."""
+    """A library inside the files. ``source`` is a header, or a command with the version in its
+    output. ``pattern`` has the numbers of the version as groups."""
 
     name: str
     license: str
     home: str
-    header: str
+    source: str
     pattern: str
 
 
 ASIO = ("asio", "BSL-1.0", "https://think-async.com/Asio")
 SODIUM = ("libsodium", "ISC", "https://libsodium.org")
+LLVM = ("Apache-2.0 WITH LLVM-exception", "https://libcxx.llvm.org")
 ASIO_VERSION, SODIUM_VERSION = r"// (\d+\.\d+\.\d+)$", r'VERSION_STRING "([\d.]+)"'
+LLVM_VERSION = r"_LIBCPP_VERSION (\d\d)(\d\d)(\d\d)"
 PREFIX = "source/build/wheels/x86_64/prefix/include"
 PACKAGES = "source/build/wheels/tools/lib/python3*/site-packages"
+LLVM_HEADER = f"{PACKAGES}/ziglang/lib/libcxx/include/__config"
 IN_WHEELS = (
     Library(
         "highway", "Apache-2.0", "https://github.com/google/highway",
@@ -61,15 +64,21 @@ IN_WHEELS = (
         r"#define TSL_RH_VERSION_(?:MAJOR|MINOR|PATCH) +(\d+)",
     ),
     Library(
-        "libc++", "Apache-2.0 WITH LLVM-exception", "https://libcxx.llvm.org",
-        f"{PACKAGES}/ziglang/lib/libcxx/include/__config", r"_LIBCPP_VERSION (\d\d)(\d\d)(\d\d)$",
+        "Zig's compiler_rt", "MIT", "https://ziglang.org",
+        f"{PACKAGES}/ziglang-*.dist-info/METADATA", r"^Version: (.+)$",
     ),
 )  # fmt: skip
+IN_CPU_WHEELS = (*IN_WHEELS, Library("libc++ and libunwind", *LLVM, LLVM_HEADER, LLVM_VERSION))
 IN_CUDA_WHEELS = (
+    *IN_WHEELS,
+    Library("libunwind", *LLVM, LLVM_HEADER, LLVM_VERSION),
     Library(
-        "CUDA runtime (cudart_static)", "NVIDIA CUDA Toolkit EULA",
-        "https://docs.nvidia.com/cuda/eula",
-        "{cuda}/cuda_runtime_api.h", r"CUDART_VERSION +(\d\d)(\d\d)0$",
+        "libstdc++", "GPL-3.0-or-later WITH GCC-exception-3.1", "https://gcc.gnu.org",
+        "g++ -dumpfullversion", r"^(.+)$",
+    ),
+    Library(
+        "CUDA runtime, static", "NVIDIA CUDA Toolkit EULA", "https://docs.nvidia.com/cuda/eula",
+        "nvcc --version", r"release ([\d.]+)",
     ),
 )  # fmt: skip
 IN_DEBIAN = (
@@ -79,16 +88,17 @@ IN_DEBIAN = (
 
 
 def component_of(library: Library, folder: Path) -> Component:
-    """Raises SystemExit if the header or its version is missing."""
-    nvcc = shutil.which("nvcc")
-    cuda = Path(nvcc).resolve().parents[1] / "include" if nvcc else ""
-    header = library.header.replace("{cuda}", str(cuda))
-    top = Path("/") if header.startswith("/") else folder
-    text = "".join(file.read_text() for file in top.glob(header.lstrip("/")))
+    """Raises SystemExit if the source of the version is missing."""
+    if " " in library.source:
+        command = library.source.split()
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    else:
+        top = Path("/") if library.source.startswith("/") else folder
+        text = "".join(file.read_text() for file in top.glob(library.source.lstrip("/")))
     found = [match.groups() for match in re.finditer(library.pattern, text, re.M)]
     version = re.sub(r"\b0+(?=\d)", "", ".".join(part for groups in found for part in groups))
     if not version:
-        sys.exit(f"release: no version of {library.name} in {header}")
+        sys.exit(f"release: no version of {library.name} in {library.source}")
     return Component(
         name=library.name,
         version=version,
@@ -104,7 +114,7 @@ def component_of(library: Library, folder: Path) -> Component:
 
 def libraries_of(file: Path) -> tuple[Library, ...]:
     if file.suffix == ".whl":
-        return IN_WHEELS + (IN_CUDA_WHEELS if file.name.startswith("tersor_cuda") else ())
+        return IN_CUDA_WHEELS if file.name.startswith("tersor_cuda") else IN_CPU_WHEELS
     return IN_DEBIAN if re.match(r"libtersor\d", file.name) else ()
 
 
