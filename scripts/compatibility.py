@@ -2,6 +2,7 @@
 
 usage: compatibility.py note FOLDER FILE.xml ...    writes FOLDER/FILE.versions.json: the versions
            of this interpreter, its packages and this system, if FILE has passed and no failed tests
+       compatibility.py note FOLDER SYSTEM.json ...    those of a record by scripts/clean-root
        compatibility.py collect FOLDER ...    adds these versions to docs/data/compatibility.json
        compatibility.py write    writes the table from docs/data/compatibility.json
 """
@@ -103,38 +104,55 @@ def found_versions(tests: list[str]) -> list[tuple[str, str, int]]:
     return found
 
 
+def day_and_commit(file: Path) -> Row:
+    commit = output_of("git", "rev-parse", "--short=8", "HEAD")
+    if not commit:
+        sys.exit("compatibility: versions need a commit, and this is no clone")
+    changes = " with changes" if output_of("git", "status", "--porcelain") else ""
+    day = time.strftime("%Y-%m-%d", time.localtime(file.stat().st_mtime))
+    return {"day": day, "commit": commit + changes}
+
+
+def rows_of_system(file: Path) -> list[Row]:
+    """The rows of a clean system in which two processes summed."""
+    found = json.loads(file.read_text())
+    text = f"{found['system']}, {platform.machine()}"
+    row: Row = {"with": text, "passed": 1, "run": "clean system"} | day_and_commit(file)
+    return [
+        {"component": name, "version": found[name.lower()]} | row for name in ("Python", "glibc")
+    ]
+
+
 def rows_of(file: Path) -> list[Row]:
     """The rows of one JUnit file: none if a test failed, or if no test passed."""
     tests = list(test_summary.tests_in(file))
     if any(test_summary.failure_text(test) is not None for test in tests):
         return []
     passed = [test_summary.full_name(test) for test in tests if not test_summary.is_skipped(test)]
-    commit = output_of("git", "rev-parse", "--short=8", "HEAD")
-    if not passed or not commit:
+    if not passed:
         return []
-    if output_of("git", "status", "--porcelain"):
-        commit += " with changes"
     versions = found_versions(passed)
     beside = {component: version for component, version, _ in versions}
     if "Python" in beside and (torch := version_of("torch")):
         beside["PyTorch"] = torch
     run = re.sub(r"^python-", "Python, ", file.stem) if not file.stem.isdigit() else "C++"
-    day = time.strftime("%Y-%m-%d", time.localtime(file.stat().st_mtime))
+    when = day_and_commit(file)
     rows: list[Row] = []
     for component, version, used in versions:
         others = [f"{name} {beside[name]}" for name in ("Python", "PyTorch") if name in beside]
         text = ", ".join([*(other for other in others if other.split()[0] != component), system()])
         rows.append(
-            {"component": component, "version": version, "with": text, "passed": used, "run": run,
-             "day": day, "commit": commit}
-        )  # fmt: skip
+            {"component": component, "version": version, "with": text, "passed": used, "run": run}
+            | when
+        )
     return rows
 
 
 def note(folder: Path, files: list[Path]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
-        (folder / f"{file.stem}.versions.json").write_text(json.dumps(rows_of(file), indent=1))
+        rows = rows_of(file) if file.suffix == ".xml" else rows_of_system(file)
+        (folder / f"{file.stem}.versions.json").write_text(json.dumps(rows, indent=1))
 
 
 def rows_of_gpu() -> list[Row]:

@@ -82,6 +82,10 @@ class Noted(unittest.TestCase):
             with self.assertRaisesRegex(SystemExit, "uncommitted changes: 0123abcd"):
                 compatibility.collect([pathlib.Path(folder)])
 
+    def test_a_clean_system(self):
+        found, _ = self.rows_of('{"system": "Debian 13", "glibc": "2.41", "python": "3.13.5"}', "trixie.json")
+        self.assertEqual(found, {"Python": ("3.13.5", 1), "glibc": ("2.41", 1)})
+
     def test_a_folder_without_results_is_refused(self):
         with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(SystemExit, "scripts/test"):
             compatibility.collect([pathlib.Path(folder)])
