@@ -34,7 +34,7 @@ HEAD += "| --- | --- | --- | ---: | --- | --- | --- |\n"
 
 # Component, distribution on PyPI, and the tests that use the package.
 PACKAGES = (
-    ("PyTorch", "torch", r"test_ddp\."),
+    ("PyTorch", "torch", r"test_(ddp|fsdp|optimizer|compressed|diloco|checkpoint)"),
     ("NumPy", "numpy", r"test_(arrays|codec)\."),
     ("mpi4py", "mpi4py", r"test_mpi\."),
     ("transformers", "transformers", r"test_transformers\.|test_docs_frameworks\.\w*transformers"),
@@ -85,10 +85,9 @@ def version_of(package: str) -> str:
         return ""
 
 
-def found_versions(tests: list[str]) -> list[tuple[str, str, int]]:
+def found_versions(tests: list[str], python: bool) -> list[tuple[str, str, int]]:
     """Component, version and number of tests, for each component that these passed tests used."""
     found = [("glibc", glibc(), len(tests))]
-    python = any("." in name and "test_" in name for name in tests)  # names of pytest
     if python:
         found.append(("Python", platform.python_version(), len(tests)))
     for component, package, pattern in PACKAGES if python else ():
@@ -131,11 +130,12 @@ def rows_of(file: Path) -> list[Row]:
     passed = [test_summary.full_name(test) for test in tests if not test_summary.is_skipped(test)]
     if not passed:
         return []
-    versions = found_versions(passed)
+    python = file.stem.startswith("python-")  # of pytest; all others are of ctest
+    versions = found_versions(passed, python)
     beside = {component: version for component, version, _ in versions}
     if "Python" in beside and (torch := version_of("torch")):
         beside["PyTorch"] = torch
-    run = re.sub(r"^python-", "Python, ", file.stem) if not file.stem.isdigit() else "C++"
+    run = file.stem.replace("python-", "Python, ") if python else "C++"
     when = day_and_commit(file)
     rows: list[Row] = []
     for component, version, used in versions:

@@ -23,6 +23,7 @@ PYTEST = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 CTEST = """<testsuite>
 <testcase name="mpi.sums" classname="mpi.sums" time="1" status="run"/>
+<testcase name="scripts.test_summary" classname="scripts.test_summary" time="1" status="run"/>
 <testcase name="ptx.Int8" classname="ptx.Int8" time="0" status="notrun"><skipped message=""/></testcase>
 </testsuite>"""
 PACKAGES = {"torch": "9.1", "numpy": "2.4", "mpi4py": "4.1", "ray": "2.60"}
@@ -67,7 +68,7 @@ class Noted(unittest.TestCase):
     def test_a_program_counts_if_its_tests_passed(self):
         found, _ = self.rows_of(CTEST, "1.xml")
         self.assertEqual(found["Open MPI"], ("4.1.4", 1))
-        self.assertEqual(found["GCC"], ("12.2.0", 1))
+        self.assertEqual(found["GCC"], ("12.2.0", 2))
         self.assertNotIn("CUDA toolkit, simulated GPU", found)
         self.assertNotIn("Python", found)
 
