@@ -206,7 +206,7 @@ def collect(folders: list[Path]) -> None:
 def table() -> str:
     rows = json.loads(DATA.read_text())
     for row in rows:
-        row["passed"] = row["passed"] or ""
+        row["passed"] = f"{row['passed']:,}" if row["passed"] else ""
     return HEAD + "".join(f"| {' | '.join(str(cell) for cell in row.values())} |\n" for row in rows)
 
 
