@@ -133,7 +133,7 @@ class Release(unittest.TestCase):
         folder = self.tree.parent / "bin"
         folder.mkdir()
         for name in names:
-            (folder / name).symlink_to(shutil.which(name))
+            (folder / name).symlink_to(sys.executable if name == "python3" else shutil.which(name))
         return folder
 
     def write_builder(self, program):
