@@ -1,12 +1,17 @@
 """Checks the public names, writes the pages and runs Sphinx. scripts/docs calls this program.
 
 usage: build.py [--record]    after Doxygen
-    --record writes tersor-bench.txt, and removes documented names from the allow-lists
+    --record writes tersor-bench.txt and the table of tested versions, and removes documented names
+    from the allow-lists
 """
 
+import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+
 import command_line
+import compatibility
 import coverage
 import headers
 import pages
@@ -31,7 +36,9 @@ def main() -> int:
     recording = sys.argv[1:] == ["--record"]
     if recording and (built := command_line.program()):
         command_line.record(built)
-    reasons = coverage.failures(recording)
+    if recording:
+        compatibility.write()
+    reasons = coverage.failures(recording) + compatibility.differences()
     for reason in reasons:
         print(f"docs: {reason}", file=sys.stderr)
     headers.adapt(BUILD / "docs-xml" / "xml")

@@ -60,7 +60,7 @@ HEADERS = (
         "Values, memory and streams",
         ("span", "dtype", "buffer", "align", "stream", "threads"),
     ),
-    ("errors", "Errors and versions", ("error", "abi", "isa")),
+    ("errors", "Errors and versions", ("error", "version", "abi", "isa")),
     ("codec", "Codec interface", ("codec", "spec", "wire", "accumulators", "lanes")),
     (
         "formats",

@@ -19,3 +19,4 @@
 #include <tersor/stream.h>
 #include <tersor/threads.h>
 #include <tersor/transport.h>
+#include <tersor/version.h>

@@ -12,7 +12,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-import frameworks
 import pytest
 from pages import programs
 
@@ -178,7 +177,6 @@ def test_keras_learns_the_same_on_all_ranks_for_fewer_bytes(tmp_path: pathlib.Pa
     assert plain[0][2] > 2.5 * short[0][2]
 
 
-@frameworks.green("tensorflow_cpu", "keras")
 def test_the_pages_program_runs(tmp_path: pathlib.Path) -> None:
     before = """
 import keras, numpy as np

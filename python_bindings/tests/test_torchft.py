@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import frameworks
 import pytest
 
 pytestmark = [
@@ -91,7 +90,6 @@ def apart(one: Any, other: Any) -> float:
     return float((between / sum(b * b for _, b in pairs)) ** 0.5)
 
 
-@frameworks.green("torchft")
 def test_replicas_train_as_with_gloo_in_a_quarter_of_the_bytes() -> None:
     plain = trained("ddp", 2)
     assert plain[0]["weights"] == plain[1]["weights"]

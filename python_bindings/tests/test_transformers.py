@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import torch
-from frameworks import green
 from hugging_face import LAST, SAVED, Killer, Run, train
 from transformers import TrainerCallback
 
@@ -45,7 +44,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.parametrize(("sharded", "scaled"), [(False, False), (False, True), (True, False)])
-@green("transformers", "accelerate")
 def test_a_run_that_was_killed_goes_on_bit_for_bit(
     sharded: bool, scaled: bool, tmp_path: pathlib.Path
 ) -> None:

@@ -48,7 +48,7 @@ class Parts(unittest.TestCase):
         self.install("bin/ctest", CTEST)
         self.install("bin/git", GIT)
         self.install("bin/cuobjdump", NOTHING)  # prevents a download
-        for name in ("test", "test_summary.py"):
+        for name in ("test", "test_summary.py", "compatibility.py"):
             shutil.copy(REPOSITORY / "scripts" / name, self.root / "scripts" / name)
 
     def install(self, path, text):
