@@ -43,8 +43,13 @@ endfunction()
 
 # tersor_unite(<target> [<alone>…]): with TERSOR_UNITE its sources, but for those that stay alone, are compiled
 # eight at once, in half of the time. What is in an unnamed namespace then has a name of its own in a target.
+# TERSOR_UNITE may also be the number of sources. pip builds with 16: headers take half of the time of eight sources.
 function(tersor_unite target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TERSOR_UNITE} UNITY_BUILD_BATCH_SIZE 8)
+  if(TERSOR_UNITE GREATER 1)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TERSOR_UNITE})
+  else()
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ${TERSOR_UNITE} UNITY_BUILD_BATCH_SIZE 8)
+  endif()
   set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
