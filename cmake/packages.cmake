@@ -1,4 +1,4 @@
-# Debian packages by cpack, from a build with shared libraries:
+# Debian packages by cpack, from a build with shared libraries (scripts/debian-packages):
 #   libtersor0.1      the library, with TCP (and NCCL)
 #   libtersor-mpi0.1  the MPI transport
 #   libtersor-dev     headers, CMake package, pkg-config files
@@ -17,6 +17,11 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
+foreach(transport mpi nccl tcp)
+  list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/comm/transport/${transport})
+endforeach()
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS OFF)
 
 set(CPACK_COMPONENTS_ALL development)
@@ -40,7 +45,22 @@ set(CPACK_DEBIAN_RUNTIME_MPI_PACKAGE_DEPENDS "${library} (= ${PROJECT_VERSION})"
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libtersor-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "${needed}")
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS libopenmpi-dev)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME tersor-tools)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION utils)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "${needed}")
+set(CPACK_DEBIAN_TOOLS_PACKAGE_RECOMMENDS "python3, python3-matplotlib")
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION
+    "${PROJECT_DESCRIPTION}\n This package contains the shared library, with ranks over TCP.")
+set(CPACK_COMPONENT_RUNTIME_MPI_DESCRIPTION
+    "${PROJECT_DESCRIPTION}\n This package contains the transport over MPI.")
+set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
+    "${PROJECT_DESCRIPTION}\n This package contains headers, a CMake package and pkg-config files.")
+set(CPACK_COMPONENT_TOOLS_DESCRIPTION
+    "${PROJECT_DESCRIPTION}\n This package contains tersor-bench, which measures codecs, links and collectives.")
+foreach(component ${CPACK_COMPONENTS_ALL})
+  string(TOUPPER ${component} name)
+  install(FILES cmake/debian-copyright DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${CPACK_DEBIAN_${name}_PACKAGE_NAME}
+          RENAME copyright COMPONENT ${component})
+endforeach()
 include(CPack)

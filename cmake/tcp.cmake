@@ -1,9 +1,13 @@
 # Whether Asio (headers) and libsodium are there: sets TERSOR_HAS_TCP, TERSOR_ASIO_INCLUDE and
-# TERSOR_SODIUM, the static library where there is one, so that what is built needs no other.
+# TERSOR_SODIUM: for a static Tersor, the static library if there is one, so that programs need no other.
 set(TERSOR_HAS_TCP OFF)
 find_path(TERSOR_ASIO_INCLUDE asio/ip/tcp.hpp)
 find_path(TERSOR_SODIUM_INCLUDE sodium.h)
-find_library(TERSOR_SODIUM NAMES libsodium.a sodium)
+set(names libsodium.a sodium)
+if(BUILD_SHARED_LIBS)
+  set(names sodium)
+endif()
+find_library(TERSOR_SODIUM NAMES ${names})
 mark_as_advanced(TERSOR_ASIO_INCLUDE TERSOR_SODIUM_INCLUDE TERSOR_SODIUM)
 if(TERSOR_TCP AND TERSOR_ASIO_INCLUDE AND TERSOR_SODIUM_INCLUDE AND TERSOR_SODIUM)
   set(TERSOR_HAS_TCP ON)

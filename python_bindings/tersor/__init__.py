@@ -6,7 +6,7 @@ This module needs NumPy only. Use ``tersor.torch`` with PyTorch, ``tersor.mpi`` 
 
 from typing import TYPE_CHECKING, Any
 
-from tersor import _renamed
+from tersor import _build, _renamed
 from tersor._build import BuildInfo, build_info
 from tersor._core import (
     AddressError,
@@ -59,6 +59,7 @@ for _name in __all__:
     if _name.endswith("Error"):
         globals()[_name].__module__ = __name__
 
+_build.warn_if_portable()
 
 if not TYPE_CHECKING:
 

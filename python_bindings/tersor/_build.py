@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tersor import _core
+
+_HOW_TO_ADD = {
+    "cuda": "build from source with --config-settings=cmake.define.TERSOR_CUDA=ON and nvcc",
+    "nccl": "build from source with CUDA and nccl.h",
+    "mpi": "build from source with an MPI compiler (Debian, Ubuntu: libopenmpi-dev)",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,14 @@ class BuildInfo:
     mpi: bool
     """True if the package contains ``tersor.mpi``'s extension module."""
 
+    def missing(self) -> dict[str, str]:
+        """Returns the missing parts by name, each with the way to add the part."""
+        return {name: how for name, how in _HOW_TO_ADD.items() if not getattr(self, name)}
+
+    def __str__(self) -> str:
+        lines = [f"{field.name}: {getattr(self, field.name)}" for field in fields(self)]
+        return "\n".join(lines + [f"to add {name}: {how}" for name, how in self.missing().items()])
+
 
 def build_info() -> BuildInfo:
     """Returns the version, the compiler and the parts of the installed package.
@@ -47,3 +62,13 @@ def build_info() -> BuildInfo:
     path, instruction_set = Path(_core.__file__), _core.instruction_set()
     mpi = importlib.util.find_spec("tersor._mpi") is not None
     return BuildInfo(_core.version, path, compiler, instruction_set, cuda, nccl, mpi)
+
+
+def warn_if_portable() -> None:
+    """Warns on an x86-64 CPU without the instructions of the fast kernels."""
+    if _core.instruction_sets() == ["portable"]:
+        warnings.warn(
+            "this CPU has no AVX2 and FMA instructions, so Tersor uses slower portable code",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 
 import tersor
-from tersor import _core
+from tersor import _build, _core
 
 PACKAGE = pathlib.Path(tersor.__file__).parent
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
@@ -51,6 +53,33 @@ def test_build_info_names_the_parts_of_the_module() -> None:
     assert info.compiler.split()[0] in {"gcc", "clang"}
     assert info.mpi == any(PACKAGE.glob("_mpi*.so"))
     assert info.cuda or not info.nccl
+
+
+def test_build_info_prints_how_to_add_missing_parts() -> None:
+    info = dataclasses.replace(tersor.build_info(), cuda=False, nccl=True, mpi=True)
+    assert list(info.missing()) == ["cuda"]
+    lines = str(info).splitlines()
+    assert f"version: {tersor.__version__}" in lines
+    assert lines[-1].startswith("to add cuda: ")
+    assert "TERSOR_CUDA=ON" in lines[-1]
+    assert dataclasses.replace(info, cuda=True).missing() == {}
+
+
+def test_import_warns_once_on_a_cpu_without_fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(_core, "instruction_sets", lambda: ["portable", "avx2"])
+        _build.warn_if_portable()
+    monkeypatch.setattr(_core, "instruction_sets", lambda: ["portable"])
+    with pytest.warns(RuntimeWarning, match="no AVX2") as caught:
+        _build.warn_if_portable()
+    assert len(caught) == 1
+    program = (
+        "import sys; from tersor import _core; _core.instruction_sets = lambda: ['portable'];"
+        "del sys.modules['tersor']; import tersor, tersor"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.count("no AVX2") == 1, done.stderr
 
 
 def test_everything_public_is_there() -> None:

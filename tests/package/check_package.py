@@ -13,6 +13,7 @@ Options select other programs instead:
         missing.
 
 usage: check_package.py BUILD COMPILER [--mpi|--tcp|--nccl]    CXXFLAGS is passed on
+    BUILD may also be the prefix of an installed copy.
 
 Exit status 77: --mpi without MPI, or --tcp or --nccl with a build without this transport.
 """
@@ -44,8 +45,11 @@ def output_of(*command, **options):
 
 
 def install(build, work):
-    """Installs the build and returns the prefix."""
+    """Installs the build and returns the prefix. Returns the path of an installed copy."""
     shutil.rmtree(work, ignore_errors=True)
+    if not (build / "CMakeCache.txt").exists():
+        work.mkdir()
+        return build
     run("cmake", "--install", build, "--prefix", work / "prefix", stdout=subprocess.DEVNULL)
     return work / "prefix"
 

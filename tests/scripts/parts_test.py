@@ -35,6 +35,12 @@ GIT = """#!/bin/sh
 mkdir -p "$4" && cp -r scripts "$4"
 """  # git clone --quiet . FOLDER
 NOTHING = "#!/bin/sh\n"
+CHECK = """#!/bin/sh
+echo "test-python ${0##*/} $*" >> "$CALLS"
+[ -z "$BROKEN_BUILD" ] || { echo "<broken> & \\"so\\""; exit 1; }
+[ -z "$SKIPS" ] || { echo "no \\"abidiff\\""; exit 77; }
+"""
+CHECKS = ("check-abi", "clean-root", "debian-packages", "wheels")
 
 
 class Parts(unittest.TestCase):
@@ -44,6 +50,8 @@ class Parts(unittest.TestCase):
         self.root = pathlib.Path(folder.name)
         self.install("scripts/setup", NOTHING)
         self.install("scripts/test-python", PYTHON)
+        for name in CHECKS:
+            self.install(f"scripts/{name}", CHECK)
         self.install("bin/cmake", CMAKE)
         self.install("bin/ctest", CTEST)
         self.install("bin/git", GIT)
@@ -81,8 +89,14 @@ class Parts(unittest.TestCase):
         for part in set(self.parts()) - {"push", "wheel", "python-long", "oldest-torch", "frameworks"}:
             done, calls = self.run_test("--part", part, BROKEN_BUILD="yes")
             self.assertEqual(done.returncode, 1, part)
-            self.assertEqual(done.stdout.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
+            self.assertRegex(done.stdout.splitlines()[-1], "^0 passed, [12] failed, 0 skipped$")
             self.assertNotIn("ctest", calls)
+
+    def test_a_check_that_skips_says_why(self) -> None:
+        done, _ = self.run_test("--part", "abi", SKIPS="yes")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('no "abidiff"', done.stdout)
+        self.assertEqual(done.stdout.splitlines()[-1], "0 passed, 0 failed, 1 skipped")
 
     def test_only_what_a_part_needs_is_built(self) -> None:
         _, calls = self.run_test("--part", "seeds")  # for a build without TCP and MPI

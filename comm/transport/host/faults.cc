@@ -11,9 +11,9 @@ namespace {
 using namespace std::chrono_literals;
 
 // Time for a fault to reach all responsive ranks, even on a busy machine.
-constexpr auto kAnnouncedWithin = 1s;
+constexpr auto kLossAnnouncedWithin = 1s;
 // Time to receive the reason for a lost rank from a better informed rank.
-constexpr auto kExplainedWithin = 250ms;
+constexpr auto kLossExplainedWithin = 250ms;
 constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of a fault's text
 constexpr std::size_t kMostDifferences = 4096;
 
@@ -59,7 +59,8 @@ void ProgressEngine::end_late(ChannelState& channel, Batch& batch, std::exceptio
 // the announcement, in order not to blame the first departed rank.
 void ProgressEngine::lose(int peer, const std::string& cause) {
   if (gone_.contains(peer)) return;
-  const auto [loss, is_new] = lost_.try_emplace(peer, Loss{cause, Clock::now() + kExplainedWithin});
+  const auto [loss, is_new] =
+      lost_.try_emplace(peer, Loss{cause, Clock::now() + kLossExplainedWithin});
   if (!is_new) return;
   next_loss_ = std::min(next_loss_.load(), loss->second.announced_at);
   end_sends(peer);
@@ -188,7 +189,7 @@ void ProgressEngine::announce(const FaultDomain& domain) {
   const Block text = in_block(to_bytes(domain.fault));
   for (const int peer : domain.members)
     if (peer != wire_->rank()) send_fault(domain, peer, text);
-  announce_until(Clock::now() + kAnnouncedWithin);
+  announce_until(Clock::now() + kLossAnnouncedWithin);
 }
 
 // Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the

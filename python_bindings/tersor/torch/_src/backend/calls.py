@@ -188,15 +188,8 @@ class Caller:
         """Ends all calls on all ranks with a TransportError with the reason."""
         aborted = "the process group was aborted on this rank, or its process ended"
         self._store.cause = why or aborted
-<<<<<<< HEAD
-        if (
-            self._connection is not None
-        ):  # before the thread closes it, so other ranks get the reason
-            self._connection.abort(self._store.cause)
-=======
         if self._connection is not None:  # open still, so that other ranks get the reason
             self._connection.abort(self._store.cause)
->>>>>>> heads/pysrc
         self._end(self._store.cause, _ABORT_SECONDS)
 
     def leave(self, why: str = "") -> None:
