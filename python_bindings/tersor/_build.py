@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from tersor import _core
+from tersor import _core, _cuda_package
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class BuildInfo:
 
     version: str
     """Version of the package."""
+    package: str
+    """Package of the loaded extension module: ``"tersor"`` or ``"tersor-cuda13"``."""
     path: Path
     """The loaded extension module."""
     compiler: str
@@ -23,6 +25,8 @@ class BuildInfo:
     """SIMD instructions in use: ``"portable"``, ``"avx2"``, ``"avx512"`` or ``"neon"``."""
     cuda: bool
     """True if the package contains CUDA kernels. False: device memory raises ``CudaError``."""
+    gpu: str
+    """Name of the current GPU, or the reason why device memory cannot be used."""
     nccl: bool
     """True if the package contains the NCCL transport."""
     mpi: bool
@@ -44,12 +48,15 @@ def build_info() -> BuildInfo:
         print(tersor.build_info().cuda)  # False: the wheel for CPUs
     """
     compiler, cuda, nccl = _core.build_info()
+    path = Path(_core.__file__)
     return BuildInfo(
         version=_core.version,
-        path=Path(_core.__file__),
+        package="tersor" if path.parent == Path(__file__).parent else _cuda_package.DISTRIBUTION,
+        path=path,
         compiler=compiler,
         instruction_set=_core.instruction_set(),
         cuda=cuda,
+        gpu=_core.gpu(),
         nccl=nccl,
         mpi=importlib.util.find_spec("tersor._mpi") is not None,
     )

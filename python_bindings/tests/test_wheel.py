@@ -51,6 +51,7 @@ def test_build_info_names_the_parts_of_the_module() -> None:
     assert info.compiler.split()[0] in {"gcc", "clang"}
     assert info.mpi == any(PACKAGE.glob("_mpi*.so"))
     assert info.cuda or not info.nccl
+    assert info.package in {"tersor", "tersor-cuda13"}
 
 
 def test_everything_public_is_there() -> None:

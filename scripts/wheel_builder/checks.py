@@ -1,0 +1,95 @@
+"""Checks of finished wheels: sizes, auditwheel, codec tests. QEMU runs other processors' code."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from sources import GLIBC, OUT, ROOT, run
+
+MAX_WHEEL_MIB = 5
+MAX_INSTALLED_MIB = 12
+TESTS = [ROOT / "python_bindings/tests" / f"test_codec{name}.py" for name in ("", "_golden")]
+TEST_PACKAGES = ("numpy>=1.24", "ml_dtypes>=0.4", "pytest>=8")
+EMULATED_PYTHON = "3.13"  # of Debian 13
+SKIPPED = 77
+
+
+def check_sizes(wheel: Path) -> None:
+    """Ends the program if a CPU wheel exceeds its limits."""
+    with zipfile.ZipFile(wheel) as archive:
+        installed = sum(file.file_size for file in archive.infolist())
+    for size, limit, what in (
+        (wheel.stat().st_size, MAX_WHEEL_MIB, "the wheel has"),
+        (installed, MAX_INSTALLED_MIB, "its files have"),
+    ):
+        print(f"wheels: {wheel.name}: {what} {size / 2**20:.2f} MiB of at most {limit}")
+        if size > limit * 2**20:
+            sys.exit(f"wheels: too large: {wheel}")
+
+
+def check_platform(wheel: Path, tools: Path) -> None:
+    """Ends the program unless auditwheel confirms the wheel's tag."""
+    command = [str(tools / "auditwheel"), "show", str(wheel)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r'platform tag:\s+"manylinux_(\d+)_(\d+)_', " ".join(answer.split()))
+    needed = tuple(map(int, GLIBC.split(".")))
+    print(f"wheels: {wheel.name}: auditwheel: {found and found[0]}")
+    if found is None or (int(found[1]), int(found[2])) > needed:
+        sys.exit(f"wheels: auditwheel does not confirm glibc {GLIBC}:\n{answer}")
+
+
+def test(wheels: list[Path], python: str, name: str) -> None:
+    """Runs the codec tests with the wheels, in a new environment of ``python``."""
+    environment = OUT / f"test-{name}"
+    run(python, "-m", "venv", "--clear", environment)
+    pip = (environment / "bin/python", "-m", "pip", "install", "--quiet")
+    run(*pip, *TEST_PACKAGES)
+    run(*pip, "--no-index", "--no-deps", *wheels)
+    run(environment / "bin/python", *pytest(), cwd=OUT)
+
+
+def test_emulated(wheel: Path, arch: str) -> int:
+    """Runs the codec tests under QEMU. Returns SKIPPED if QEMU or mmdebstrap is missing."""
+    qemu = shutil.which(f"qemu-{arch}-static") or shutil.which(f"qemu-{arch}")
+    if qemu is None or shutil.which("mmdebstrap") is None:
+        print(
+            f"wheels: {wheel.name} is not tested: install qemu-user-static and mmdebstrap"
+            " (Debian, Ubuntu)"
+        )
+        return SKIPPED
+    folder = OUT / arch
+    root = folder / "root"
+    if not (root / "complete").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        packages = "python3-minimal,libpython3-stdlib"
+        debian = {"aarch64": "arm64"}.get(arch, arch)
+        run(
+            *("mmdebstrap", "--variant=extract", "--skip=check/qemu", f"--include={packages}"),
+            *(f"--architectures={debian}", "--setup-hook=ln -s usr/lib $1/lib", "trixie", root),
+            "http://deb.debian.org/debian",
+        )
+        (root / "complete").touch()
+    site = folder / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    platforms = [f"--platform=manylinux_2_{minor}_{arch}" for minor in (17, 27, 28)]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site), "--upgrade"]
+    pip += [*platforms, f"--python-version={EMULATED_PYTHON}", "--only-binary=:all:"]
+    run(*pip, *TEST_PACKAGES)
+    run(*pip, "--no-index", "--no-deps", wheel)
+    run(
+        *(qemu, "-L", root, root / f"usr/bin/python{EMULATED_PYTHON}", *pytest()),
+        cwd=OUT,
+        environment=os.environ | {"PYTHONPATH": str(site)},
+    )
+    return 0
+
+
+def pytest() -> list[str | Path]:
+    options = ("-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml")
+    return ["-m", "pytest", *options, *TESTS]
