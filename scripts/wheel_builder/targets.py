@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import cuda_package
+import tomllib
 from sources import (
     GLIBC,
     OUT,
@@ -141,7 +142,8 @@ set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION {self._prefix}/lib/l
         (build / "CMakeCache.txt").unlink(missing_ok=True)
         defines = self._defines() | ({"TERSOR_STUB": stub} if stub else {})
         self._run(
-            *(environment / "bin/python", "-m", "build", "--wheel", "--outdir", raw),
+            *(environment / "bin/python", "-m", "build", "--wheel", "--no-isolation"),
+            *("--outdir", raw),
             f"--config-setting=build-dir={build}",
             *(f"--config-setting=cmake.define.{name}={value}" for name, value in defines.items()),
             ROOT,
@@ -158,7 +160,11 @@ set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION {self._prefix}/lib/l
         environment = OUT / f"env-{version}"
         if not (environment / "complete").exists():
             run(python, "-m", "venv", "--clear", environment)
-            run(environment / "bin/python", "-m", "pip", "install", "--quiet", TOOLS[1])
+            with (ROOT / "pyproject.toml").open("rb") as file:
+                requires = tomllib.load(file)["build-system"]["requires"]
+            pip = (environment / "bin/python", "-m", "pip", "install", "--quiet")
+            tools = [tool for tool in TOOLS if tool.startswith(("build", "nanobind"))]
+            run(*pip, *tools, *requires)
             (environment / "complete").touch()
         return environment
 
