@@ -16,7 +16,7 @@ MAX_WHEEL_MIB = 5
 MAX_INSTALLED_MIB = 12
 TESTS = [ROOT / "python_bindings/tests" / f"test_codec{name}.py" for name in ("", "_golden")]
 TEST_PACKAGES = ("numpy>=1.24", "ml_dtypes>=0.4", "pytest>=8")
-EMULATED_PYTHON = "3.13"  # of Debian 13
+DEBIAN_PYTHONS = {"cp311": ("bookworm", "3.11"), "cp312": ("trixie", "3.13")}  # by wheel tag
 SKIPPED = 77
 
 
@@ -55,39 +55,41 @@ def test(wheels: list[Path], python: str, name: str) -> None:
 
 
 def test_emulated(wheel: Path, arch: str) -> int:
-    """Runs the codec tests under QEMU. Returns SKIPPED if QEMU or mmdebstrap is missing."""
+    """Runs the codec tests under QEMU. Returns SKIPPED if a program or this Python is missing."""
     qemu = shutil.which(f"qemu-{arch}-static") or shutil.which(f"qemu-{arch}")
     if qemu is None or shutil.which("mmdebstrap") is None:
-        print(
-            f"wheels: {wheel.name} is not tested: install qemu-user-static and mmdebstrap"
-            " (Debian, Ubuntu)"
-        )
-        return SKIPPED
-    folder = OUT / arch
-    root = folder / "root"
+        return skip(wheel, "install qemu-user-static and mmdebstrap (Debian, Ubuntu)")
+    suite, version = DEBIAN_PYTHONS.get(wheel.name.split("-")[2], ("", ""))
+    if not suite:
+        return skip(wheel, "Debian has no Python for this wheel")
+    root = OUT / arch / f"root-{suite}"
     if not (root / "complete").exists():
         shutil.rmtree(root, ignore_errors=True)
-        packages = "python3-minimal,libpython3-stdlib"
         debian = {"aarch64": "arm64"}.get(arch, arch)
         run(
-            *("mmdebstrap", "--variant=extract", "--skip=check/qemu", f"--include={packages}"),
-            *(f"--architectures={debian}", "--setup-hook=ln -s usr/lib $1/lib", "trixie", root),
-            "http://deb.debian.org/debian",
+            *("mmdebstrap", "--variant=extract", "--skip=check/qemu"),
+            *("--include=python3-minimal,libpython3-stdlib", f"--architectures={debian}"),
+            *("--setup-hook=ln -s usr/lib $1/lib", suite, root, "http://deb.debian.org/debian"),
         )
         (root / "complete").touch()
-    site = folder / "site"
+    site = OUT / arch / "site"
     shutil.rmtree(site, ignore_errors=True)
     platforms = [f"--platform=manylinux_2_{minor}_{arch}" for minor in (17, 27, 28)]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site), "--upgrade"]
-    pip += [*platforms, f"--python-version={EMULATED_PYTHON}", "--only-binary=:all:"]
+    pip += [*platforms, f"--python-version={version}", "--only-binary=:all:"]
     run(*pip, *TEST_PACKAGES)
     run(*pip, "--no-index", "--no-deps", wheel)
     run(
-        *(qemu, "-L", root, root / f"usr/bin/python{EMULATED_PYTHON}", *pytest()),
+        *(qemu, "-L", root, root / f"usr/bin/python{version}", *pytest()),
         cwd=OUT,
         environment=os.environ | {"PYTHONPATH": str(site)},
     )
     return 0
+
+
+def skip(wheel: Path, reason: str) -> int:
+    print(f"wheels: {wheel.name} is not tested: {reason}", flush=True)
+    return SKIPPED
 
 
 def pytest() -> list[str | Path]:
