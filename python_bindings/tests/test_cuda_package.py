@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import shutil
 import subprocess
@@ -63,6 +64,9 @@ def test_all_parts_use_one_module(site: pathlib.Path) -> None:
     assert ended.stdout.count("_core") == 1 + ended.stdout.count("numpy")
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("tersor_cuda13") is not None, reason="tersor-cuda13 is installed"
+)
 @pytest.mark.parametrize("remaining", ["nothing", "folder"])
 def test_without_the_cuda_package_the_own_module_loads(site: pathlib.Path, remaining: str) -> None:
     shutil.rmtree(site / "tersor_cuda13")
