@@ -23,6 +23,9 @@ from sources import (
 )
 
 ARCHITECTURES = "80-real;90-real;100-real;120"  # 120 also as PTX, for later GPUs
+CUDA_LICENSE = """This package contains the CUDA runtime library (cudart), (c) NVIDIA Corporation.
+The CUDA Toolkit End User License Agreement applies: https://docs.nvidia.com/cuda/eula/
+"""
 
 
 class Target:
@@ -236,8 +239,19 @@ set(CMAKE_PREFIX_PATH {self._prefix})
         )
         return file
 
+    def _copy_licenses(self) -> Path:
+        folder = self._folder / "licenses"
+        shutil.copytree(self._prefix / "licenses", folder, dirs_exist_ok=True)
+        texts = sorted(Path("/usr/share/doc").glob("libstdc++-*-dev/copyright"))
+        if not texts:
+            sys.exit("wheels: the licence of libstdc++ is not in /usr/share/doc/libstdc++-*-dev")
+        shutil.copy(texts[-1], folder / "LICENSE.libstdc++")
+        (folder / "LICENSE.cudart").write_text(CUDA_LICENSE)
+        return folder
+
     def _defines(self) -> dict[str, str | Path]:
         return super()._defines() | {
+            "TERSOR_LICENSES": self._copy_licenses(),
             "TERSOR_CUDA": "ON",
             "TERSOR_NCCL": "ON",
             "CMAKE_CUDA_ARCHITECTURES": self._architectures,
