@@ -255,6 +255,7 @@ set(CMAKE_PREFIX_PATH {self._prefix})
             "TERSOR_CUDA": "ON",
             "TERSOR_NCCL": "ON",
             "CMAKE_CUDA_ARCHITECTURES": self._architectures,
+            "TERSOR_LINKER_EXCLUDES_LIBRARIES": "OFF",  # g++'s linker does, Zig's does not
         }
 
     def _finish(self, wheel: Path) -> Path:
