@@ -14,7 +14,8 @@ from sources import GLIBC, OUT, ROOT, run
 
 MAX_WHEEL_MIB = 5
 MAX_INSTALLED_MIB = 12
-TESTS = [ROOT / "python_bindings/tests" / f"test_codec{name}.py" for name in ("", "_golden")]
+CODEC_TESTS = ("test_codec.py", "test_codec_golden.py")
+WHEEL_TESTS = ("test_wheel.py", "test_wheel_cuda.py")  # these start further interpreters
 TEST_PACKAGES = ("numpy>=1.24", "ml_dtypes>=0.4", "pytest>=8")
 DEBIAN_PYTHONS = {"cp311": ("bookworm", "3.11"), "cp312": ("trixie", "3.13")}  # by wheel tag
 SKIPPED = 77
@@ -45,13 +46,27 @@ def check_platform(wheel: Path, tools: Path) -> None:
 
 
 def test(wheels: list[Path], python: str, name: str) -> None:
-    """Runs the codec tests with the wheels, in a new environment of ``python``."""
+    """Runs tests with the wheels, in a new environment of ``python``.
+
+    ``wheels``: the wheel of tersor, or the wheels of tersor and tersor-cuda13.
+    """
     environment = OUT / f"test-{name}"
     run(python, "-m", "venv", "--clear", environment)
     pip = (environment / "bin/python", "-m", "pip", "install", "--quiet")
     run(*pip, *TEST_PACKAGES)
     run(*pip, "--no-index", "--no-deps", *wheels)
-    run(environment / "bin/python", *pytest(), cwd=OUT)
+    with_cuda = len(wheels) > 1
+    check_package(environment, "tersor-cuda13" if with_cuda else "tersor")
+    run(environment / "bin/python", *pytest(*CODEC_TESTS, *WHEEL_TESTS), cwd=OUT)
+    if with_cuda:
+        run(environment / "bin/python", "-m", "pip", "uninstall", "--yes", "tersor-cuda13")
+        check_package(environment, "tersor")
+
+
+def check_package(environment: Path, package: str) -> None:
+    """Ends the program unless ``import tersor`` loads the module of this package."""
+    program = f"import tersor; i = tersor.build_info(); print(i); assert i.package == {package!r}"
+    run(environment / "bin/python", "-c", program, cwd=OUT)
 
 
 def test_emulated(wheel: Path, arch: str) -> int:
@@ -80,7 +95,7 @@ def test_emulated(wheel: Path, arch: str) -> int:
     run(*pip, *TEST_PACKAGES)
     run(*pip, "--no-index", "--no-deps", wheel)
     run(
-        *(qemu, "-L", root, root / f"usr/bin/python{version}", *pytest()),
+        *(qemu, "-L", root, root / f"usr/bin/python{version}", *pytest(*CODEC_TESTS)),
         cwd=OUT,
         environment=os.environ | {"PYTHONPATH": str(site)},
     )
@@ -92,6 +107,6 @@ def skip(wheel: Path, reason: str) -> int:
     return SKIPPED
 
 
-def pytest() -> list[str | Path]:
+def pytest(*files: str) -> list[str | Path]:
     options = ("-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml")
-    return ["-m", "pytest", *options, *TESTS]
+    return ["-m", "pytest", *options, *(ROOT / "python_bindings/tests" / name for name in files)]

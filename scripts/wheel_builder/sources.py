@@ -117,6 +117,7 @@ def only_folder(folder: Path) -> Path:
 
 def run(*command: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> None:
     """Runs a program. Ends with its exit status if the program fails."""
+    sys.stdout.flush()
     ended = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, check=False)
     if ended.returncode != 0:
         sys.exit(f"wheels: failed: {' '.join(map(str, command))}")
