@@ -83,7 +83,10 @@ def test_emulated(wheel: Path, arch: str) -> int:
         debian = {"aarch64": "arm64"}.get(arch, arch)
         run(
             *("mmdebstrap", "--variant=extract", "--skip=check/qemu"),
-            *("--include=python3-minimal,libpython3-stdlib", f"--architectures={debian}"),
+            *(
+                "--include=python3-minimal,libpython3-stdlib,libstdc++6",
+                f"--architectures={debian}",
+            ),
             *("--setup-hook=ln -s usr/lib $1/lib", suite, root, "http://deb.debian.org/debian"),
         )
         (root / "complete").touch()
