@@ -2,8 +2,13 @@
 // the package's .py files.
 #include "python_bindings/src/bindings.h"
 
+#include <tersor/error.h>
+
+#include <string>
 #include <string_view>
 #include <tuple>
+
+#include "kernels/device/device.h"
 
 namespace {
 
@@ -27,6 +32,14 @@ std::tuple<std::string_view, bool, bool> build_info() {
   return {kCompiler, kCuda, kNccl};
 }
 
+/// Returns the name of the current device, or the reason why device memory cannot be used.
+std::string gpu() try {
+  tersor::kernels::require_device();
+  return tersor::kernels::device_name();
+} catch (const tersor::CudaError& error) {
+  return error.what();
+}
+
 }  // namespace
 
 NB_MODULE(_core, module) {
@@ -34,6 +47,7 @@ NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // objects owned by PyTorch live until the process ends
   module.attr("version") = TERSOR_VERSION;
   module.def("build_info", &build_info);
+  module.def("gpu", &gpu);
   bind_errors(module);
   bind_codec(module);
   bind_allocate(module);

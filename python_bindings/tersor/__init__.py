@@ -6,7 +6,7 @@ This module needs NumPy only. Use ``tersor.torch`` with PyTorch, ``tersor.mpi`` 
 
 from typing import TYPE_CHECKING, Any
 
-from tersor import _build, _renamed
+from tersor import _build, _cuda_package, _renamed  # noqa: F401  # before tersor._core
 from tersor._build import BuildInfo, build_info
 from tersor._core import (
     AddressError,

@@ -7,10 +7,11 @@ import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from tersor import _core
+from tersor import _core, _cuda_package
 
 _HOW_TO_ADD = {
-    "cuda": "build from source with --config-settings=cmake.define.TERSOR_CUDA=ON and nvcc",
+    "cuda": "install tersor-cuda13, or build from source with nvcc and "
+    "--config-settings=cmake.define.TERSOR_CUDA=ON",
     "nccl": "build from source with CUDA and nccl.h",
     "mpi": "build from source with an MPI compiler (Debian, Ubuntu: libopenmpi-dev)",
 }
@@ -22,6 +23,8 @@ class BuildInfo:
 
     version: str
     """Version of the package."""
+    package: str
+    """Package of the loaded extension module: ``"tersor"`` or ``"tersor-cuda13"``."""
     path: Path
     """The loaded extension module."""
     compiler: str
@@ -30,6 +33,8 @@ class BuildInfo:
     """SIMD instructions in use: ``"portable"``, ``"avx2"``, ``"avx512"`` or ``"neon"``."""
     cuda: bool
     """True if the package contains CUDA kernels. False: device memory raises ``CudaError``."""
+    gpu: str
+    """Name of the current GPU, or the reason why device memory cannot be used."""
     nccl: bool
     """True if the package contains the NCCL transport."""
     mpi: bool
@@ -59,9 +64,18 @@ def build_info() -> BuildInfo:
         print(tersor.build_info().cuda)  # False: the wheel for CPUs
     """
     compiler, cuda, nccl = _core.build_info()
-    path, instruction_set = Path(_core.__file__), _core.instruction_set()
-    mpi = importlib.util.find_spec("tersor._mpi") is not None
-    return BuildInfo(_core.version, path, compiler, instruction_set, cuda, nccl, mpi)
+    path = Path(_core.__file__)
+    return BuildInfo(
+        version=_core.version,
+        package="tersor" if path.parent == Path(__file__).parent else _cuda_package.DISTRIBUTION,
+        path=path,
+        compiler=compiler,
+        instruction_set=_core.instruction_set(),
+        cuda=cuda,
+        gpu=_core.gpu(),
+        nccl=nccl,
+        mpi=importlib.util.find_spec("tersor._mpi") is not None,
+    )
 
 
 def warn_if_portable() -> None:

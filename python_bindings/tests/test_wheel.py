@@ -53,6 +53,7 @@ def test_build_info_names_the_parts_of_the_module() -> None:
     assert info.compiler.split()[0] in {"gcc", "clang"}
     assert info.mpi == any(PACKAGE.glob("_mpi*.so"))
     assert info.cuda or not info.nccl
+    assert info.package in {"tersor", "tersor-cuda13"}
 
 
 def test_build_info_prints_how_to_add_missing_parts() -> None:
