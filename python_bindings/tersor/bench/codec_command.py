@@ -6,14 +6,13 @@ relative to NumPy's copy, in slices on as many threads. Input: NumPy arrays.
 
 import argparse
 import concurrent.futures
-import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from tersor.arrays import empty_bytes
 from tersor.bench.errors import check_error, stateless_codec
-from tersor.bench.records import Record, add, columns, report, seconds_of
+from tersor.bench.records import Record, add, columns, in_turns, report
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
 COLUMNS = columns(
@@ -70,19 +69,12 @@ def _times(
     """
     source = np.ones(moved_bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)
-    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+    parts = np.array_split(target, threads), np.array_split(source, threads)
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-
-        def copy() -> None:
-            if threads == 1:
-                np.copyto(target, source)
-                return
-            for done in [pool.submit(np.copyto, *part) for part in parts]:
-                done.result()
-
-        pairs = [(seconds_of(action), seconds_of(copy)) for _ in range(1 + repetitions)]
-    runs = zip(*pairs[1:], strict=True)  # the first run touches new memory
-    seconds, copy_seconds = map(statistics.median, runs)
+        each: Callable[..., Iterator[None]] = map if threads == 1 else pool.map
+        seconds, copy_seconds, _ = in_turns(
+            action, lambda: list(each(np.copyto, *parts)), repetitions
+        )
     return {
         "benchmark": "codecs",
         "dtype": "f32",

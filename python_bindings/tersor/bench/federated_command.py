@@ -24,7 +24,7 @@ from tersor.bench import data, federated_app
 from tersor.bench.errors import BenchmarkError, stateless_codec
 from tersor.bench.federated_link import Link
 from tersor.bench.federated_nodes import Nodes
-from tersor.bench.records import Record, RecordFile, add, columns, some, table
+from tersor.bench.records import Record, add, columns, some, table, written
 
 WAYS = [federated_app.PLAIN, "int8", "int4+ef", federated_app.THEIRS, federated_app.OURS]
 COLUMNS = columns(
@@ -61,12 +61,10 @@ def run(chosen: argparse.Namespace) -> None:
         if way not in WAYS:
             stateless_codec(way.removesuffix("+ef"))
     data.load_images(chosen.data, "train")
-    file, found = RecordFile(chosen.json), []
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder, _runs(chosen, pathlib.Path(folder)) as train:
-        for way in chosen.ways:
-            found.append(_measure(way, train, chosen, pathlib.Path(folder)))
-            file.add(found[-1])
+    with tempfile.TemporaryDirectory() as name, _runs(chosen, pathlib.Path(name)) as train:
+        measured = (_measure(way, train, chosen, pathlib.Path(name)) for way in chosen.ways)
+        found = written(chosen, measured)
     plain = next((one["wire_bytes"] for one in found if one["way"] == WAYS[0]), None)
     for one in found:
         one["of_plain"] = plain and one["wire_bytes"] / plain
@@ -94,15 +92,8 @@ def _measure(way: str, train: Run, chosen: argparse.Namespace, folder: pathlib.P
     for seed in range(1, 1 + chosen.seeds):
         results = folder / f"{way}-{seed}"
         results.mkdir()
-        train(
-            {
-                **some(chosen, "clients rounds clip"),
-                "way": way,
-                "seed": seed,
-                "data": str(chosen.data),
-                "results": str(results),
-            }
-        )
+        own = {"way": way, "seed": seed, "data": str(chosen.data), "results": str(results)}
+        train({**some(chosen, "clients rounds clip"), **own})
         accuracies.append(json.loads((results / "server.json").read_text())[-1])
         for path in results.glob("client-*.jsonl"):
             messages += [json.loads(line) for line in path.read_text().splitlines()]
