@@ -69,31 +69,23 @@ def _options() -> argparse.Namespace:
         prog="tersor_report",
         description="Page, pictures and tables from tersor-bench's JSON records.",
     )
-    path = pathlib.Path
-    parser.add_argument(
-        "files", nargs="*", type=path, metavar="FILE.json", help="records, in any mixture"
-    )
-    parser.add_argument(
-        "-o", "--output", type=path, metavar="DIR", help="where index.html and SVGs go"
-    )
-    parser.add_argument("--text", action="store_true", help="print the tables")
-    parser.add_argument("--verdict", action="store_true", help="print the sentences")
-    parser.add_argument(
-        "--picture", type=path, metavar="FILE.png", help="write one picture for a README"
-    )
-    parser.add_argument("--check", action="store_true", help="only check that DIR can be written")
+    add, path = parser.add_argument, pathlib.Path
+    add("files", nargs="*", type=path, metavar="FILE.json", help="records, in any mixture")
+    text = "where index.html and SVGs go"
+    add("-o", "--output", type=path, metavar="DIR", help=text)
+    add("--text", action="store_true", help="print the tables")
+    add("--verdict", action="store_true", help="print the sentences")
+    text = "write one picture for a README"
+    add("--picture", type=path, metavar="FILE.png", help=text)
+    add("--check", action="store_true", help="only check that DIR can be written")
     options = parser.parse_args()
-    _refuse_contradictions(parser, options)
-    return options
-
-
-def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.check and options.output is None:
         parser.error("--check needs -o DIR")
     if not options.check and not options.files:
         parser.error("no FILE.json given")
     if not (options.output or options.text or options.verdict or options.picture):
         parser.error("nothing to do: give -o DIR, --text, --verdict or --picture FILE.png")
+    return options
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -116,10 +116,10 @@ class SignExchange:
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
         """The values of all ranks, by a ring."""
-        gathered = own.new_empty(self._ranks, *own.shape)
+        gathered = own.new_empty(self._ranks * len(own))
         dist.all_gather_into_tensor(gathered, own)
         self.sent_bytes += own.nbytes * (self._ranks - 1)
-        return list(gathered)
+        return [*gathered.view(self._ranks, -1)]
 
 
 def packed_signs(values: Tensor) -> Tensor:
