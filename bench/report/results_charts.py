@@ -35,16 +35,10 @@ class Series(typing.NamedTuple):
     label_offset: int = LABELS_ABOVE
 
 
-def _drawing(title: str, note: str, height: int) -> Drawing:
-    drawing = Drawing(WIDTH, height, title, note)
-    drawing.text(16, 26, title, size=15, bold=True)
-    drawing.text(16, 48, note, size=13, colour="quiet")
-    return drawing
-
-
 def bars(title: str, note: str, rows: list[Bar]) -> str:
     """Horizontal bars from the first row down. `note` names the unit and the better direction."""
-    drawing = _drawing(title, note, 78 + 32 * len(rows))
+    drawing = Drawing(WIDTH, 78 + 32 * len(rows), title, note)
+    drawing.heading(title, note, size=15)
     left, longest = 265, max(row.value for row in rows)
     for number, row in enumerate(rows):
         top, length = 66 + 32 * number, 390 * row.value / longest
@@ -58,7 +52,8 @@ def bars(title: str, note: str, rows: list[Bar]) -> str:
 
 def losses(title: str, note: str, series: list[Series], levels: list[tuple[str, float]]) -> str:
     """Losses by KiB per step, and dashed lines with labels. The loss axis does not start at 0."""
-    drawing = _drawing(title, note, 460)
+    drawing = Drawing(WIDTH, 460, title, note)
+    drawing.heading(title, note, size=15)
     ys = [point.y for one in series for point in one.points] + [loss for _, loss in levels]
     low, high = math.floor(20 * min(ys)), math.ceil(20 * max(ys))
     x, y = Axis(16, 4096, 70, WIDTH - 30, True), Axis(low / 20, high / 20, 400, 70)

@@ -61,6 +61,12 @@ class Drawing:
             f' text-anchor="{anchor}"{weight}{turn}>{html.escape(words)}</text>'
         )
 
+    def heading(self, words: str, *notes: str, x: float = 20, size: int = 17) -> None:
+        """Writes a heading, and lines below."""
+        self.text(x, 26, words, size=size, bold=True)
+        for row, note in enumerate(notes):
+            self.text(x, 48 + 18 * row, note, size=13, colour="quiet")
+
     def line(
         self,
         points: typing.Sequence[tuple[float, float]],
