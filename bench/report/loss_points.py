@@ -15,6 +15,7 @@ class Point:
     sent: float  # bytes
     loss: summary.Spread
     label: str
+    rate: float | None
     others: list[float]  # losses at other rates
 
 
@@ -39,7 +40,7 @@ def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
     every = max(len(runs.runs) for one in trainings for runs in one.codecs.values())
     if seeds < every:
         label += f" ({seeds} of {every} seeds)"
-    return Point(codec, best.step_mean("wire_bytes"), loss, label, others)
+    return Point(codec, best.step_mean("wire_bytes"), loss, label, best_rate, others)
 
 
 def _above(best: summary.CodecRuns, other: summary.CodecRuns, told: str) -> float:

@@ -65,11 +65,9 @@ def _time_bars(title: str, seconds: dict[str, float]) -> str:
 
 
 def loss_chart() -> str:
-    found = tables.training(tables.GPT_2000)
-
     def series(name: str, colour: str, codecs: dict[str, str], *look: int) -> charts.Series:
-        best = {label: tables.best(codec, found) for label, codec in codecs.items()}
-        points = [charts.Point(label, one.kib, one.loss.mean) for label, one in best.items()]
+        best = {label: tables.best(codec) for label, codec in codecs.items()}
+        points = [charts.Point(name, one.sent / 1024, one.loss.mean) for name, one in best.items()]
         return charts.Series(name, colour, points, *look)
 
     adamw = {
@@ -90,7 +88,7 @@ def loss_chart() -> str:
         *(series(name, charts.PEER, {name: codec}) for name, codec in peers.items()),
     ]
     levels = [
-        (f"{name}, uncompressed, 3,204 KiB", tables.best(codec, found).loss.mean)
+        (f"{name}, uncompressed, 3,204 KiB", tables.best(codec).loss.mean)
         for name, codec in (("AdamW", "none"), ("Muon", "muon"))
     ]
     title = "Test loss of a GPT after 2,000 steps, best learning rate of each optimizer"
@@ -133,9 +131,8 @@ def _gpu_figures() -> dict[str, str]:
 def _training_figures() -> dict[str, str]:
     [gpt] = tables.training(tables.GPT_SLOW_LINK)
     last = {codec: runs.runs[0].last for codec, runs in gpt.codecs.items()}
-    found = tables.training(tables.GPT_2000)
     muon, sparse = (
-        tables.best(codec, found).loss.mean
+        tables.best(codec).loss.mean
         for codec in ("muon", "muon,momentum=0.7:blocktopk:density=0.01+ef")
     )
     hooks, sgd = "python-train-convnet.json", "python-train-convnet-sgd.json"

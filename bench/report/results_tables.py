@@ -8,6 +8,7 @@ import pathlib
 import statistics
 import typing
 
+import loss_points
 import records
 import summary
 
@@ -215,33 +216,22 @@ OPTIMIZERS = {
 }
 
 
-class Best(typing.NamedTuple):
-    """A codec at its best learning rate among the rates with most seeds."""
-
-    loss: summary.Spread
-    rate: float
-    kib: float  # sent per step, mean of the whole training
-
-
-def best(codec: str, trainings: list[summary.Training]) -> Best:
-    runs = [(one.codecs[codec], one.learning_rate) for one in trainings if codec in one.codecs]
-    seeds = max(len(found.runs) for found, _ in runs)
-    full = [(found, rate) for found, rate in runs if len(found.runs) == seeds]
-    chosen, rate = min(full, key=lambda pair: pair[0].ended("test_loss").mean)
-    return Best(chosen.ended("test_loss"), rate, chosen.step_mean("wire_bytes") / 1024)
+def best(codec: str) -> loss_points.Point:
+    """A codec at its best learning rate in 2,000 steps of a GPT."""
+    points = loss_points.points(training(GPT_2000), "test_loss")
+    return next(one for one in points if one.codec == codec)
 
 
 def optimizers() -> str:
     """2,000 steps of a GPT, each optimizer at its best learning rate."""
-    found = training(GPT_2000)
     rows = []
     for codec, name in OPTIMIZERS.items():
-        one = best(codec, found)
+        one = best(codec)
         if one.loss.count != SEEDS:
             raise records.ReportError(f"{codec} has {one.loss.count} seeds instead of {SEEDS}")
-        sent = best("none", found).kib / one.kib
+        sent = best("none").sent / one.sent
         rows.append([
-            name, spread(one.loss, 3), f"{one.rate:g}", f"{one.kib:,.0f} KiB",
+            name, spread(one.loss, 3), f"{one.rate:g}", f"{one.sent / 1024:,.0f} KiB",
             f"1/{sent:.0f}" if sent > 1.5 else "1",
         ])  # fmt: skip
     heading = ["optimizer", "test loss", "best rate", "sent per step", "of AdamW's bytes"]

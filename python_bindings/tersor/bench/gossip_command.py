@@ -14,7 +14,7 @@ import numpy as np
 
 import tersor
 import tersor.local
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import refuse
 from tersor.bench.records import Record, add, columns, seconds_of, some, table, written
 
 ALLREDUCE = "allreduce"
@@ -39,8 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Times each way."""
-    if chosen.ranks < 2:
-        raise BenchmarkError("gossip: give at least 2 ranks, 1 KiB and 1 step")
+    refuse(chosen.ranks < 2, "gossip: give at least 2 ranks, 1 KiB and 1 step")
     ways = [(ALLREDUCE, chosen.allreduce, one) for one in chosen.algorithm]
     ways += [("gossip", codec, one) for one in chosen.topology for codec in chosen.codec]
     records = written(chosen, (_measure(way, chosen) for way in ways))

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import tersor.torch
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import BenchmarkError, refuse
 from tersor.bench.hook_kinds import ComputedHook, CountedHook, LocalHook, expected
 from tersor.bench.measures import parameter_count, ring_bytes
 from tersor.bench.optimizers import MuonBesideAdamW
@@ -134,8 +134,7 @@ def _parted(module: nn.Module, count: int) -> list[nn.Module]:
         if size := sum(one.numel() for one in leaf.parameters(recurse=False)):
             parts[min((2 * before + size) * count // (2 * total), count - 1)].append(leaf)
             before += size
-    if not all(parts):
-        raise BenchmarkError(f"torchft=…,fragments={count}: the model has too few layers")
+    refuse(not all(parts), f"torchft=…,fragments={count}: the model has too few layers")
     return [nn.ModuleList(part) for part in parts]
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tersor.torch
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import refuse
 from tersor.bench.measures import mark_of
 from tersor.bench.records import Record, add, columns, in_turns, report
 from tersor.torch._src.optim.compressed import CompressedOptimizer
@@ -58,8 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Times each optimizer."""
-    if "muon" in chosen.optimizer and len(chosen.shape) != 2:
-        raise BenchmarkError("muon needs matrices: give --shape ROWS COLUMNS, or other optimizers")
+    is_wrong = "muon" in chosen.optimizer and len(chosen.shape) != 2
+    refuse(is_wrong, "muon needs matrices: give --shape ROWS COLUMNS, or other optimizers")
     torch.set_num_threads(chosen.threads)
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
