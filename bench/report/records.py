@@ -230,7 +230,7 @@ def _parse(entry: typing.Any, where: str) -> Record:
         entry = {**entry, "algorithm": f"two-shot {' x '.join(map(str, dims))}"}
     values = {
         field.name: _value(entry, field, where)
-        for field in dataclasses.fields(kind)
+        for field in sorted(dataclasses.fields(kind), key=lambda one: one.name not in entry)
         if field.name in entry or field.default is dataclasses.MISSING
     }
     record = kind(**values)

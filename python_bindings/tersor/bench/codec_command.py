@@ -36,6 +36,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _measure(spec: str, chosen: argparse.Namespace) -> Iterator[Record]:
+    """The records of ``tersor-bench report``; frames carry a checksum, the library's default."""
     gradient = np.random.default_rng(1).standard_normal(chosen.mib * 2**18, dtype=np.float32)
     codec = stateless_codec(spec, chosen.threads)
     frame = empty_bytes(codec.max_payload_bytes(gradient), gradient)
@@ -50,10 +51,20 @@ def _measure(spec: str, chosen: argparse.Namespace) -> Iterator[Record]:
     }
     moved_bytes = gradient.nbytes + payload.nbytes
     for name, action in actions.items():
+        seconds, copy_seconds = _times(action, moved_bytes, chosen.threads, chosen.repetitions)
         yield {
             "codec": spec,
             "operation": name,
-            **_times(action, moved_bytes, chosen.threads, chosen.repetitions),
+            "benchmark": "codecs",
+            "dtype": "f32",
+            "isa": "best",
+            "threads": chosen.threads,
+            "seconds": seconds,
+            "baseline": "copy",
+            "baseline_seconds": copy_seconds,
+            "ratio": copy_seconds / seconds,
+            "gigabytes_per_second": moved_bytes / seconds / 1e9,
+            "checksum": True,
             "payload_bytes": payload.nbytes,
             "relative_error": error,
             "count": gradient.size,
@@ -62,28 +73,11 @@ def _measure(spec: str, chosen: argparse.Namespace) -> Iterator[Record]:
 
 def _times(
     action: Callable[[], object], moved_bytes: int, threads: int, repetitions: int
-) -> Record:
-    """Medians of the action and of a copy that reads and writes as many bytes, in turns.
-
-    The records of ``tersor-bench report``; frames carry a checksum, the library's default.
-    """
+) -> tuple[float, float]:
+    """Medians of the action and of a copy that reads and writes as many bytes, in turns."""
     source = np.ones(moved_bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)
     parts = np.array_split(target, threads), np.array_split(source, threads)
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         each: Callable[..., Iterator[None]] = map if threads == 1 else pool.map
-        seconds, copy_seconds, _ = in_turns(
-            action, lambda: list(each(np.copyto, *parts)), repetitions
-        )
-    return {
-        "benchmark": "codecs",
-        "dtype": "f32",
-        "isa": "best",
-        "threads": threads,
-        "seconds": seconds,
-        "baseline": "copy",
-        "baseline_seconds": copy_seconds,
-        "ratio": copy_seconds / seconds,
-        "gigabytes_per_second": moved_bytes / seconds / 1e9,
-        "checksum": True,
-    }
+        return in_turns(action, lambda: list(each(np.copyto, *parts)), repetitions)[:2]
