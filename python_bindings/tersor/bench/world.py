@@ -3,8 +3,10 @@
 import argparse
 import dataclasses
 import datetime
+import logging
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +133,7 @@ def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
     Returns the first nonzero exit status, after ending the other processes, or 0. Returns 124 after
     the timeout.
     """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # ranks report
     store, words = local_store(), ("-m", "tersor.bench", *arguments)
     environments = {rank: environment(rank, ranks, store.port) for rank in range(ranks)}
     no_logs, words_of = DefaultLogsSpecs(os.devnull), dict.fromkeys(environments, words)
@@ -177,8 +180,6 @@ def interface_bytes() -> int:
     the loopback.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    for line in pathlib.Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == interface:
-            return int(counters.split()[8])  # eight columns of received data come first
-    return 0
+    text = pathlib.Path("/proc/self/net/dev").read_text(encoding="utf-8")
+    found = re.search(rf"^ *{re.escape(interface)}:(.*)", text, re.MULTILINE)
+    return int(found[1].split()[8]) if found else 0  # eight columns of received data come first
