@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import typing
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -118,19 +117,12 @@ def _parts(run: Allocation) -> list[Part]:
 
 
 def _beside(run: Allocation) -> Table:
-    def of_other(value: typing.Callable[[AllocateRecord], float]) -> typing.Callable:
-        return lambda one: None if (other := run.beside(one)) is None else value(other)
-
-    return page.table(
-        f"One codec for all, and an allocation of as many bits: {run.data}",
-        "one codec for all=codec, bits a value=bits|.3f, energy lost=share|.2e, "
-        "allocated=other_bits|.3f, energy lost=other_share|.2e",
-        run.uniform,
-        bits=_bits,
-        share=run.share,
-        other_bits=of_other(_bits),
-        other_share=of_other(run.share),
-    )
+    columns = ["one codec for all", "bits a value", "energy lost", "allocated", "energy lost"]
+    rows = []
+    for one in run.uniform:
+        found = [f"{_bits(r):.3f} {run.share(r):.2e}".split() for r in (one, run.beside(one)) if r]
+        rows.append([one.codec, *found[0], *(found[1] if found[1:] else [units.ABSENT] * 2)])
+    return Table(f"One codec for all, and an allocation of as many bits: {run.data}", columns, rows)
 
 
 def draw(run: Allocation, palette: Palette) -> Figure:

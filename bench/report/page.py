@@ -1,7 +1,6 @@
 """The parts of a report and their two forms: a page with pictures, and text for a terminal."""
 
 import html
-import io
 import pathlib
 import re
 import string
@@ -190,9 +189,3 @@ def _picture_html(picture: Picture, image: str) -> str:
         f'<h3>{heading}</h3><figure><div class="scroll">{image}</div>'
         f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>\n"
     )
-
-
-def png(figure: Figure, dots_per_inch: int) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=dots_per_inch)
-    return stream.getvalue()

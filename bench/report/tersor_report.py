@@ -37,6 +37,7 @@ try:
     import summary
     import train_figures
     import train_section
+    from matplotlib.figure import Figure
 except ImportError as error:
     advice = f"apt-get install python3-matplotlib ({sys.executable} does not find it)"
     print(f"tersor_report: {error}: {advice}", file=sys.stderr)
@@ -108,7 +109,8 @@ def _run(options: argparse.Namespace) -> None:
         for path in page.write(options.output, sections, colours, facts):
             print(path)
     if options.picture:
-        options.picture.write_bytes(_picture(found, colours))
+        picture = _picture(found, colours)
+        picture.savefig(options.picture, format="png", dpi=PICTURE_DOTS_PER_INCH)
         print(options.picture)
 
 
@@ -144,26 +146,23 @@ def _listed(values: list[str]) -> str:
     return ", ".join(values) if len(values) < 3 else f"{values[0]} to {values[-1]}"
 
 
-def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
+def _picture(found: list[records.Record], colours: palette.Palette) -> Figure:
     trainings = summary.trainings(found)
     errors = errors_section.losses(found)
     chosen = allocate_section.allocations(found)
     if len(trainings) == 1:
-        figure = train_figures.accuracy_time(trainings[0], colours)
-    elif trainings and summary.differ_in_rate_alone(trainings):
-        figure = loss_figure.draw(trainings, colours)
-    elif not trainings and len(errors) == 1:
-        ((data, group),) = errors.items()
-        figure = errors_section.draw(data, group, colours)
-    elif not (trainings or errors) and len(chosen) == 1:
-        figure = allocate_section.draw(chosen[0], colours)
-    else:
-        raise records.ReportError(
-            "--picture needs train records of one setting (ranks and link), or of several learning "
-            "rates, else errors of one dtype and data, else allocations of one data; found "
-            f"{len(trainings)}, {len(errors)} and {len(chosen)}"
-        )
-    return page.png(figure, PICTURE_DOTS_PER_INCH)
+        return train_figures.accuracy_time(trainings[0], colours)
+    if trainings and summary.differ_in_rate_alone(trainings):
+        return loss_figure.draw(trainings, colours)
+    if not trainings and len(errors) == 1:
+        return errors_section.draw(*errors.popitem(), colours)
+    if not (trainings or errors) and len(chosen) == 1:
+        return allocate_section.draw(chosen[0], colours)
+    raise records.ReportError(
+        "--picture needs train records of one setting (ranks and link), or of several learning "
+        "rates, else errors of one dtype and data, else allocations of one data; found "
+        f"{len(trainings)}, {len(errors)} and {len(chosen)}"
+    )
 
 
 if __name__ == "__main__":

@@ -177,27 +177,22 @@ def _step_caption(training: summary.Training) -> str:
 
 def _feedback_table(training: summary.Training) -> list[Table]:
     """The pairs of specs without and with feedback that were both trained."""
-    specs = [spec for spec in training.codecs if spec + "+ef" in training.codecs]
+    rows = []
+    for spec, runs in training.codecs.items():
+        if fed := training.codecs.get(spec + "+ef"):
+            gains = training.paired(fed.codec, spec)
+            accuracies = [accuracy_text(one.accuracy) for one in (runs, fed)]
+            rows.append([spec, *accuracies, _points_text(gains), str(len(gains))])
+    columns = ["codec", "without", "with feedback", "gain (points)", "pairs"]
     note = (
         "Gain: accuracy with minus without, mean ± standard deviation over pairs of the same seed."
     )
-    table = page.table(
-        "What error feedback brings",
-        "codec=codec, without=without, with feedback=fed, gain (points)=gain, pairs=pairs",
-        specs,
-        note,
-        codec=str,
-        without=lambda spec: accuracy_text(training.codecs[spec].accuracy),
-        fed=lambda spec: accuracy_text(training.codecs[spec + "+ef"].accuracy),
-        gain=lambda spec: _points_text(training.paired(spec + "+ef", spec)),
-        pairs=lambda spec: len(training.paired(spec + "+ef", spec)),
-    )
-    return [table] if specs else []
+    return [Table("What error feedback brings", columns, rows, note)] if rows else []
 
 
-def _points_text(differences: dict[int, float]) -> str | None:
+def _points_text(differences: dict[int, float]) -> str:
     if not differences:
-        return None
+        return units.ABSENT
     spread = summary.Spread.of(differences.values())
     if spread.count < 2:
         return units.points(spread.mean)
@@ -207,24 +202,17 @@ def _points_text(differences: dict[int, float]) -> str | None:
 def _paired_parts(training: summary.Training) -> list[Part]:
     """Differences to `none` for common seeds, without the effect of the seed."""
     pairs = {codec: training.paired(codec, "none") for codec in training.codecs}
-    others = [codec for codec in pairs if codec != "none"]
+    others = {codec: found for codec, found in pairs.items() if codec != "none"}
     if not others or max(map(len, pairs.values())) < 2:
         return []
-
-    def extreme(choose: typing.Callable) -> typing.Callable[[str], str | None]:
-        return lambda codec: units.points(choose(pairs[codec].values())) if pairs[codec] else None
-
-    table = page.table(
-        "Accuracy against none, same seed",
-        "codec=codec, difference (points)=difference, worst=worst, best=best, pairs=pairs",
-        others,
-        "Accuracy of the last epoch minus that of none, mean ± standard deviation over pairs.",
-        codec=str,
-        difference=lambda codec: _points_text(pairs[codec]),
-        worst=extreme(min),
-        best=extreme(max),
-        pairs=lambda codec: len(pairs[codec]),
-    )
+    rows = []
+    for codec, found in others.items():
+        ends = [units.points(choose(found.values())) for choose in (min, max) if found]
+        ends = ends or [units.ABSENT] * 2
+        rows.append([codec, _points_text(found), *ends, str(len(found))])
+    columns = ["codec", "difference (points)", "worst", "best", "pairs"]
+    note = "Accuracy of the last epoch minus that of none, mean ± standard deviation over pairs."
+    table = Table("Accuracy against none, same seed", columns, rows, note)
     picture = Picture(
         "accuracy-paired",
         "Accuracy against none, same seed: each pair",
