@@ -8,11 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import drawing
+import page
 import records
 import summary
 import units
 from page import Part, Picture, Section, Table, numbered
-from palette import Palette, in_order
+from palette import LIGHT, Palette, in_order
 from records import AllocateRecord
 
 ALLOCATED = "allocated"
@@ -99,20 +100,11 @@ def _bits(one: AllocateRecord) -> float:
 
 
 def _parts(run: Allocation) -> list[Part]:
-    chosen = Table(
-        f"A codec for each parameter: {run.data}",
-        ["parameter", "values", "codec", "bits a value", "lost of all energy"],
-        [
-            [
-                str(one.parameter),
-                units.value_count(one.count),
-                one.codec,
-                f"{_bits(one):.3f}",
-                f"{run.share(one):.2e}",
-            ]
-            for one in [*run.chosen, dataclasses.replace(run.total, parameter="all")]
-        ],
-    )
+    rows = [*run.chosen, dataclasses.replace(run.total, parameter="all")]
+    columns = "parameter=parameter, values=count|n, codec=codec, bits a value=bits|.3f"
+    columns += ", lost of all energy=share|.2e"
+    heading = f"A codec for each parameter: {run.data}"
+    chosen = page.table(heading, columns, rows, bits=_bits, share=run.share)
     caption = (
         "Left: what each parameter may travel by (lines join what no other codec beats) and what "
         "was chosen. Right: one codec for all, as a reducer sends it, and allocations of as many "
@@ -128,9 +120,8 @@ def _beside(run: Allocation) -> Table:
     columns = ["one codec for all", "bits a value", "energy lost", "allocated", "energy lost"]
     rows = []
     for one in run.uniform:
-        other = run.beside(one)
-        cells = [f"{_bits(other):.3f}", f"{run.share(other):.2e}"] if other else [units.ABSENT] * 2
-        rows.append([one.codec, f"{_bits(one):.3f}", f"{run.share(one):.2e}", *cells])
+        found = [f"{_bits(r):.3f} {run.share(r):.2e}".split() for r in (one, run.beside(one)) if r]
+        rows.append([one.codec, *found[0], *(found[1] if found[1:] else [units.ABSENT] * 2)])
     return Table(f"One codec for all, and an allocation of as many bits: {run.data}", columns, rows)
 
 
@@ -156,30 +147,30 @@ def _draw_parameters(axes: Axes, run: Allocation, palette: Palette) -> None:
         costs = {codec: (one.payload_bytes, -run.share(one)) for codec, one in lossy.items()}
         front = [lossy[codec] for codec in summary.pareto_front(costs)]
         line = [(one.payload_bytes, run.share(one)) for one in front]
-        axes.plot(*zip(*line), color=palette.theme.grid, linewidth=1.2, zorder=1)
+        axes.plot(*zip(*line), color=LIGHT.grid, linewidth=1.2, zorder=1)
     for one in run.chosen:
         if one.energy_lost:
             text = f"{one.parameter}, {units.byte_count(one.payload_bytes)}"
             _mark(axes, one.codec, (one.payload_bytes, run.share(one)), text, palette)
-    axes.set_title("a codec for each parameter")
-    axes.set_xlabel("bytes of a payload, logarithmic (fewer is better)")
-    axes.set_ylabel("lost of all energy, logarithmic (less is better)")
+    axes.set(
+        title="a codec for each parameter",
+        xlabel="bytes of a payload, logarithmic (fewer is better)",
+        ylabel="lost of all energy, logarithmic (less is better)",
+    )
     drawing.log_axis(axes.xaxis, units.short_bytes, 4)
     drawing.log_axis(axes.yaxis, drawing.power, 10)
 
 
 def _draw_totals(axes: Axes, run: Allocation, palette: Palette) -> None:
-    ink = palette.theme.ink
     for one in run.uniform:
         if one.energy_lost:
             text = f"{_bits(one):.3f} bits per value"
             _mark(axes, one.codec, (_bits(one), run.share(one)), text, palette)
     line = sorted((_bits(one), run.share(one)) for one in run.budgets if one.energy_lost)
     texts = [f"{ALLOCATED}: {bits:.3f} bits per value, {_lost(share)}" for bits, share in line]
-    drawing.curve(axes, line, texts, color=ink, linewidth=1.4, zorder=2, label=ALLOCATED)
-    axes.plot([_bits(run.total)], [run.share(run.total)], "o", color=ink, markersize=9)
-    axes.set_title("all parameters")
-    axes.set_xlabel("bits per value, logarithmic (fewer is better)")
+    drawing.curve(axes, line, texts, color=LIGHT.ink, linewidth=1.4, zorder=2, label=ALLOCATED)
+    axes.plot([_bits(run.total)], [run.share(run.total)], "o", color=LIGHT.ink, markersize=9)
+    axes.set(title="all parameters", xlabel="bits per value, logarithmic (fewer is better)")
     drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
     drawing.log_axis(axes.yaxis, drawing.power, 10)
 

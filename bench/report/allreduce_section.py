@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import typing
 
@@ -9,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import drawing
+import page
 import records
 import units
 from page import Part, Picture, Section, Table
-from palette import Palette, in_order
+from palette import LIGHT, Palette, in_order
 from records import AllreduceRecord, gradient_bytes
 
 Field = typing.Callable[[AllreduceRecord], float]
@@ -66,9 +68,9 @@ class Curves:
 
     def speedup(self, record: AllreduceRecord) -> float | None:
         """The speed-up over the fastest `none` with the same count."""
-        pairs = ((key, r) for key, curve in self.curves.items() for r in curve)
-        same = [r.seconds for key, r in pairs if key[0] == "none" and r.count == record.count]
-        return min(same) / record.seconds if same and record.seconds > 0 else None
+        curves = (curve for (codec, _), curve in self.curves.items() if codec == "none")
+        same = [r.seconds for r in itertools.chain(*curves) if r.count == record.count]
+        return units.speedup(record.seconds, same)
 
 
 def sections(found: list[records.Record]) -> list[Section]:
@@ -103,36 +105,28 @@ def _can_draw(record: AllreduceRecord) -> bool:
 
 def _table(group: Curves) -> Table:
     largest = max(record.count for curve in group.curves.values() for record in curve)
-    columns = ["codec", "gradient", "time", "vs none", "busbw (GB/s)", "bytes sent", "error"]
     twice = "2" if group.setting.collective == "allreduce" else ""
     note = (
-        f"Time of one {group.setting.unit}. busbw: bytes of the gradient / time · "
-        f"{twice}(ranks − 1)/ranks, so it exceeds the link where bytes are saved. Bytes sent: by one "
-        "rank. Error: relative L2. Same bits: on all ranks."
+        f"Time of one {group.setting.unit}. busbw: bytes of the gradient / time · {twice}(ranks − 1)"
+        "/ranks, so it exceeds the link where bytes are saved. Bytes sent: by one rank. Error: "
+        "relative L2. Same bits: on all ranks."
     )
     if group.setting.parameters:
         note += " Hidden: the share of the wire's time in which nobody waited."
-    return Table(
-        f"The largest gradient of each codec (up to {units.value_count(largest)} values)",
-        [*columns, "same bits"] + (["hidden"] if group.setting.parameters else []),
-        [_row(group, key, curve[-1]) for key, curve in group.curves.items()],
+    heading = f"The largest gradient of each codec (up to {units.value_count(largest)} values)"
+    columns = "codec=label, gradient=bytes|b, time=seconds|s, vs none=speedup|x, "
+    columns += "busbw (GB/s)=busbw|.3g, bytes sent=wire_bytes|B, error=relative_error|.1e, "
+    columns += "same bits=same" + (", hidden=hidden|%" if group.setting.parameters else "")
+    return page.table(
+        heading,
+        columns,
+        [curve[-1] for curve in group.curves.values()],
         note,
+        label=lambda r: group.label((r.codec, r.algorithm)),
+        bytes=gradient_bytes,
+        speedup=group.speedup,
+        same=lambda r: "yes" if r.identical else "NO",
     )
-
-
-def _row(group: Curves, key: tuple[str, str], record: AllreduceRecord) -> list[str]:
-    hidden = units.ABSENT if record.hidden is None else f"{100 * record.hidden:.0f} %"
-    cells = [
-        group.label(key),
-        units.short_bytes(gradient_bytes(record)),
-        units.seconds(record.seconds),
-        units.ratio(group.speedup(record)),
-        f"{record.busbw:.3g}",
-        units.byte_count(record.wire_bytes),
-        units.error(record.relative_error),
-        "yes" if record.identical else "NO",
-    ]
-    return cells + ([hidden] if group.setting.parameters else [])
 
 
 def _sentences(group: Curves) -> list[str]:
@@ -164,24 +158,19 @@ def _draw(group: Curves, palette: Palette) -> Figure:
     _panel(time, group, palette, lambda r: r.seconds, units.seconds)
     drawing.log_axis(time.yaxis, units.short_seconds, 10)
     time.set_title(f"Time of a {group.setting.unit} (shorter is better)")
-    _speedup_panel(speedup, group, palette)
+    if any(codec == "none" for codec, _ in group.curves):
+        speedup.axhline(1, color=LIGHT.quiet, linewidth=1.0, zorder=1)
+        _panel(speedup, group, palette, lambda r: group.speedup(r) or math.nan, units.ratio)
+        drawing.log_axis(speedup.yaxis, lambda value: f"{value:g}×", 2)
+        speedup.set_title("Speed-up over none (higher is better)")
+    else:
+        speedup.axis("off")
     _panel(bandwidth, group, palette, lambda r: r.busbw, lambda value: f"{value:.3g} GB/s")
     drawing.log_axis(bandwidth.yaxis, lambda value: f"{value:g}", 10)
     bandwidth.set_title("Bus bandwidth in GB/s (higher is better)")
     legend.axis("off")
     legend.legend(*time.get_legend_handles_labels(), loc="center left", handlelength=3)
     return figure
-
-
-def _speedup_panel(axes: Axes, group: Curves, palette: Palette) -> None:
-    """Draws an empty panel without `none` as reference."""
-    if not any(codec == "none" for codec, _ in group.curves):
-        axes.axis("off")
-        return
-    axes.axhline(1, color=palette.theme.quiet, linewidth=1.0, zorder=1)
-    _panel(axes, group, palette, lambda r: group.speedup(r) or math.nan, units.ratio)
-    drawing.log_axis(axes.yaxis, lambda value: f"{value:g}×", 2)
-    axes.set_title("Speed-up over none (higher is better)")
 
 
 def _panel(axes: Axes, group: Curves, palette: Palette, field: Field, write: Write) -> None:

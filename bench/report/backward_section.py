@@ -6,10 +6,11 @@ import typing
 from matplotlib.figure import Figure
 
 import drawing
+import page
 import records
 import units
-from page import Picture, Section, Table
-from palette import Palette, in_order
+from page import Picture, Section
+from palette import LIGHT, Palette, in_order
 from records import BackwardRecord
 
 PARALLEL = {"ddp": "DDP", "fsdp": "FSDP2", "experts": "whole steps of experts"}
@@ -56,15 +57,16 @@ def _setting(r: BackwardRecord) -> Setting:
 
 
 def _section(setting: Setting, group: Group) -> Section:
-    speeds = [f"speed vs {reference}" for reference in REFERENCES]
     compute = min(record.compute_seconds for record in group.values())
-    table = Table(
-        "Time and bytes",
-        ["hook", "backward", *speeds, "bytes sent", "known by", "on the interface", "error"],
-        [_row(record, group) for record in group.values()],
+    speeds = {name: functools.partial(_speedup, group, name) for name in REFERENCES}
+    columns = ["hook=codec", "backward=seconds|s", *(f"speed vs {one}={one}|x" for one in speeds)]
+    columns += ["bytes sent=wire_bytes|B", "known by=wire_bytes_are"]
+    columns += ["on the interface=interface_bytes|B", "error=relative_error|.1e"]
+    note = (
         f"Time: median of the slowest rank. Without communication {units.seconds(compute)}. Bytes: "
-        "sent by one rank; on the interface: counted by the kernel, headers included.",
+        "sent by one rank; on the interface: counted by the kernel, headers included."
     )
+    table = page.table("Time and bytes", ", ".join(columns), group.values(), note, **speeds)
     picture = Picture(
         "backward",
         "Time of a backward pass",
@@ -74,27 +76,15 @@ def _section(setting: Setting, group: Group) -> Section:
     return Section(f"Backward pass: {setting}", _sentences(group), [table, picture])
 
 
-def _row(record: BackwardRecord, group: Group) -> list[str]:
-    interface = record.interface_bytes
-    return [
-        record.codec,
-        units.seconds(record.seconds),
-        *(units.ratio(_speedup(record, group.get(reference))) for reference in REFERENCES),
-        units.byte_count(record.wire_bytes),
-        record.wire_bytes_are,
-        units.ABSENT if interface is None else units.byte_count(interface),
-        units.error(record.relative_error),
-    ]
-
-
-def _speedup(record: BackwardRecord, reference: BackwardRecord | None) -> float | None:
-    known = reference is not None and record.seconds > 0
-    return reference.seconds / record.seconds if known else None
+def _speedup(group: Group, reference: str, record: BackwardRecord) -> float | None:
+    return units.speedup(
+        record.seconds, [r.seconds for r in group.values() if r.codec == reference]
+    )
 
 
 def _sentences(group: Group) -> list[str]:
-    speeds = {hook: _speedup(record, group.get("none")) for hook, record in group.items()}
-    known = {hook: speed for hook, speed in speeds.items() if speed is not None and hook != "none"}
+    speeds = {hook: _speedup(group, "none", one) for hook, one in group.items() if hook != "none"}
+    known = {hook: speed for hook, speed in speeds.items() if speed is not None}
     if not known:
         return []
     best = max(known, key=lambda hook: known[hook])
@@ -104,14 +94,14 @@ def _sentences(group: Group) -> list[str]:
 
 
 def _draw(group: Group, compute: float, palette: Palette) -> Figure:
-    figure = drawing.figure(1.1 + 0.4 * len(group))
-    axes = figure.add_subplot()
+    figure, axes = drawing.plot(1.1 + 0.4 * len(group))
     for row, (hook, record) in enumerate(group.items()):
         text, colour = units.seconds(record.seconds), palette[hook].colour
         axes.barh(row, record.seconds, 0.62, color=colour, **drawing.hover(f"{hook}: {text}"))
         drawing.end_label(axes, record.seconds, row, text, fontsize=10)
-    axes.axvline(compute, color=palette.theme.quiet, linewidth=1.2)
+    axes.axvline(compute, color=LIGHT.quiet, linewidth=1.2)
     drawing.rows(axes, list(group))
-    axes.set_xlim(0, 1.15 * max(record.seconds for record in group.values()))
-    axes.set_xlabel("seconds of a backward pass (shorter is better)")
+    longest = max(record.seconds for record in group.values())
+    label = "seconds of a backward pass (shorter is better)"
+    axes.set(xlim=(0, 1.15 * longest), xlabel=label)
     return figure

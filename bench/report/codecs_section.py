@@ -9,11 +9,17 @@ from matplotlib.figure import Figure
 
 import aims
 import drawing
+import page
 import records
 import units
-from page import Part, Picture, Section, Table, numbered
-from palette import Palette, in_order
+from page import Part, Picture, Section, numbered
+from palette import LIGHT, Palette, in_order
 from records import CodecRecord
+
+COLUMNS = (
+    "codec=codec, operation=operation, time=seconds|s, ratio=ratio|.2f, aim=aim|.2f, "
+    "baseline=baseline, payload=payload_bytes|B, error=relative_error|.1e"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +66,7 @@ def _medians(group: list[CodecRecord]) -> list[CodecRecord]:
 
 
 def _parts(panel: Panel, group: list[CodecRecord]) -> list[Part]:
-    columns = ["codec", "operation", "time", "ratio", "aim", "baseline", "payload", "error"]
-    table = Table(str(panel), columns, [_row(record) for record in group])
+    table = page.table(str(panel), COLUMNS, group, aim=aims.aim)
     timed = [r for r in group if r.ratio is not None and not aims.is_reference(r)]
     if not timed:
         return [table]
@@ -76,32 +81,13 @@ def _parts(panel: Panel, group: list[CodecRecord]) -> list[Part]:
     return [table, picture]
 
 
-def _row(record: CodecRecord) -> list[str]:
-    return [
-        record.codec,
-        record.operation,
-        units.seconds(record.seconds),
-        _share(record.ratio),
-        _share(aims.aim(record)),
-        record.baseline,
-        units.byte_count(record.payload_bytes),
-        units.error(record.relative_error),
-    ]
-
-
-def _share(value: float | None) -> str:
-    return units.ABSENT if value is None else f"{value:.2f}"
-
-
 def _draw(timed: list[CodecRecord], palette: Palette) -> Figure:
-    figure = drawing.figure(0.9 + 0.34 * len(timed))
-    axes = figure.add_subplot()
+    figure, axes = drawing.plot(0.9 + 0.34 * len(timed))
     for row, record in enumerate(timed):
         _bar(axes, row, record, palette)
-    axes.axvline(1, color=palette.theme.quiet, linewidth=1.0)
+    axes.axvline(1, color=LIGHT.quiet, linewidth=1.0)
     drawing.rows(axes, [f"{r.codec}  {r.operation} / {r.baseline}" for r in timed])
-    axes.set_xlim(left=0)
-    axes.set_xlabel("speed, as a share of the baseline's (longer is better)")
+    axes.set(xlim=(0, None), xlabel="speed, as a share of the baseline's (longer is better)")
     return figure
 
 
@@ -112,7 +98,7 @@ def _bar(axes: Axes, row: int, record: CodecRecord, palette: Palette) -> None:
     colour = palette[record.codec].colour
     axes.barh(row, record.ratio or 0.0, 0.66, color=colour, **drawing.hover(shown))
     if goal is not None:
-        axes.plot([goal], [row], "|", color=palette.theme.ink, markersize=17, markeredgewidth=2.4)
+        axes.plot([goal], [row], "|", color=LIGHT.ink, markersize=17, markeredgewidth=2.4)
         text += f"  {'below' if aims.falls_short(record) else 'reaches'} {goal:.2f}"
     weight = "bold" if aims.falls_short(record) else "normal"
     where = axes.get_yaxis_transform()

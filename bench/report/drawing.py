@@ -1,6 +1,5 @@
 """matplotlib as SVG in two themes: figures, axes, legends. All other drawing uses this module."""
 
-import dataclasses
 import html
 import io
 import math
@@ -16,7 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from palette import LIGHT, Palette, Theme
+from palette import LIGHT, Palette
 
 WIDTH = 10.0  # inches; width of a picture in the page
 FEW_DECADES = 300  # high / low; below, powers of ten are too few ticks
@@ -60,6 +59,14 @@ def figure(height: float, width: float = WIDTH) -> Figure:
     return made
 
 
+def plot(height: float, width: float = WIDTH, **labels: typing.Any) -> tuple[Figure, Axes]:
+    """Makes a figure with one plot. ``labels``: for ``Axes.set``."""
+    made = figure(height, width)
+    axes = made.add_subplot()
+    axes.set(**labels)
+    return made, axes
+
+
 def svg(made: Figure) -> str:
     """An element for a page whose CSS has the variables of the theme; see palette.css.
 
@@ -73,7 +80,7 @@ def svg(made: Figure) -> str:
     text = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", text)
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     text = re.sub("'?DejaVu Sans'?", "'DejaVu Sans', Verdana", text)
-    for name, colour in dataclasses.asdict(LIGHT).items():
+    for name, colour in vars(LIGHT).items():
         text = text.replace(colour, f"var(--{name})")
     return text
 
@@ -157,14 +164,14 @@ def line_style(palette: Palette, codec: str, variant: int) -> dict[str, typing.A
         "color": style.colour,
         "marker": style.marker,
         "linestyle": DASHES[variant % len(DASHES)],
-        "markerfacecolor": palette.theme.paper if variant else style.colour,
+        "markerfacecolor": LIGHT.paper if variant else style.colour,
         "markeredgecolor": style.colour,
         "markeredgewidth": 1.6,
     }
 
 
-def note(axes: Axes, text: str, theme: Theme) -> None:
+def note(axes: Axes, text: str) -> None:
     """Writes a small note in the lower right corner of the plot."""
-    box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 2, "alpha": 0.85}
-    look = {"ha": "right", "va": "bottom", "fontsize": 9, "color": theme.quiet, "bbox": box}
+    box = {"facecolor": LIGHT.paper, "edgecolor": "none", "pad": 2, "alpha": 0.85}
+    look = {"ha": "right", "va": "bottom", "fontsize": 9, "color": LIGHT.quiet, "bbox": box}
     axes.text(0.995, 0.015, text, transform=axes.transAxes, **look)

@@ -7,7 +7,7 @@ import drawing
 import loss_points
 import summary
 import units
-from palette import Palette
+from palette import LIGHT, Palette
 
 WIDE = 12.0  # inches, because labels also name a rate
 ROW_HEIGHT = 0.31  # inches per line of the legend
@@ -20,22 +20,23 @@ def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
 
     All need losses.
     """
-    tested = all(runs.test_loss for one in trainings for runs in one.codecs.values())
+    tested = all(runs.ended("test_loss") for one in trainings for runs in one.codecs.values())
     found = loss_points.points(trainings, "test_loss" if tested else "loss")
-    width = drawing.WIDTH if len(trainings) == 1 else WIDE
-    figure = drawing.figure(max(4.8, ROW_HEIGHT * len(found)), width)
-    axes = figure.add_subplot()
+    told = "test loss at the end" if tested else "training loss of the last epoch"
+    figure, axes = drawing.plot(
+        max(4.8, ROW_HEIGHT * len(found)),
+        drawing.WIDTH if len(trainings) == 1 else WIDE,
+        xlabel="bytes that a rank sends per step, logarithmic (fewer is better)",
+        ylabel=f"{told} (lower is better)",
+    )
     for point in found:
         _paint_point(axes, point, palette)
-    _paint_bf16(axes, found, palette)
-    axes.set_xlabel("bytes that a rank sends per step, logarithmic (fewer is better)")
-    told = "test loss at the end" if tested else "training loss of the last epoch"
-    axes.set_ylabel(f"{told} (lower is better)")
+    _paint_bf16(axes, found)
     drawing.log_axis(axes.xaxis, units.short_bytes, 2)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.06, y=0.08)
     small = "small: other rates; " if any(point.others for point in found) else ""
-    drawing.note(axes, f"{small}loss axis does not start at zero", palette.theme)
+    drawing.note(axes, f"{small}loss axis does not start at zero")
     drawing.legend_right(axes)
     return figure
 
@@ -51,11 +52,9 @@ def _paint_point(axes: Axes, point: loss_points.Point, palette: Palette) -> None
     drawing.point(axes, point.label, at, style, text, point.loss.known_deviation)
 
 
-def _paint_bf16(axes: Axes, points: list[loss_points.Point], palette: Palette) -> None:
+def _paint_bf16(axes: Axes, points: list[loss_points.Point]) -> None:
     """Marks the bytes of mixed precision without a codec."""
     for sent in [OF_BF16 * point.sent for point in points if point.codec == "none"]:
-        axes.axvline(sent, color=palette.theme.quiet, linestyle=":", linewidth=1.2)
-        ends = axes.get_xaxis_transform()
-        axes.text(
-            sent, 1.0, "bf16 ", transform=ends, ha="right", va="top", color=palette.theme.quiet
-        )
+        axes.axvline(sent, color=LIGHT.quiet, linestyle=":", linewidth=1.2)
+        look = {"ha": "right", "va": "top", "color": LIGHT.quiet}
+        axes.text(sent, 1.0, "bf16 ", transform=axes.get_xaxis_transform(), **look)

@@ -15,6 +15,7 @@ class Point:
     sent: float  # bytes
     loss: summary.Spread
     label: str
+    rate: float | None
     others: list[float]  # losses at other rates
 
 
@@ -30,8 +31,8 @@ def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
     tried = [(one.codecs[codec], one.learning_rate) for one in trainings if codec in one.codecs]
     seeds = max(len(runs.runs) for runs, _ in tried)
     most = [(runs, rate) for runs, rate in tried if len(runs.runs) == seeds]
-    best, best_rate = min(most, key=lambda pair: getattr(pair[0], told).mean)
-    loss = getattr(best, told)
+    best, best_rate = min(most, key=lambda pair: pair[0].ended(told).mean)
+    loss = best.ended(told)
     others = [loss.mean + _above(best, runs, told) for runs, _ in tried if runs is not best]
     label = f"{in_words(codec)}, rate {best_rate:g}" if len(trainings) > 1 else in_words(codec)
     if others:
@@ -39,12 +40,12 @@ def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
     every = max(len(runs.runs) for one in trainings for runs in one.codecs.values())
     if seeds < every:
         label += f" ({seeds} of {every} seeds)"
-    return Point(codec, best.step_mean("wire_bytes"), loss, label, others)
+    return Point(codec, best.step_mean("wire_bytes"), loss, label, best_rate, others)
 
 
 def _above(best: summary.CodecRuns, other: summary.CodecRuns, told: str) -> float:
     """Compares losses by common seeds; without common seeds, compares the means."""
-    own = {run.seed: getattr(run, told) for run in best.runs}
-    pairs = [getattr(run, told) - own[run.seed] for run in other.runs if run.seed in own]
-    means = getattr(other, told).mean - getattr(best, told).mean
+    own = {run.seed: getattr(run.last, told) for run in best.runs}
+    pairs = [getattr(run.last, told) - own[run.seed] for run in other.runs if run.seed in own]
+    means = other.ended(told).mean - best.ended(told).mean
     return statistics.fmean(pairs) if pairs else means

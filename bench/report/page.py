@@ -1,8 +1,8 @@
 """The parts of a report and their two forms: a page with pictures, and text for a terminal."""
 
 import html
-import io
 import pathlib
+import re
 import string
 import textwrap
 import typing
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 import drawing
+import units
 from palette import Palette, css
 
 TEXT_COLUMNS = 100
@@ -24,6 +25,40 @@ class Table:
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
+
+
+FORMATS = {
+    "": str,
+    "s": units.seconds,
+    "B": units.byte_count,
+    "b": units.short_bytes,
+    "n": units.value_count,
+    "x": units.ratio,
+    "%": lambda share: f"{100 * share:.0f} %",
+}
+
+
+def table(
+    heading: str,
+    columns: str,
+    items: typing.Iterable[typing.Any],
+    note: str = "",
+    **computed: typing.Callable[[typing.Any], typing.Any],
+) -> Table:
+    """A row per item. ``columns``: "head=field|format, …" with a format of FORMATS or of Python.
+
+    A field is an attribute of the item, or the result of a function in ``computed``.
+    """
+    parts = [re.split("[=|]", f"{part}|")[:3] for part in columns.split(", ")]
+
+    def cell(item: typing.Any, field: str, form: str) -> str:
+        value = computed[field](item) if field in computed else getattr(item, field)
+        if value is None:
+            return units.ABSENT
+        return FORMATS[form](value) if form in FORMATS else format(value, form)
+
+    rows = [[cell(item, field, form) for _, field, form in parts] for item in items]
+    return Table(heading, [head for head, *_ in parts], rows, note)
 
 
 @dataclass(frozen=True)
@@ -154,9 +189,3 @@ def _picture_html(picture: Picture, image: str) -> str:
         f'<h3>{heading}</h3><figure><div class="scroll">{image}</div>'
         f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>\n"
     )
-
-
-def png(figure: Figure, dots_per_inch: int) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=dots_per_inch)
-    return stream.getvalue()

@@ -1,4 +1,4 @@
-"""One colour and one marker per codec, equal in all pictures, and the two themes of the page.
+"""One colour and one marker per codec, equal in all pictures, and the two themes of all pictures.
 
 Hues are Okabe and Ito's colour-blind-safe set, shifted where black or yellow would vanish on one
 background. Members of a family (int8, int8+ef) share a hue with different lightness. Markers
@@ -6,6 +6,8 @@ distinguish all codecs without colour. Unlisted specs take the spare colours in 
 """
 
 import dataclasses
+import math
+import types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +43,30 @@ SPARE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Theme:
-    ink: str
-    paper: str
-    grid: str
-    quiet: str  # secondary text and bars
-    wash: str  # the background of a row or list
-
-
-LIGHT = Theme(ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d", wash="#f6f8fa")
-DARK = Theme(ink="#e6edf3", paper="#161b22", grid="#333b45", quiet="#9aa4af", wash="#1d242d")
+#: (light, dark). `quiet` is for secondary text and bars, `box` for the background of a list.
+COLOURS = {
+    "paper": ("#ffffff", "#0d1117"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "quiet": ("#57606a", "#9aa4af"),
+    "grid": ("#d9dee4", "#30363d"),
+    "box": ("#eef3f8", "#1c2733"),
+    "grey": ("#6a737d", "#9aa4af"),
+    "blue": ("#0067a5", "#58b0f0"),
+    "orange": ("#b85000", "#f59a4c"),
+    "green": ("#00795a", "#3fc79f"),
+    "purple": ("#a23e7c", "#e08fc0"),
+    "yellow": ("#8a6d00", "#e3c04a"),
+}
+#: The colours of the page and of its pictures in the light theme.
+LIGHT = types.SimpleNamespace(
+    **{name: COLOURS[name][0] for name in ("paper", "ink", "quiet", "grid", "box")}
+)
 
 
 def css() -> str:
     """The variables of both themes, for the page and for each picture."""
     light, dark = (
-        " ".join(f"--{name}: {colour};" for name, colour in dataclasses.asdict(theme).items())
-        for theme in (LIGHT, DARK)
+        " ".join(f"--{name}: {COLOURS[name][theme]};" for name in vars(LIGHT)) for theme in (0, 1)
     )
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
@@ -72,31 +80,25 @@ def in_order(specs: set[str]) -> list[str]:
 
     A family's unlisted members follow the listed members, then other families.
     """
-    families = list(dict.fromkeys(family(spec) for spec in STYLES))
     known = list(STYLES)
+    families = {family(spec): known.index(spec) for spec in reversed(known)}
 
-    def key(spec: str) -> tuple[int, int, str]:
-        group = families.index(family(spec)) if family(spec) in families else len(families)
-        return group, known.index(spec) if spec in known else len(known), spec
+    def key(spec: str) -> tuple[float, float, str]:
+        place = known.index(spec) if spec in known else math.inf
+        return families.get(family(spec), math.inf), place, spec
 
     return sorted(specs, key=key)
 
 
-def _spare(i: int) -> Style:
-    """Repeated colours have another marker."""
-    turn, place = divmod(i, len(SPARE))
-    return Style(SPARE[place].colour, SPARE[(place + turn) % len(SPARE)].marker)
-
-
 class Palette:
-    """A theme, and styles for the codecs of all records of a report, so pictures agree."""
-
-    theme = LIGHT
+    """Styles for the codecs of all records of a report, so pictures agree."""
 
     def __init__(self, specs: set[str]) -> None:
-        unlisted = [spec for spec in in_order(specs) if spec not in STYLES]
-        spare = {spec: _spare(i) for i, spec in enumerate(unlisted)}
-        self._styles = {**STYLES, **spare}
+        self._styles = dict(STYLES)
+        for i, spec in enumerate(one for one in in_order(specs) if one not in STYLES):
+            turn, place = divmod(i, len(SPARE))  # repeated colours have another marker
+            marker = SPARE[(place + turn) % len(SPARE)].marker
+            self._styles[spec] = Style(SPARE[place].colour, marker)
 
     def __getitem__(self, spec: str) -> Style:
         return self._styles[spec]

@@ -8,10 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import drawing
+import page
 import records
 import units
 from page import Picture, Section, Table
-from palette import Palette, in_order
+from palette import LIGHT, Palette, in_order
 from records import AllreduceRecord, PredictRecord, gradient_bytes
 
 Either = PredictRecord | AllreduceRecord
@@ -52,14 +53,15 @@ class Group(typing.NamedTuple):
 
     def speedup(self, record: Either, found: typing.Sequence[Either]) -> float | None:
         """The speed-up over `none`: predicted over predicted, or measured over measured."""
-        place = self.place(record)
-        same = [r.seconds for r in found if r.codec == "none" and self.place(r) == place]
-        return min(same) / record.seconds if same and record.seconds > 0 else None
+        return units.speedup(record.seconds, [r.seconds for r in self._same("none", record, found)])
 
     def measurement(self, record: PredictRecord) -> AllreduceRecord | None:
+        same = self._same(record.codec, record, self.measured)
+        return min(same, key=lambda r: r.seconds, default=None)
+
+    def _same(self, codec: str, record: Either, found: typing.Sequence) -> list:
         place = self.place(record)
-        same = [r for r in self.measured if r.codec == record.codec and self.place(r) == place]
-        return min(same, key=lambda r: r.seconds) if same else None
+        return [r for r in found if r.codec == codec and self.place(r) == place]
 
 
 def sections(found: list[records.Record]) -> list[Section]:
@@ -113,29 +115,23 @@ def _sentences(group: Group) -> list[str]:
 def _table(group: Group) -> Table:
     places = sorted({group.place(record) for record in group.predicted})
     shown = [record for record in group.predicted if group.place(record) in (places[0], places[-1])]
-    order = group.codecs
-    shown.sort(key=lambda record: (group.place(record), order.index(record.codec)))
-    return Table(
+    shown.sort(key=lambda record: (group.place(record), group.codecs.index(record.codec)))
+
+    def seconds(record: PredictRecord) -> float | None:
+        measured = group.measurement(record)
+        return measured and measured.seconds
+
+    return page.table(
         "The first and the last " + ("size" if group.setting.ranks else "number of ranks"),
-        ["codec", "ranks", "gradient", "way", "predicted", "vs none", "bytes sent", "measured"],
-        [_row(group, record) for record in shown],
-        "Predicted by the cost model from the link, and from codecs as quick as on the machine that "
-        "predicted. vs none: of predicted times. Bytes sent: by one rank.",
+        "codec=codec, ranks=ranks, gradient=bytes|b, way=algorithm, predicted=seconds|s, "
+        "vs none=speedup|x, bytes sent=wire_bytes|B, measured=measured|s",
+        shown,
+        "Predicted by the cost model from the link, and from codecs as quick as on the machine "
+        "that predicted. vs none: of predicted times. Bytes sent: by one rank.",
+        bytes=gradient_bytes,
+        speedup=lambda record: group.speedup(record, group.predicted),
+        measured=seconds,
     )
-
-
-def _row(group: Group, record: PredictRecord) -> list[str]:
-    measured = group.measurement(record)
-    return [
-        record.codec,
-        str(record.ranks),
-        units.short_bytes(gradient_bytes(record)),
-        record.algorithm,
-        units.seconds(record.seconds),
-        units.ratio(group.speedup(record, group.predicted)),
-        units.byte_count(record.wire_bytes),
-        units.seconds(measured.seconds) if measured else units.ABSENT,
-    ]
 
 
 def _caption(group: Group) -> str:
@@ -151,7 +147,7 @@ def _draw(group: Group, palette: Palette) -> Figure:
     _panel(time, group, palette, lambda record, _: record.seconds, units.seconds)
     drawing.log_axis(time.yaxis, units.short_seconds, 10)
     time.set_title("Predicted time (shorter is better)")
-    speedup.axhline(1, color=palette.theme.quiet, linewidth=1.0, zorder=1)
+    speedup.axhline(1, color=LIGHT.quiet, linewidth=1.0, zorder=1)
     _panel(speedup, group, palette, group.speedup, units.ratio)
     drawing.log_axis(speedup.yaxis, lambda value: f"{value:g}×", 2)
     speedup.set_title("Predicted speed-up (higher is better)")
@@ -167,7 +163,7 @@ def _legend(group: Group, palette: Palette) -> list[Line2D]:
     ]
     if group.measured:
         hollow = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
-        lines.append(Line2D([], [], color=palette.theme.ink, label="measured", **hollow))
+        lines.append(Line2D([], [], color=LIGHT.ink, label="measured", **hollow))
     return lines
 
 
@@ -178,20 +174,18 @@ def _panel(
     field: typing.Callable[[Either, typing.Sequence[Either]], float | None],
     write_value: typing.Callable[[float], str],
 ) -> None:
-    against_size = bool(group.setting.ranks)
-    write = units.short_bytes if against_size else lambda value: f"{value:g}"
-    unit = "" if against_size else " ranks"
+    sized = bool(group.setting.ranks)
+    write, unit = (units.short_bytes, "") if sized else ("{:g}".format, " ranks")
     for codec in group.codecs:
-        style = {"color": palette[codec].colour}
         marked = {**drawing.hollow(palette, codec, 9), "linestyle": "none", "zorder": 3}
         for kind, found, look in (
-            ("predicted", group.predicted, style),
+            ("predicted", group.predicted, {"color": palette[codec].colour}),
             ("measured", group.measured, marked),
         ):
             points = [(group.place(r), field(r, found)) for r in group.curve(codec, found)]
             drawn = [(place, value) for place, value in points if value is not None]
+            texts = [f"{codec}, {write(x)}{unit}: {write_value(y)} ({kind})" for x, y in drawn]
             if drawn:
-                texts = [f"{codec}, {write(x)}{unit}: {write_value(y)} ({kind})" for x, y in drawn]
                 drawing.curve(axes, drawn, texts, **look)
-    axes.set_xlabel("bytes of the gradient" if against_size else "ranks")
+    axes.set_xlabel("bytes of the gradient" if sized else "ranks")
     drawing.log_axis(axes.xaxis, write, 2)

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import types
 import typing
 
 import microbench
@@ -35,10 +34,26 @@ class Record:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CodecRecord(Record):
-    operation: str
+class Values(Record):
+    """Of values of a dtype."""
+
     dtype: str
     count: int = _range()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchange(Record):
+    """Of ranks that exchange."""
+
+    link: str
+    ranks: int = _range(low=1)
+    seconds: float = _range()
+    wire_bytes: float = _range()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodecRecord(Values):
+    operation: str
     isa: str
     threads: int = _range(low=1)
     seconds: float = _range()
@@ -52,8 +67,7 @@ class CodecRecord(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ErrorRecord(Record):
-    dtype: str
+class ErrorRecord(Values):
     count: int = _range(low=1)
     data: str
     tensor: str
@@ -75,17 +89,11 @@ class AllocateRecord(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllreduceRecord(Record):
+class AllreduceRecord(Exchange, Values):
     algorithm: str
     transport: str
-    link: str
-    ranks: int = _range(low=1)
-    dtype: str
-    count: int = _range()
-    seconds: float = _range()
     algbw: float = _range()
     busbw: float = _range()
-    wire_bytes: float = _range()
     relative_error: float | None = _range()
     identical: bool
     collective: str = "allreduce"
@@ -95,32 +103,22 @@ class AllreduceRecord(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictRecord(Record):
+class PredictRecord(Exchange, Values):
     algorithm: str
-    link: str
-    ranks: int = _range(low=1)
     hosts: int = _range(low=1)
-    dtype: str
-    count: int = _range()
-    seconds: float = _range()
     busbw: float = _range()
-    wire_bytes: float = _range()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainRecord(Record):
+class TrainRecord(Exchange):
     model: str | None = None
     learning_rate: float | None = None
     seed: int = _range()
-    ranks: int = _range(low=1)
-    link: str
     epoch: int = _range(low=1)
     step_seconds: float = _range()
-    seconds: float = _range()
     accuracy: float = _range(high=1.0)
     loss: float | None = _range(low=-math.inf)
     test_loss: float | None = None
-    wire_bytes: float = _range()
     compute_seconds: float = _range()
     encode_seconds: float | None = _range()
     wire_seconds: float | None = _range()
@@ -142,18 +140,12 @@ class TrainRecord(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BackwardRecord(Record):
+class BackwardRecord(Exchange, Values):
     parallel: str = "ddp"
     weights: str | None = None
     transport: str
-    link: str
-    ranks: int = _range(low=1)
-    dtype: str
-    count: int = _range()
     rows: int = _range(low=1)
-    seconds: float = _range()
     compute_seconds: float = _range()
-    wire_bytes: float = _range()
     wire_bytes_are: str
     interface_bytes: float | None = None
     relative_error: float | None = _range()
@@ -175,9 +167,8 @@ def load(paths: list[pathlib.Path]) -> list[Record]:
     """Reads all files. Raises ReportError with the file, the record (from 1) and the field."""
     records = [record for path in paths for record in _load_file(path)]
     if not records:
-        raise ReportError(
-            f"{', '.join(map(str, paths))}: no records; run tersor-bench with --json FILE"
-        )
+        names = ", ".join(map(str, paths))
+        raise ReportError(f"{names}: no records; run tersor-bench with --json FILE")
     _check_runs(records)
     return records
 
@@ -213,17 +204,13 @@ def _load_file(path: pathlib.Path) -> list[Record]:
     except ValueError as error:
         raise ReportError(f"{path}: not JSON: {error}") from error
     if microbench.is_microbench(entries):
-        entries = _from_microbench(entries, path)
+        try:
+            entries = microbench.records_of(entries)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ReportError(f"{path}: no JSON of tersor-microbench: {error!r}") from error
     if not isinstance(entries, list):
         raise ReportError(f"{path}: expected an array of records, found {type(entries).__name__}")
     return [_parse(entry, f"{path}: record {i}") for i, entry in enumerate(entries, start=1)]
-
-
-def _from_microbench(document: dict[str, typing.Any], path: pathlib.Path) -> list[typing.Any]:
-    try:
-        return microbench.records_of(document)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ReportError(f"{path}: no JSON of tersor-microbench: {error!r}") from error
 
 
 def _parse(entry: typing.Any, where: str) -> Record:
@@ -236,13 +223,14 @@ def _parse(entry: typing.Any, where: str) -> Record:
     if kind is CodecRecord and entry.get("operation") == "error":
         kind = ErrorRecord
     if kind is None:
-        raise ReportError(
-            f'{where}: field "benchmark" is {json.dumps(name)}, expected one of {", ".join(KINDS)}'
-        )
-    entry = _with_grid(entry)
+        wrong = f'field "benchmark" is {json.dumps(name)}, expected one of {", ".join(KINDS)}'
+        raise ReportError(f"{where}: {wrong}")
+    dims = entry.get("dims")
+    if dims and isinstance(dims, list) and entry.get("algorithm") == "two-shot":
+        entry = {**entry, "algorithm": f"two-shot {' x '.join(map(str, dims))}"}
     values = {
         field.name: _value(entry, field, where)
-        for field in dataclasses.fields(kind)
+        for field in sorted(dataclasses.fields(kind), key=lambda one: one.name not in entry)
         if field.name in entry or field.default is dataclasses.MISSING
     }
     record = kind(**values)
@@ -250,40 +238,24 @@ def _parse(entry: typing.Any, where: str) -> Record:
     return record
 
 
-def _with_grid(entry: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    dims = entry.get("dims")
-    if not isinstance(dims, list) or not dims or entry.get("algorithm") != "two-shot":
-        return entry
-    return {**entry, "algorithm": f"two-shot {' x '.join(map(str, dims))}"}
-
-
 def _value(entry: dict[str, typing.Any], field: dataclasses.Field, where: str) -> typing.Any:
+    def wrong(what: str) -> ReportError:
+        return ReportError(f'{where}: field "{field.name}" is {what}')
+
     if field.name not in entry:
-        raise ReportError(f'{where}: field "{field.name}" is missing')
-    value = entry[field.name]
-    allowed = _types(field)
+        raise wrong("missing")
+    value, allowed = entry[field.name], typing.get_args(field.type) or (field.type,)
     if type(value) is int and abs(value) >= 2**64:
-        raise ReportError(f'{where}: field "{field.name}" is a number of {len(str(value))} digits')
+        raise wrong(f"a number of {len(str(value))} digits")
     if float in allowed and type(value) is int:
         value = float(value)
     if type(value) not in allowed:
-        found = json.dumps(value)[:40]
-        raise ReportError(f'{where}: field "{field.name}" is {found}, expected {NAMES[allowed[0]]}')
+        raise wrong(f"{json.dumps(value)[:40]}, expected {NAMES[allowed[0]]}")
     low, high = field.metadata.get("low", -math.inf), field.metadata.get("high", math.inf)
     if isinstance(value, (int, float)) and not (math.isfinite(value) and low <= value <= high):
-        raise ReportError(f'{where}: field "{field.name}" is {value}, expected {_span(low, high)}')
+        span = f"at least {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
+        raise wrong(f"{value}, expected {'a finite number' if math.isinf(low) else span}")
     return value
-
-
-def _types(field: dataclasses.Field) -> tuple[type, ...]:
-    is_union = isinstance(field.type, types.UnionType)
-    return typing.get_args(field.type) if is_union else (field.type,)
-
-
-def _span(low: float, high: float) -> str:
-    if math.isinf(low):
-        return "a finite number"
-    return f"at least {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
 def _check_bandwidth(record: Record, where: str) -> None:
@@ -292,20 +264,15 @@ def _check_bandwidth(record: Record, where: str) -> None:
         return
     expected = gradient_bytes(record) / record.seconds / 1e9
     if not expected / 4 <= record.algbw <= expected * 4:
-        raise ReportError(
-            f'{where}: field "algbw" is {record.algbw:.3g}, '
-            f"but bytes / seconds is {expected:.3g} GB/s"
-        )
+        but = f"but bytes / seconds is {expected:.3g} GB/s"
+        raise ReportError(f'{where}: field "algbw" is {record.algbw:.3g}, {but}')
 
 
 def _check_runs(records: list[Record]) -> None:
     seen = set()
-    for record in select(records, TrainRecord):
-        setting = (record.model, record.learning_rate)
-        key = (record.codec, record.seed, record.ranks, record.link, record.epoch, *setting)
+    for r in select(records, TrainRecord):
+        key = (r.codec, r.seed, r.ranks, r.link, r.epoch, r.model, r.learning_rate)
         if key in seen:
-            raise ReportError(
-                f"two train records for codec {key[0]}, seed {key[1]}, {key[2]} ranks, "
-                f"link {key[3]}, epoch {key[4]}: give each run once"
-            )
+            run = f"codec {r.codec}, seed {r.seed}, {r.ranks} ranks, link {r.link}, epoch {r.epoch}"
+            raise ReportError(f"two train records for {run}: give each run once")
         seen.add(key)

@@ -19,19 +19,27 @@ import results_tables as tables  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 OUTPUT = FOLDER.parents[1] / "docs" / "results"
+DATED = {
+    "mpi": tables.MPI,
+    "backward": tables.BACKWARD[2],
+    "gpt": tables.GPT_SLOW_LINK,
+    "fashion": tables.FASHION,
+    "gpt_2000": tables.GPT_2000,
+    "kernels": tables.GPU_KERNELS,
+}
 
 
 def all_reduce_chart() -> str:
     names = {"MPI_Allreduce": "MPI_Allreduce, f32", "topk:density=0.01": "top-k, 1 % of the values"}
-    count = max(one["count"] for one in tables.entries(tables.MPI))
-    rows = []
-    for codec in ("MPI_Allreduce", "none", "bf16", "int8", "int4", "topk:density=0.01"):
-        seconds = tables.only(tables.MPI, codec=codec, count=count)["seconds"]
-        label = names.get(codec, f"Tersor {codec}")
-        is_peer = codec == "MPI_Allreduce"
-        rows.append(charts.Bar(label, seconds, tables.ms(seconds), is_peer))
-    title = "All-reduce of 64 MiB, 4 ranks, 1 Gbit/s links"
-    return charts.bars(title, "milliseconds; shorter is better", rows)
+    count = tables.sizes()[-1]
+    seconds = {
+        names.get(codec, f"Tersor {codec}"): tables.only(tables.MPI, codec=codec, count=count)
+        for codec in tables.MPI_CODECS
+    }
+    return _time_bars(
+        "All-reduce of 64 MiB, 4 ranks, 1 Gbit/s links",
+        {name: one["seconds"] for name, one in seconds.items()},
+    )
 
 
 def nccl_chart() -> str:
@@ -44,51 +52,48 @@ def nccl_chart() -> str:
         "Tersor int4": found["int4", "f32", "two-shot"],
         "Tersor top-k, 1 % of the values": found["topk:density=0.01", "f32", "one-shot"],
     }
+    title = "All-reduce of 256 MiB, 2 ranks on one H200, NCCL over 3 GB/s sockets"
+    return _time_bars(title, seconds)
+
+
+def _time_bars(title: str, seconds: dict[str, float]) -> str:
     rows = [
-        charts.Bar(name, value, tables.ms(value), name.startswith("nccl"))
+        charts.Bar(name, value, tables.ms(value), name.startswith(("nccl", "MPI")))
         for name, value in seconds.items()
     ]
-    title = "All-reduce of 256 MiB, 2 ranks on one H200, NCCL over 3 GB/s sockets"
     return charts.bars(title, "milliseconds; shorter is better", rows)
 
 
 def loss_chart() -> str:
-    found = tables.training(tables.GPT_2000)
+    def series(name: str, colour: str, codecs: dict[str, str], *look: int) -> charts.Series:
+        best = {label: tables.best(codec) for label, codec in codecs.items()}
+        points = [charts.Point(name, one.sent / 1024, one.loss.mean) for name, one in best.items()]
+        return charts.Series(name, colour, points, *look)
 
-    def point(label: str, codec: str) -> charts.Point:
-        one = tables.best(codec, found)
-        return charts.Point(label, one.kib, one.loss.mean)
-
-    def level(label: str, codec: str, colour: str) -> charts.Level:
-        return charts.Level(label, tables.best(codec, found).loss.mean, colour)
-
-    adamw = [
-        point("1 %", "adamw:blocktopk:density=0.01+ef"),
-        point("3 %", "adamw:blocktopk:density=0.03+ef"),
-        point("1 bit", "adamw:hadamard:bits=1+ef"),
-    ]
-    muon = [
-        point("1 %", "muon,momentum=0.7:blocktopk:density=0.01+ef"),
-        point("3 %", "muon:blocktopk:density=0.03+ef"),
-        point("1 bit", "muon:hadamard:bits=1+ef"),
-        point("2 bits", "muon,momentum=0.9:hadamard:bits=2+ef"),
-    ]
-    peers = {
-        "PowerSGD, rank 4": "torch:powersgd=4",
-        "1-bit Adam": "onebit-adam=400",
+    adamw = {
+        "1 %": "adamw:blocktopk:density=0.01+ef",
+        "3 %": "adamw:blocktopk:density=0.03+ef",
+        "1 bit": "adamw:hadamard:bits=1+ef",
     }
-    series = [
-        charts.Series("CompressedAdamW", charts.TERSOR, adamw),
-        charts.Series("CompressedMuon", charts.MUON, muon, charts.LABELS_BELOW),
-        *(charts.Series(name, charts.PEER, [point(name, codec)]) for name, codec in peers.items()),
+    muon = {
+        "1 %": "muon,momentum=0.7:blocktopk:density=0.01+ef",
+        "3 %": "muon:blocktopk:density=0.03+ef",
+        "1 bit": "muon:hadamard:bits=1+ef",
+        "2 bits": "muon,momentum=0.9:hadamard:bits=2+ef",
+    }
+    peers = {"PowerSGD, rank 4": "torch:powersgd=4", "1-bit Adam": "onebit-adam=400"}
+    lines = [
+        series("CompressedAdamW", charts.TERSOR, adamw),
+        series("CompressedMuon", charts.MUON, muon, charts.LABELS_BELOW),
+        *(series(name, charts.PEER, {name: codec}) for name, codec in peers.items()),
     ]
     levels = [
-        level("AdamW, uncompressed, 3,204 KiB", "none", charts.QUIET),
-        level("Muon, uncompressed, 3,204 KiB", "muon", charts.QUIET),
+        (f"{name}, uncompressed, 3,204 KiB", tables.best(codec).loss.mean)
+        for name, codec in (("AdamW", "none"), ("Muon", "muon"))
     ]
     title = "Test loss of a GPT after 2,000 steps, best learning rate of each optimizer"
     note = "mean of three seeds; lower and further left is better; the axis does not start at zero"
-    return charts.losses(title, note, series, levels)
+    return charts.losses(title, note, lines, levels)
 
 
 def figures() -> dict[str, str]:
@@ -97,31 +102,22 @@ def figures() -> dict[str, str]:
         **_gpu_figures(),
         **_training_figures(),
         **_cpu_figures(),
-        "date_mpi": tables.day(tables.MPI),
-        "date_backward": tables.day("python-backward-1gbit-2.json"),
-        "date_gpt": tables.day(tables.GPT_SLOW_LINK),
-        "date_fashion": tables.day(tables.FASHION),
-        "date_gpt_2000": tables.day(tables.GPT_2000),
-        "date_kernels": tables.day(tables.GPU_KERNELS),
-        "torch": tables.entries("python-backward-1gbit-2.json")[0]["torch"].split("+")[0],
+        **{f"date_{name}": tables.day(file) for name, file in DATED.items()},
+        "torch": tables.entries(tables.BACKWARD[2])[0]["torch"].split("+")[0],
     }
 
 
 def _gpu_figures() -> dict[str, str]:
-    seconds = tables.nccl(tables.GPU_NCCL)
-    again = tables.nccl(tables.GPU_NCCL_AGAIN)
-    nccl, nccl_again = (one["ncclAllReduce", "f32", "library"] for one in (seconds, again))
-    topk, topk_again = (tables.nccl_topk(one) for one in (tables.GPU_NCCL, tables.GPU_NCCL_AGAIN))
-    hooks = tables.entries("gpu-h200-python-backward.json")
-    hook = {one["codec"]: one["seconds"] for one in hooks}
+    found: dict[str, str] = {}
+    for run, file in (("nccl", tables.GPU_NCCL), ("again", tables.GPU_NCCL_AGAIN)):
+        seconds = tables.nccl(file)
+        for codec in ("int8", "int4"):
+            ratio = seconds["ncclAllReduce", "f32", "library"] / seconds[codec, "f32", "two-shot"]
+            found[f"{run}_{codec}"] = tables.times(ratio)
+        found[f"{run}_topk"] = f"{tables.nccl_topk(file):.0f}x"
+    hook = tables.seconds("gpu-h200-python-backward.json")
     step = tables.only("gpu-h200-step.json", optimizer="adamw", parameters=1000)
-    return {
-        "nccl_int8": tables.times(nccl / seconds["int8", "f32", "two-shot"]),
-        "nccl_int4": tables.times(nccl / seconds["int4", "f32", "two-shot"]),
-        "nccl_topk": f"{topk[0] / topk[1]:.0f}x",
-        "again_int8": tables.times(nccl_again / again["int8", "f32", "two-shot"]),
-        "again_int4": tables.times(nccl_again / again["int4", "f32", "two-shot"]),
-        "again_topk": f"{topk_again[0] / topk_again[1]:.0f}x",
+    return found | {
         "gpu_ddp_int8": tables.times(hook["none"] / hook["int8"]),
         "gpu_ddp_int8_bf16": tables.times(hook["torch:bf16"] / hook["int8"]),
         "gpu_ddp_int4": tables.times(hook["none"] / hook["int4+ef"]),
@@ -134,10 +130,9 @@ def _gpu_figures() -> dict[str, str]:
 
 def _training_figures() -> dict[str, str]:
     [gpt] = tables.training(tables.GPT_SLOW_LINK)
-    last = {codec: runs.runs[0].epochs[-1] for codec, runs in gpt.codecs.items()}
-    found = tables.training(tables.GPT_2000)
+    last = {codec: runs.runs[0].last for codec, runs in gpt.codecs.items()}
     muon, sparse = (
-        tables.best(codec, found).loss.mean
+        tables.best(codec).loss.mean
         for codec in ("muon", "muon,momentum=0.7:blocktopk:density=0.01+ef")
     )
     hooks, sgd = "python-train-convnet.json", "python-train-convnet-sgd.json"
@@ -159,13 +154,11 @@ def _training_figures() -> dict[str, str]:
 
 
 def _cpu_figures() -> dict[str, str]:
-    fsdp_records = tables.entries("python-backward-fsdp-1gbit-2.json")
-    fsdp = {one["codec"]: one["seconds"] for one in fsdp_records}
-    four = {one["codec"]: one["seconds"] for one in tables.entries(tables.BACKWARD[4])}
-    kills = [one["next_step_seconds"] for one in tables.entries("tcp-loss-1gbit.json")]
-    pauses = [one["pause_seconds"] for one in tables.entries("python-goodput-deaths.json")]
-    reducers = tables.entries("allreduce-1gbit-overlap.json")
-    overlap = [one["hidden"] for one in reducers]
+    fsdp = tables.seconds("python-backward-fsdp-1gbit-2.json")
+    four = tables.seconds(tables.BACKWARD[4])
+    kills = tables.values("tcp-loss-1gbit.json", "next_step_seconds")
+    pauses = tables.values("python-goodput-deaths.json", "pause_seconds")
+    overlap = tables.values("allreduce-1gbit-overlap.json", "hidden")
     steps = {
         (one["optimizer"], one["parameters"]): one["ratio"]
         for one in tables.entries("python-step.json", shape="64x64")
@@ -196,14 +189,7 @@ def _cpu_figures() -> dict[str, str]:
 
 def pages() -> dict[str, str]:
     """The text of each file in docs/results."""
-    parts = {
-        "all_reduce": tables.all_reduce(),
-        "backward": tables.backward(),
-        "slow_link": tables.slow_link(),
-        "fashion": tables.fashion(),
-        "optimizers": tables.optimizers(),
-        "kernels": tables.kernels(),
-    }
+    parts = {one.__name__: one() for one in tables.TABLES}
     text = (FOLDER / "results_page.md").read_text(encoding="utf-8")
     return {
         "index.md": string.Template(text).substitute(parts, **figures()),

@@ -1,11 +1,14 @@
 """The six tables of the results page, computed from the records in bench/results."""
 
+import calendar
+import datetime
 import functools
 import json
 import pathlib
 import statistics
 import typing
 
+import loss_points
 import records
 import summary
 
@@ -18,16 +21,7 @@ GPT_2000 = "python-train-gpt-2000.json"
 GPT_SLOW_LINK = "python-train-gpt-100mbit.json"
 FASHION = "train-fashion-mnist-1gbit.json"
 PACKET, PAYLOAD = 1514, 1448  # bytes of a full Ethernet packet, and of its TCP payload
-
-CODECS = {
-    "none": "`none`",
-    "bf16": "`bf16`",
-    "int8": "`int8`",
-    "int4": "`int4`",
-    "int4+ef": "`int4+ef`",
-    "topk:density=0.01": "`topk:density=0.01`",
-    "topk:density=0.01+ef": "`topk:density=0.01+ef`",
-}
+MPI_CODECS = ("MPI_Allreduce", "none", "bf16", "int8", "int4", "topk:density=0.01")
 
 Entry = dict[str, typing.Any]
 
@@ -49,6 +43,15 @@ def only(name: str, **fields: typing.Any) -> Entry:
     return found[0]
 
 
+def values(name: str, field: str, **fields: typing.Any) -> list[float]:
+    return [one[field] for one in entries(name, **fields)]
+
+
+def seconds(name: str) -> dict[str, float]:
+    """Seconds by codec."""
+    return {one["codec"]: one["seconds"] for one in entries(name)}
+
+
 @functools.cache
 def training(name: str) -> list[summary.Training]:
     return summary.trainings(records.load([RESULTS / name]))
@@ -56,9 +59,8 @@ def training(name: str) -> list[summary.Training]:
 
 def day(name: str) -> str:
     """The day of the first record, as in 26 November 2026."""
-    months = "January February March April May June July August September October November December"
-    year, month, number = entries(name)[0]["date"][:10].split("-")
-    return f"{int(number)} {months.split()[int(month) - 1]} {year}"
+    date = datetime.date.fromisoformat(entries(name)[0]["date"][:10])
+    return f"{date.day} {calendar.month_name[date.month]} {date.year}"
 
 
 def table(heading: list[str], rows: list[list[str]]) -> str:
@@ -98,30 +100,35 @@ def spread(values: summary.Spread, digits: int, scale: float = 1.0) -> str:
     return f"{mean} ± {scale * values.known_deviation:.{digits}f}"
 
 
+def sizes() -> list[int]:
+    """The numbers of values of the MPI table."""
+    return sorted({one["count"] for one in entries(MPI)})
+
+
 def all_reduce() -> str:
     """Four ranks over shaped links, compared with MPI_Allreduce."""
-    counts = sorted({one["count"] for one in entries(MPI)})
+    counts = sizes()
     peer = only(MPI, codec="MPI_Allreduce", count=counts[-1])["seconds"]
     rows = []
-    for codec in ("MPI_Allreduce", "none", "bf16", "int8", "int4", "topk:density=0.01"):
+    for codec in MPI_CODECS:
         calls = [only(MPI, codec=codec, count=count) for count in counts]
         sent, error = calls[-1]["wire_bytes"], calls[-1]["relative_error"]
         rows.append([
-            "`MPI_Allreduce`, ring" if codec == "MPI_Allreduce" else CODECS[codec],
+            f"`{codec}`{', ring' if codec == 'MPI_Allreduce' else ''}",
             *[ms(call["seconds"]) for call in calls],
             times(peer / calls[-1]["seconds"]),
             f"{sent / 1e6:.1f} MB" if sent else "not counted",
             percent(error) if error > 1e-5 else "f32 rounding",
         ])  # fmt: skip
-    sizes = [f"{4 * count >> 20} MiB" for count in counts]
-    speed = f"speed-up at {sizes[-1]}"
-    return table(["codec", *sizes, speed, f"sent per rank at {sizes[-1]}", "relative error"], rows)
+    names = [f"{4 * count >> 20} MiB" for count in counts]
+    speed = f"speed-up at {names[-1]}"
+    return table(["codec", *names, speed, f"sent per rank at {names[-1]}", "relative error"], rows)
 
 
 def wire_seconds() -> float:
     """The time of the f32 values of the MPI table on a link of 1 Gbit/s, with packet headers."""
-    ranks, count = 4, max(one["count"] for one in entries(MPI))
-    sent = 2 * (ranks - 1) / ranks * 4 * count
+    ranks = 4
+    sent = 2 * (ranks - 1) / ranks * 4 * sizes()[-1]
     return sent * PACKET / PAYLOAD * 8 / 1e9
 
 
@@ -161,11 +168,11 @@ def slow_link() -> str:
     names = {**WAYS, "torch:powersgd": "PyTorch's `powerSGD_hook`, rank 1"}
     for codec in order:
         runs = one.codecs[codec]
-        last = runs.runs[0].epochs[-1]
+        last = runs.runs[0].last
         rows.append([
             names[codec], f"{100 * last.accuracy:.2f} %", f"{last.loss:.3f}", kib(last.wire_bytes),
             ms(last.step_seconds), ms(last.exposed_seconds), f"{last.seconds:.0f} s",
-            times(one.codecs["none"].runs[0].epochs[-1].seconds / last.seconds),
+            times(one.codecs["none"].runs[0].last.seconds / last.seconds),
         ])  # fmt: skip
     heading = ["gradient exchange", "accuracy", "training loss", "sent per step", "step"]
     return table([*heading, "of it waiting", "training", "speed-up"], rows)
@@ -182,7 +189,7 @@ def fashion() -> str:
         paired = summary.Spread.of(one.paired(codec, "none").values())
         change = "" if codec == "none" else signed(100 * paired.mean, 2)
         rows.append([
-            CODECS[codec],
+            f"`{codec}`",
             f"{spread(runs.accuracy, 2, 100)} %",
             f"{change} ± {100 * paired.deviation:.2f}" if change else "",
             ms(runs.step_mean("step_seconds")),
@@ -209,49 +216,30 @@ OPTIMIZERS = {
 }
 
 
-class Best(typing.NamedTuple):
-    """A codec at its best learning rate among the rates with most seeds."""
-
-    loss: summary.Spread
-    rate: float
-    kib: float  # sent per step, mean of the whole training
-
-
-def best(codec: str, trainings: list[summary.Training]) -> Best:
-    runs = [(one.codecs[codec], one.learning_rate) for one in trainings if codec in one.codecs]
-    seeds = max(len(found.runs) for found, _ in runs)
-    full = [(found, rate) for found, rate in runs if len(found.runs) == seeds]
-    chosen, rate = min(full, key=lambda pair: pair[0].test_loss.mean)
-    return Best(chosen.test_loss, rate, chosen.step_mean("wire_bytes") / 1024)
+def best(codec: str) -> loss_points.Point:
+    """A codec at its best learning rate in 2,000 steps of a GPT."""
+    points = loss_points.points(training(GPT_2000), "test_loss")
+    return next(one for one in points if one.codec == codec)
 
 
 def optimizers() -> str:
     """2,000 steps of a GPT, each optimizer at its best learning rate."""
-    found = training(GPT_2000)
     rows = []
     for codec, name in OPTIMIZERS.items():
-        one = best(codec, found)
+        one = best(codec)
         if one.loss.count != SEEDS:
             raise records.ReportError(f"{codec} has {one.loss.count} seeds instead of {SEEDS}")
-        sent = best("none", found).kib / one.kib
+        sent = best("none").sent / one.sent
         rows.append([
-            name, spread(one.loss, 3), f"{one.rate:g}", f"{one.kib:,.0f} KiB",
+            name, spread(one.loss, 3), f"{one.rate:g}", f"{one.sent / 1024:,.0f} KiB",
             f"1/{sent:.0f}" if sent > 1.5 else "1",
         ])  # fmt: skip
     heading = ["optimizer", "test loss", "best rate", "sent per step", "of AdamW's bytes"]
     return table(heading, rows)
 
 
-KERNELS = (
-    "none",
-    "bf16",
-    "int8",
-    "int4",
-    "hadamard:bits=4",
-    "hadamard:bits=1",
-    "topk:density=0.01",
-    "blocktopk:density=0.01",
-)
+KERNELS = ("none", "bf16", "int8", "int4", "hadamard:bits=4", "hadamard:bits=1")
+KERNELS += ("topk:density=0.01", "blocktopk:density=0.01")
 
 
 def kernel_share(codec: str, operation: str, checksum: bool = False) -> str:
@@ -285,14 +273,14 @@ def nccl(file: str) -> dict[tuple[str, str, str], float]:
     return found
 
 
-def nccl_topk(file: str) -> tuple[float, float]:
-    """Seconds of ncclAllReduce and of top-k, measured in turns in one run."""
+def nccl_topk(file: str) -> float:
+    """The time of ncclAllReduce by that of top-k, measured in turns in one run."""
     reference = 0.0
     for one in entries(file, benchmark="allreduce", count=2**26, graph=False):
         if one["codec"] == "ncclAllReduce" and one["dtype"] == "f32":
             reference = one["seconds"]
         if one["codec"] == "topk:density=0.01":
-            return reference, one["seconds"]
+            return reference / one["seconds"]
     raise records.ReportError(f"{file}: no top-k over NCCL")
 
 
@@ -303,11 +291,11 @@ def pipeline() -> float:
     """
     waiting = []
     for codec in ("torch:bf16", "int8"):
-        files = ("python-pipeline-100mbit.json", "python-pipeline-100mbit-again.json")
-        shaped = [one["exposed_seconds"] for name in files for one in entries(name, codec=codec)]
-        unshaped = entries("python-pipeline-no-link.json", codec=codec)
-        bubble = [one["exposed_seconds"] for one in unshaped]
-        waiting.append(statistics.fmean(shaped) - statistics.fmean(bubble))
+        first, again, bubble = (
+            values(f"python-pipeline-{name}.json", "exposed_seconds", codec=codec)
+            for name in ("100mbit", "100mbit-again", "no-link")
+        )
+        waiting.append(statistics.fmean(first + again) - statistics.fmean(bubble))
     return waiting[0] / waiting[1]
 
 
@@ -315,3 +303,6 @@ def paired_points(file: str, codec: str) -> float:
     """Mean difference to `none` in percentage points over common seeds."""
     [one] = training(file)
     return 100 * statistics.fmean(one.paired(codec, "none").values())
+
+
+TABLES = (all_reduce, backward, slow_link, fashion, optimizers, kernels)

@@ -12,6 +12,7 @@ import typing
 
 import palette
 import records
+import units
 
 TARGETS = (0.80, 0.85, 0.87, 0.88)
 CLEAR_FACTOR = 1.05  # smaller factors are within the drift of a shared machine
@@ -49,21 +50,13 @@ class Run:
     epochs: list[records.TrainRecord]  # in order
 
     @property
-    def accuracy(self) -> float:
-        return self.epochs[-1].accuracy
-
-    @property
-    def loss(self) -> float | None:
-        return self.epochs[-1].loss
-
-    @property
-    def test_loss(self) -> float | None:
-        return self.epochs[-1].test_loss
+    def last(self) -> records.TrainRecord:
+        return self.epochs[-1]
 
     @property
     def epoch_seconds(self) -> float:
         """The wall-clock time per epoch, computed from the length of the whole run."""
-        return self.epochs[-1].seconds / self.epochs[-1].epoch
+        return self.last.seconds / self.last.epoch
 
     def seconds_to(self, accuracy: float) -> float | None:
         return next((e.seconds for e in self.epochs if e.accuracy >= accuracy), None)
@@ -76,19 +69,13 @@ class CodecRuns:
     codec: str
     runs: list[Run]  # by seed
 
+    def ended(self, field: str) -> Spread | None:
+        """A field of the last epochs. None if a run lacks the field."""
+        return Spread.of_known(getattr(run.last, field) for run in self.runs)
+
     @property
     def accuracy(self) -> Spread:
-        return Spread.of(run.accuracy for run in self.runs)
-
-    @property
-    def loss(self) -> Spread | None:
-        """None if a run has no loss."""
-        return Spread.of_known(run.loss for run in self.runs)
-
-    @property
-    def test_loss(self) -> Spread | None:
-        """None if a run has no test loss."""
-        return Spread.of_known(run.test_loss for run in self.runs)
+        return Spread.of(run.last.accuracy for run in self.runs)
 
     @property
     def epoch_seconds(self) -> float:
@@ -104,6 +91,11 @@ class CodecRuns:
         values = (getattr(epoch, field) for run in self.runs for epoch in run.epochs)
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known else 0.0
+
+    @property
+    def exposed_share(self) -> float:
+        step = self.step_mean("step_seconds")
+        return self.step_mean("exposed_seconds") / step if step > 0 else 0.0
 
     @property
     def hidden_share(self) -> float:
@@ -135,9 +127,8 @@ class Training:
 
     def speedup(self, codec: str, baseline: str) -> float | None:
         """The ratio of the baseline's epoch time to this codec's epoch time."""
-        if baseline not in self.codecs or self.codecs[codec].epoch_seconds == 0:
-            return None
-        return self.codecs[baseline].epoch_seconds / self.codecs[codec].epoch_seconds
+        references = [runs.epoch_seconds for runs in self.codecs.values() if runs.codec == baseline]
+        return units.speedup(self.codecs[codec].epoch_seconds, references)
 
     def busy_factor(self, codec: str, baseline: str) -> float | None:
         """The factor between compute times if this factor exceeds the rest of the difference.
@@ -167,9 +158,9 @@ class Training:
         """Final accuracy minus the baseline's accuracy, per common seed."""
         if codec not in self.codecs or baseline not in self.codecs:
             return {}
-        other = {run.seed: run.accuracy for run in self.codecs[baseline].runs}
+        other = {run.seed: run.last.accuracy for run in self.codecs[baseline].runs}
         runs = self.codecs[codec].runs
-        return {run.seed: run.accuracy - other[run.seed] for run in runs if run.seed in other}
+        return {r.seed: r.last.accuracy - other[r.seed] for r in runs if r.seed in other}
 
     def accuracy_change(self, codec: str, baseline: str) -> float:
         """The mean over common seeds; without common seeds, the difference of the means."""
@@ -183,19 +174,13 @@ class Training:
         codecs = self.codecs.items()
         return pareto_front({c: (r.step_mean("wire_bytes"), r.accuracy.mean) for c, r in codecs})
 
-    def feedback_pairs(self) -> list[tuple[str, str]]:
-        """Pairs of specs without and with feedback, if both were trained."""
-        return [(spec, spec + "+ef") for spec in self.codecs if spec + "+ef" in self.codecs]
-
     @property
     def tells_losses(self) -> bool:
         """True if a logarithmic axis can show loss by bytes."""
         return all(
-            r.loss is not None and r.step_mean("wire_bytes") > 0 for r in self.codecs.values()
+            r.ended("loss") is not None and r.step_mean("wire_bytes") > 0
+            for r in self.codecs.values()
         )
-
-    def epoch_counts(self) -> set[int]:
-        return {run.epochs[-1].epoch for codec in self.codecs.values() for run in codec.runs}
 
 
 def trainings(found: list[records.Record]) -> list[Training]:

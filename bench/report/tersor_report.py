@@ -37,6 +37,7 @@ try:
     import summary
     import train_figures
     import train_section
+    from matplotlib.figure import Figure
 except ImportError as error:
     advice = f"apt-get install python3-matplotlib ({sys.executable} does not find it)"
     print(f"tersor_report: {error}: {advice}", file=sys.stderr)
@@ -69,31 +70,23 @@ def _options() -> argparse.Namespace:
         prog="tersor_report",
         description="Page, pictures and tables from tersor-bench's JSON records.",
     )
-    path = pathlib.Path
-    parser.add_argument(
-        "files", nargs="*", type=path, metavar="FILE.json", help="records, in any mixture"
-    )
-    parser.add_argument(
-        "-o", "--output", type=path, metavar="DIR", help="where index.html and SVGs go"
-    )
-    parser.add_argument("--text", action="store_true", help="print the tables")
-    parser.add_argument("--verdict", action="store_true", help="print the sentences")
-    parser.add_argument(
-        "--picture", type=path, metavar="FILE.png", help="write one picture for a README"
-    )
-    parser.add_argument("--check", action="store_true", help="only check that DIR can be written")
+    add, path = parser.add_argument, pathlib.Path
+    add("files", nargs="*", type=path, metavar="FILE.json", help="records, in any mixture")
+    text = "where index.html and SVGs go"
+    add("-o", "--output", type=path, metavar="DIR", help=text)
+    add("--text", action="store_true", help="print the tables")
+    add("--verdict", action="store_true", help="print the sentences")
+    text = "write one picture for a README"
+    add("--picture", type=path, metavar="FILE.png", help=text)
+    add("--check", action="store_true", help="only check that DIR can be written")
     options = parser.parse_args()
-    _refuse_contradictions(parser, options)
-    return options
-
-
-def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.check and options.output is None:
         parser.error("--check needs -o DIR")
     if not options.check and not options.files:
         parser.error("no FILE.json given")
     if not (options.output or options.text or options.verdict or options.picture):
         parser.error("nothing to do: give -o DIR, --text, --verdict or --picture FILE.png")
+    return options
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -116,7 +109,8 @@ def _run(options: argparse.Namespace) -> None:
         for path in page.write(options.output, sections, colours, facts):
             print(path)
     if options.picture:
-        options.picture.write_bytes(_picture(found, colours))
+        picture = _picture(found, colours)
+        picture.savefig(options.picture, format="png", dpi=PICTURE_DOTS_PER_INCH)
         print(options.picture)
 
 
@@ -152,26 +146,23 @@ def _listed(values: list[str]) -> str:
     return ", ".join(values) if len(values) < 3 else f"{values[0]} to {values[-1]}"
 
 
-def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
+def _picture(found: list[records.Record], colours: palette.Palette) -> Figure:
     trainings = summary.trainings(found)
     errors = errors_section.losses(found)
     chosen = allocate_section.allocations(found)
     if len(trainings) == 1:
-        figure = train_figures.accuracy_time(trainings[0], colours)
-    elif trainings and summary.differ_in_rate_alone(trainings):
-        figure = loss_figure.draw(trainings, colours)
-    elif not trainings and len(errors) == 1:
-        ((data, group),) = errors.items()
-        figure = errors_section.draw(data, group, colours)
-    elif not (trainings or errors) and len(chosen) == 1:
-        figure = allocate_section.draw(chosen[0], colours)
-    else:
-        raise records.ReportError(
-            "--picture needs train records of one setting (ranks and link), or of several learning "
-            "rates, else errors of one dtype and data, else allocations of one data; found "
-            f"{len(trainings)}, {len(errors)} and {len(chosen)}"
-        )
-    return page.png(figure, PICTURE_DOTS_PER_INCH)
+        return train_figures.accuracy_time(trainings[0], colours)
+    if trainings and summary.differ_in_rate_alone(trainings):
+        return loss_figure.draw(trainings, colours)
+    if not trainings and len(errors) == 1:
+        return errors_section.draw(*errors.popitem(), colours)
+    if not (trainings or errors) and len(chosen) == 1:
+        return allocate_section.draw(chosen[0], colours)
+    raise records.ReportError(
+        "--picture needs train records of one setting (ranks and link), or of several learning "
+        "rates, else errors of one dtype and data, else allocations of one data; found "
+        f"{len(trainings)}, {len(errors)} and {len(chosen)}"
+    )
 
 
 if __name__ == "__main__":

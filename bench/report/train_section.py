@@ -2,8 +2,10 @@
 
 import functools
 import statistics
+import typing
 
 import loss_figure
+import page
 import records
 import summary
 import train_figures
@@ -35,31 +37,25 @@ def _section(training: summary.Training) -> Section:
 
 
 def _headline(training: summary.Training) -> Table:
-    targets = [f"to {100 * target:g}\u00a0%" for target in summary.TARGETS]
-    columns = ["codec", "test accuracy", *targets, "bytes per step", "compression", "step"]
-    return Table(
+    targets = {f"target{i}": target for i, target in enumerate(summary.TARGETS)}
+    times = ", ".join(f"to {100 * target:g}\u00a0%={name}" for name, target in targets.items())
+    return page.table(
         "Accuracy, time and bytes",
-        [*columns, "speed vs none", "speed vs bf16"],
-        [_headline_row(training, codec) for codec in training.codecs],
+        f"codec=codec, test accuracy=accuracy, {times}, bytes per step=wire_bytes|B, "
+        "compression=compression|x, step=step_seconds|s, speed vs none=none|x, speed vs bf16=bf16|x",
+        training.codecs.values(),
         "Accuracy: of the last epoch, mean ± standard deviation over seeds. To 80 %: wall-clock "
         "time at the end of the first epoch that reaches it (n/m: only n of m seeds do; —: no seed "
         "does). Bytes: sent by one rank. Compression: bytes of none / bytes of the codec. Speed: "
         "wall-clock time of an epoch, baseline / codec.",
+        accuracy=lambda runs: accuracy_text(runs.accuracy),
+        **{name: functools.partial(time_text, target=one) for name, one in targets.items()},
+        wire_bytes=lambda runs: runs.step_mean("wire_bytes"),
+        compression=lambda runs: training.compression(runs.codec),
+        step_seconds=lambda runs: runs.step_mean("step_seconds"),
+        none=lambda runs: training.speedup(runs.codec, "none"),
+        bf16=lambda runs: training.speedup(runs.codec, "bf16"),
     )
-
-
-def _headline_row(training: summary.Training, codec: str) -> list[str]:
-    runs = training.codecs[codec]
-    return [
-        codec,
-        accuracy_text(runs.accuracy),
-        *(time_text(runs, target) for target in summary.TARGETS),
-        units.byte_count(runs.step_mean("wire_bytes")),
-        units.ratio(training.compression(codec)),
-        units.seconds(runs.step_mean("step_seconds")),
-        units.ratio(training.speedup(codec, "none")),
-        units.ratio(training.speedup(codec, "bf16")),
-    ]
 
 
 def accuracy_text(spread: summary.Spread) -> str:
@@ -68,11 +64,11 @@ def accuracy_text(spread: summary.Spread) -> str:
     return f"{100 * spread.mean:.2f} ± {100 * spread.deviation:.2f} %"
 
 
-def time_text(runs: summary.CodecRuns, target: float) -> str:
+def time_text(runs: summary.CodecRuns, target: float) -> str | None:
     """The mean over all runs with this accuracy, and their number if some runs miss the target."""
     times = runs.seconds_to(target)
     if not times:
-        return units.ABSENT
+        return None
     share = "" if len(times) == len(runs.runs) else f" ({len(times)}/{len(runs.runs)})"
     return units.seconds(statistics.fmean(times)) + share
 
@@ -116,35 +112,33 @@ def _verdict(training: summary.Training, codec: str, baseline: str) -> str:
 
 
 def _warnings(training: summary.Training) -> list[str]:
-    warnings = []
-    counts = sorted(training.epoch_counts())
+    warnings, every = [], [run for runs in training.codecs.values() for run in runs.runs]
+    counts = sorted({run.last.epoch for run in every})
     if len(counts) > 1:
         warnings.append(
             f"Careful: the runs have different lengths ({counts[0]} to {counts[-1]} epochs), so "
             "their last epochs are not alike."
         )
-    seeds = sorted({len(runs.runs) for runs in training.codecs.values()})
-    if seeds == [1]:
+    if len(every) == len(training.codecs):
         warnings.append("One seed: differences of a few tenths of a point are noise.")
     return warnings
 
 
 def _pictures(training: summary.Training) -> list[Picture]:
-    figures = train_figures
-    drawn = (
-        ("accuracy-bytes", "Accuracy against bytes sent", _bytes_caption, figures.accuracy_bytes),
-        ("accuracy-time", "Accuracy against wall-clock time", _time_caption, figures.accuracy_time),
-        ("step-time", "Where the time of a step goes", _step_caption, figures.step_time),
-    )
-    pictures = [
-        Picture(name, heading, caption(training), functools.partial(draw, training))
-        for name, heading, caption, draw in drawn
-    ]
+    def picture(name: str, heading: str, caption: str, draw: typing.Callable) -> Picture:
+        return Picture(name, heading, caption, functools.partial(draw, training))
+
+    figures, pictures = train_figures, []
+    if all(runs.step_mean("wire_bytes") > 0 for runs in training.codecs.values()):  # log axis
+        name, heading = "accuracy-bytes", "Accuracy against bytes sent"
+        pictures = [picture(name, heading, _bytes_caption(training), figures.accuracy_bytes)]
     if training.tells_losses:
         draw = functools.partial(loss_figure.draw, [training])
-        pictures.insert(1, Picture("loss-bytes", "Loss against bytes sent", LOSS_CAPTION, draw))
-    sent_none = any(runs.step_mean("wire_bytes") == 0 for runs in training.codecs.values())
-    return pictures[1:] if sent_none else pictures  # the picture's axis is logarithmic
+        pictures += [Picture("loss-bytes", "Loss against bytes sent", LOSS_CAPTION, draw)]
+    name, heading = "accuracy-time", "Accuracy against wall-clock time"
+    pictures += [picture(name, heading, _time_caption(training), figures.accuracy_time)]
+    name, heading = "step-time", "Where the time of a step goes"
+    return [*pictures, picture(name, heading, _step_caption(training), figures.step_time)]
 
 
 def _bytes_caption(training: summary.Training) -> str:
@@ -172,9 +166,7 @@ def _time_caption(training: summary.Training) -> str:
 
 
 def _step_caption(training: summary.Training) -> str:
-    shares = [
-        f"{codec} {100 * _exposed_share(runs):.0f} %" for codec, runs in training.codecs.items()
-    ]
+    shares = [f"{codec} {100 * one.exposed_share:.0f} %" for codec, one in training.codecs.items()]
     return (
         "Upper bar: the step as it passes on the clock. Dark is communication that computing did "
         f"not hide: {', '.join(shares)} of the step. Lower bar: all the work of communication, how "
@@ -183,32 +175,25 @@ def _step_caption(training: summary.Training) -> str:
     )
 
 
-def _exposed_share(runs: summary.CodecRuns) -> float:
-    step = runs.step_mean("step_seconds")
-    return runs.step_mean("exposed_seconds") / step if step > 0 else 0.0
-
-
 def _feedback_table(training: summary.Training) -> list[Table]:
-    rows = [_feedback_row(training, *pair) for pair in training.feedback_pairs()]
-    if not rows:
-        return []
+    """The pairs of specs without and with feedback that were both trained."""
+    rows = []
+    for spec, runs in training.codecs.items():
+        if fed := training.codecs.get(spec + "+ef"):
+            gains = training.paired(fed.codec, spec)
+            accuracies = [accuracy_text(one.accuracy) for one in (runs, fed)]
+            rows.append([spec, *accuracies, _points_text(gains), str(len(gains))])
     columns = ["codec", "without", "with feedback", "gain (points)", "pairs"]
     note = (
         "Gain: accuracy with minus without, mean ± standard deviation over pairs of the same seed."
     )
-    return [Table("What error feedback brings", columns, rows, note)]
+    return [Table("What error feedback brings", columns, rows, note)] if rows else []
 
 
-def _feedback_row(training: summary.Training, without: str, fed: str) -> list[str]:
-    gains = list(training.paired(fed, without).values())
-    accuracies = [accuracy_text(training.codecs[codec].accuracy) for codec in (without, fed)]
-    return [without, *accuracies, _points_text(gains), str(len(gains))]
-
-
-def _points_text(differences: list[float]) -> str:
+def _points_text(differences: dict[int, float]) -> str:
     if not differences:
         return units.ABSENT
-    spread = summary.Spread.of(differences)
+    spread = summary.Spread.of(differences.values())
     if spread.count < 2:
         return units.points(spread.mean)
     return f"{units.points(spread.mean)} ± {100 * spread.deviation:.2f}"
@@ -216,12 +201,18 @@ def _points_text(differences: list[float]) -> str:
 
 def _paired_parts(training: summary.Training) -> list[Part]:
     """Differences to `none` for common seeds, without the effect of the seed."""
-    pairs = {codec: list(training.paired(codec, "none").values()) for codec in training.codecs}
-    rows = [_paired_row(codec, diffs) for codec, diffs in pairs.items() if codec != "none"]
-    if not rows or max(map(len, pairs.values())) < 2:
+    pairs = {codec: training.paired(codec, "none") for codec in training.codecs}
+    others = {codec: found for codec, found in pairs.items() if codec != "none"}
+    if not others or max(map(len, pairs.values())) < 2:
         return []
+    rows = []
+    for codec, found in others.items():
+        ends = [units.points(choose(found.values())) for choose in (min, max) if found]
+        ends = ends or [units.ABSENT] * 2
+        rows.append([codec, _points_text(found), *ends, str(len(found))])
     columns = ["codec", "difference (points)", "worst", "best", "pairs"]
     note = "Accuracy of the last epoch minus that of none, mean ± standard deviation over pairs."
+    table = Table("Accuracy against none, same seed", columns, rows, note)
     picture = Picture(
         "accuracy-paired",
         "Accuracy against none, same seed: each pair",
@@ -229,11 +220,4 @@ def _paired_parts(training: summary.Training) -> list[Part]:
         "of the line the codec is worse.",
         functools.partial(train_figures.paired, training),
     )
-    return [Table("Accuracy against none, same seed", columns, rows, note), picture]
-
-
-def _paired_row(codec: str, differences: list[float]) -> list[str]:
-    if not differences:
-        return [codec, *[units.ABSENT] * 3, "0"]
-    extremes = [units.points(min(differences)), units.points(max(differences))]
-    return [codec, _points_text(differences), *extremes, str(len(differences))]
+    return [table, picture]

@@ -1,6 +1,7 @@
 """Numbers for readers, in a single module, so tables, captions and axes agree."""
 
 import math
+import typing
 
 ABSENT = "—"
 
@@ -52,8 +53,10 @@ def ratio(value: float | None) -> str:
     )
 
 
-def error(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.1e}"
+def speedup(seconds: float, references: typing.Iterable[float]) -> float | None:
+    """How many times longer the shortest of the references takes."""
+    least = min(references, default=None)
+    return None if least is None or seconds <= 0 else least / seconds
 
 
 def percent(fraction: float) -> str:

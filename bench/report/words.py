@@ -1,6 +1,17 @@
 """Names of codecs and hooks in words, for figures and captions."""
 
-HOOKS = {"adamw": "CompressedAdamW", "muon": "CompressedMuon", "sgd": "CompressedSGD"}
+# The words of a hook's name, and of its number.
+HOOKS = {
+    "adamw": ("CompressedAdamW", " after {} steps"),
+    "muon": ("CompressedMuon", " after {} steps"),
+    "sgd": ("CompressedSGD", " after {} steps"),
+    "onebit-adam": ("1-bit Adam", ", {} uncompressed steps"),
+    "diloco": ("DiLoCo", " every {} steps"),
+    "torchft": ("torchft's DiLoCo", " every {} steps"),
+    "server": ("parameter server", ", {}"),
+    "gossip": ("gossip", ", {}"),
+}
+PREFIXES = {"tersor": "Tersor", "weighted": "sample-weighted"}
 WHOLE = {
     "muon": "uncompressed Muon",
     "torch:fp16": "PyTorch fp16 hook",
@@ -16,20 +27,27 @@ def in_words(spec: str) -> str:
     if name == "torch":
         hook, _, rank = rest.partition("=")
         return f"PyTorch {hook.replace('powersgd', 'PowerSGD')} hook" + (rank and f", rank {rank}")
-    if name.startswith("onebit-adam"):
-        return f"1-bit Adam, {name.partition('=')[2]} uncompressed steps"
-    optimizer, _, option = name.partition(",")
-    if optimizer in HOOKS:
-        momentum = option.replace("momentum=", ", momentum ")
-        return f"{HOOKS[optimizer]}, {codec_in_words(rest)}{momentum}"
-    return codec_in_words(spec)
+    if name in PREFIXES:
+        return f"{PREFIXES[name]} {codec_in_words(rest)}"
+    head, *options = name.split(",")
+    word, _, number = head.partition("=")
+    if word not in HOOKS:
+        return codec_in_words(spec)
+    hook, of_number = HOOKS[word]
+    words = [hook + (number and of_number.format(number)), rest and codec_in_words(rest)]
+    return ", ".join(filter(None, words + [option.replace("=", " ") for option in options]))
 
 
 def codec_in_words(spec: str) -> str:
-    """ "topk:density=0.01,values=bf16+ef" becomes "topk 1 %, bf16 values, error feedback"."""
+    """ "topk:density=0.01,values=bf16+ef" becomes "topk 1 %, bf16 values, error feedback".
+
+    A second codec follows a slash.
+    """
+    if "/" in spec:
+        return " / ".join(map(codec_in_words, spec.split("/")))
     spec, plus, _ = spec.partition("+ef")
     name, _, options = spec.partition(":")
-    words = [name, *filter(None, (_option(*one.split("=")) for one in options.split(",") if one))]
+    words = [name, *(_option(*one.split("=")) for one in options.split(",") if one)]
     joined = " ".join(words[:2]) + "".join(f", {word}" for word in words[2:])
     return joined + (", error feedback" if plus else "")
 

@@ -2,19 +2,15 @@
 
 import math
 import pathlib
-import sys
 import typing
 
+import error_totals  # of bench/report, as the other modules
+import loss_points
+import records
+import summary
 from svg import Axis, Drawing, axes
 
-SOURCES = pathlib.Path(__file__).resolve().parents[2]
-RESULTS = SOURCES / "bench" / "results"
-sys.path.append(str(SOURCES / "bench" / "report"))
-
-import error_totals  # noqa: E402  of bench/report
-import loss_points  # noqa: E402
-import records  # noqa: E402
-import summary  # noqa: E402
+RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "results"
 
 MACHINES = 8
 BYTES_PER_VALUE = {"none": 4.0, "int8": 1.016, "int4": 0.531}
@@ -49,16 +45,12 @@ def link_speed() -> Drawing:
         f" among {MACHINES} machines against the rate of the link, uncompressed, with int8 and"
         " with int4.",
     )
-    drawing.text(20, 26, "Is my link slow enough?", size=17, bold=True)
-    drawing.text(
-        20,
-        48,
+    drawing.heading(
+        "Is my link slow enough?",
         f"Time to all-reduce the gradients of {MACHINES} machines, computed. Compression helps if"
         " the grey line lies above",
-        size=13,
-        colour="quiet",
+        "the time of your backward pass.",
     )
-    drawing.text(20, 66, "the time of your backward pass.", size=13, colour="quiet")
     sizes = ((1e7, "10 million parameters"), (1e8, "100 million"), (1e9, "1 billion"))
     for column, (parameters, heading) in enumerate(sizes):
         _link_panel(drawing, 70 + 264 * column, column == 0, parameters, heading)
@@ -112,11 +104,10 @@ def step_time() -> Drawing:
         ("int4+ef", "int4+ef"),
         ("topk:density=0.01+ef", "topk 1 % +ef"),
     )
-    drawing.text(20, 26, "Time per training step over a link of 1 Gbit/s", size=17, bold=True)
-    note = (
-        "4 ranks, perceptron on Fashion-MNIST, emulated link (50 µs), six seeds. Shorter is better."
+    drawing.heading(
+        "Time per training step over a link of 1 Gbit/s",
+        "4 ranks, perceptron on Fashion-MNIST, emulated link (50 µs), six seeds. Shorter is better.",
     )
-    drawing.text(20, 48, note, size=13, colour="quiet")
     for at, words in ((560, "step"), (640, "test accuracy"), (770, "sent bytes")):
         drawing.text(at, 78, words, size=13, colour="quiet")
     x = Axis(0, 0.0265, 125, 535)
@@ -174,11 +165,11 @@ def loss() -> Drawing:
     points = loss_points.points(summary.trainings(load("python-train-gpt-2000.json")), "test_loss")
     x = Axis(2**14, 2**22, 70, 830, logarithmic=True)
     y = Axis(1.33, 1.56, 440, 92)
-    drawing.text(20, 26, "Test loss of a small GPT after 2,000 steps", size=17, bold=True)
-    note = "Lower and further left is better. Blue: CompressedAdamW. Orange: CompressedMuon."
-    drawing.text(20, 48, note, size=13, colour="quiet")
-    note = "Best of at least three learning rates; bars: one standard deviation of three seeds."
-    drawing.text(20, 66, note, size=13, colour="quiet")
+    drawing.heading(
+        "Test loss of a small GPT after 2,000 steps",
+        "Lower and further left is better. Blue: CompressedAdamW. Orange: CompressedMuon.",
+        "Best of at least three learning rates; bars: one standard deviation of three seeds.",
+    )
     sizes = [(2.0**k, f"{2 ** (k - 10)} KiB" if k < 20 else f"{2 ** (k - 20)} MiB")
              for k in range(14, 23, 2)]  # fmt: skip
     losses = [(1.35, "1.35"), (1.4, "1.40"), (1.45, "1.45"), (1.5, "1.50"), (1.55, "1.55")]
@@ -196,16 +187,13 @@ def loss() -> Drawing:
         ends = [(at[0], y(point.loss.mean + sign * deviation)) for sign in (1, -1)]
         drawing.line(ends, colour=colour)
         drawing.marker(*at, shape, colour)
-        label = LOSS_LABELS[point.codec]
-        drawing.text(
-            at[0] + label.dx,
-            at[1] + label.dy,
-            label.words,
-            size=12,
-            colour=colour,
-            anchor=label.anchor,
-        )
+        _label(drawing, at, LOSS_LABELS[point.codec], colour)
     return drawing
+
+
+def _label(drawing: Drawing, at: tuple[float, float], label: Label, colour: str) -> None:
+    place = at[0] + label.dx, at[1] + label.dy
+    drawing.text(*place, label.words, size=12, colour=colour, anchor=label.anchor)
 
 
 ERROR_LABELS = {
@@ -258,11 +246,10 @@ def errors() -> Drawing:
         " and codecs of one bit and more.",
     )
     [found] = error_totals.losses(load("codecs-errors.json")).values()
-    drawing.text(20, 26, "Relative error of one encoding, without error feedback", size=17,
-                 bold=True)  # fmt: skip
     count = max(one.count for one in found)
     note = f"Gradients of a perceptron on Fashion-MNIST: {count:,} values. Lower and further left"
-    drawing.text(20, 48, f"{note} is better.", size=13, colour="quiet")
+    heading = "Relative error of one encoding, without error feedback"
+    drawing.heading(heading, f"{note} is better.")
     panels = [
         (Axis(2**-5, 2**-0.5, 70, 400, True), Axis(0.8, 1.0, 430, 96), False),
         (Axis(2**-0.25, 2**5.3, 490, 846, True), Axis(1e-7, 1.0, 430, 96, True), True),
@@ -277,14 +264,9 @@ def errors() -> Drawing:
         drawing.text((x.start + x.end) / 2, 84, kind, size=13, bold=True, anchor="middle")
         for one in found:
             if one.energy > 0 and (one.bits >= 1) == fine:
-                _error_point(drawing, (x(one.bits), y(math.sqrt(one.energy))), one.codec)
+                colour, shape = FAMILIES[one.codec.split(":")[0]]
+                at = x(one.bits), y(math.sqrt(one.energy))
+                drawing.marker(*at, shape, colour, 5)
+                _label(drawing, at, ERROR_LABELS[one.codec], colour)
     drawing.text(430, 474, "bits per value (logarithmic)", size=13, anchor="middle")
     return drawing
-
-
-def _error_point(drawing: Drawing, at: tuple[float, float], codec: str) -> None:
-    colour, shape = FAMILIES[codec.split(":")[0]]
-    drawing.marker(*at, shape, colour, 5)
-    label = ERROR_LABELS[codec]
-    drawing.text(at[0] + label.dx, at[1] + label.dy, label.words, size=12, colour=colour,
-                 anchor=label.anchor)  # fmt: skip

@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 sys.dont_write_bytecode = True
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "report"))
 
 import charts  # noqa: E402
 import diagrams  # noqa: E402

@@ -16,7 +16,7 @@ from image_files import write_idx
 torch = pytest.importorskip("torch")
 
 from tersor import _text  # noqa: E402  torch comes first
-from tersor.bench import data, hooks, loose_hooks, sharded_hooks  # noqa: E402  torch comes first
+from tersor.bench import data, hooks, sharded_hooks  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
 from tersor.bench.measures import parameter_count, ring_bytes  # noqa: E402
@@ -265,9 +265,9 @@ def test_an_optimizer_has_no_backward_pass(name: str, capsys: pytest.CaptureFixt
     ["server:int8", "server=SSP:int8", "server=BSP", "gossip=star:int8", "gossip=ring,step=:int8"],
 )
 def test_loose_hooks_that_are_none(name: str) -> None:
-    assert loose_hooks.has(name)
+    assert hooks.in_optimizer(name)
     with pytest.raises(BenchmarkError, match=r"BSP\|SSPn\|ASP"):
-        loose_hooks.check(name)
+        hooks.check(name)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_loose_hooks_that_are_none(name: str) -> None:
     ["server=BSP:int8+ef", "server=SSP12:int8/bf16", "gossip=torus,step=.5:topk:density=0.1"],
 )
 def test_loose_hooks(name: str) -> None:
-    assert loose_hooks.has(name)
-    loose_hooks.check(name)
+    assert hooks.in_optimizer(name)
+    hooks.check(name)
 
 
 def test_ddp_gathers_no_weights(capsys: pytest.CaptureFixture[str]) -> None:

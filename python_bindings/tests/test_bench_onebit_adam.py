@@ -152,6 +152,6 @@ def test_hooks_that_there_are_not(name: str) -> None:
 
 def test_it_stands_for_adamw_only() -> None:
     weights = [torch.nn.Parameter(torch.zeros(3))]
-    hook = hooks.OneBitAdamHook(torch.nn.ParameterList(weights), 5)
+    hook = hooks.attach(torch.nn.ParameterList(weights), "onebit-adam=5")
     with pytest.raises(BenchmarkError, match="needs AdamW"):
         hook.optimizer(torch.optim.SGD(weights))

@@ -106,6 +106,14 @@ class Words(unittest.TestCase):
             ("torch:powersgd=4", "PyTorch PowerSGD hook, rank 4"),
             ("torch:fp16", "PyTorch fp16 hook"),
             ("onebit-adam=400", "1-bit Adam, 400 uncompressed steps"),
+            ("adamw=50:int8+ef", "CompressedAdamW after 50 steps, int8, error feedback"),
+            ("diloco=20,rate=1:int4+ef/bf16",
+             "DiLoCo every 20 steps, int4, error feedback / bf16, rate 1"),
+            ("torchft=20,delay=4", "torchft's DiLoCo every 20 steps, delay 4"),
+            ("server=BSP:int8+ef", "parameter server, BSP, int8, error feedback"),
+            ("gossip=ring:int8", "gossip, ring, int8"),
+            ("tersor:none", "Tersor none"),
+            ("weighted:int8", "sample-weighted int8"),
         ):
             self.assertEqual(in_words(spec), words)
 

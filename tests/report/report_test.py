@@ -1,7 +1,6 @@
 """Tests of the report program: numbers, files and errors. Requires a python3 with matplotlib."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import math
@@ -222,10 +221,10 @@ class Numbers(Folder):
     def test_loss_is_that_of_the_last_epoch_where_all_runs_tell(self) -> None:
         runs = training("none", [0.8], loss=1.0) + training("none", [0.8], loss=2.0, seed=2)
         found = self.training(runs)
-        self.assertAlmostEqual(found.codecs["none"].loss.mean, 1.5)
+        self.assertAlmostEqual(found.codecs["none"].ended("loss").mean, 1.5)
         self.assertTrue(found.tells_losses)
         found = self.training([*runs, *training("int8", [0.8], loss=None)])
-        self.assertIsNone(found.codecs["int8"].loss)
+        self.assertIsNone(found.codecs["int8"].ended("loss"))
         self.assertFalse(found.tells_losses)
 
     def test_a_picture_shows_each_codec_at_its_best_rate(self) -> None:
@@ -358,7 +357,7 @@ class Page(Folder):
             text = xml.tostring(root, encoding="unicode")
             style = palette.css()
             self.assertIn(style.replace("\n", ""), text.replace("\n", ""))
-            for name, colour in dataclasses.asdict(palette.LIGHT).items():
+            for name, colour in vars(palette.LIGHT).items():
                 self.assertNotIn(colour, text.replace(style, ""), name)
             self.assertIn("fill: var(--paper)", text)
             self.assertIn("fill: var(--ink)", text)

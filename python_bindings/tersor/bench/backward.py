@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tersor.bench import hooks, sharded_hooks, split_hooks
-from tersor.bench.errors import BenchmarkError, check_error
+from tersor.bench.errors import check_error, refuse
 from tersor.bench.hook_kinds import Hook
 from tersor.bench.measures import mark_of, parameter_count
 from tersor.bench.models import MixtureOfExperts
@@ -34,20 +34,20 @@ Parallel = Literal["ddp", "fsdp", "experts"]
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The sizes of a case: gradients and buckets in MiB (None: DDP's), rows of input."""
+    """The options of a case: gradients and buckets in MiB (None: DDP's), rows of input."""
 
-    gradient_mib: int
+    mib: int
     rows: int
-    bucket_mib: float | None
-    parallel: Parallel = "ddp"
-    weights: str | None = None  # a codec for FSDP2's all-gathers, with Tersor's codecs
-    speeds: tuple[float, ...] = ()  # of each rank; empty: 1
-    row_seconds: float = 0.0  # that a step waits for each row on a rank of speed 1
+    bucket: float | None
+    parallel: Parallel
+    weights: str | None  # a codec for FSDP2's all-gathers, with Tersor's codecs
+    speeds: list[float]  # of each rank; empty: 1
+    row_seconds: float | None  # that a step waits for each row on a rank of speed 1
 
     @property
     def layers(self) -> int:
         """The number of layers of 4 MiB."""
-        return max(1, self.gradient_mib * 2**20 // LAYER_BYTES)
+        return max(1, self.mib * 2**20 // LAYER_BYTES)
 
     def speed(self, rank: int) -> float:
         """The speed of a rank."""
@@ -75,42 +75,29 @@ class Shape:
             return split_hooks.ExpertHook(self.chain(device), name)
         if self.parallel == "fsdp":
             return sharded_hooks.attach(self.chain(device), name, self.weights)
-        return hooks.attach(self.chain(device), name, self.bucket_mib)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """One iteration."""
-
-    seconds: float
-    step_seconds: float
-    interface_bytes: float
+        return hooks.attach(self.chain(device), name, self.bucket)
 
 
 class Pass:
-    """A forward and a backward pass of a model with constant data.
+    """A forward and a backward pass of a model with constant data. The loss is the mean of the
+    rows of this rank's input."""
 
-    Attributes:
-        rows: The rows of this rank's input. The loss is their mean.
-    """
-
-    def __init__(
-        self, model: nn.Module, name: str, shape: Shape, world: World, hook: Hook | None
-    ) -> None:
-        """``hook``: the model's hook with this ``name``, or None."""
-        self._model, self._world, self._hook = model, world, hook
+    def __init__(self, model: nn.Module | Hook, name: str, shape: Shape, world: World) -> None:
+        """``model``: with this hook, or without one."""
+        self._hook = model if isinstance(model, Hook) else None
+        self._model = model.model if isinstance(model, Hook) else model
+        self._world = world
         self.rows = shape.rows_of(name, world.rank)
-        self._pause = self.rows * shape.row_seconds / shape.speed(world.rank)
+        self._pause = self.rows * (shape.row_seconds or 0.0) / shape.speed(world.rank)
         self._counts_forward = shape.parallel == "experts"
         self._mark = mark_of(world.device)
         draw = torch.Generator().manual_seed(1 + world.rank)
-        self._inputs, self._weights = (
-            torch.randn(shape.rows, WIDTH, generator=draw)[: self.rows].to(world.device)
-            for _ in range(2)
-        )
+        values = (torch.randn(shape.rows, WIDTH, generator=draw)[: self.rows] for _ in range(2))
+        self._inputs, self._weights = (one.to(world.device) for one in values)
 
-    def run(self) -> Sample:
-        """One pass of all ranks."""
+    def run(self) -> tuple[float, float, float]:
+        """One pass of all ranks: the measured seconds, the seconds of the step, and the bytes of
+        the interface."""
         self._model.zero_grad()
         self._world.meet()
         sent = interface_bytes()
@@ -123,11 +110,9 @@ class Pass:
         loss.backward()  # type: ignore[no-untyped-call]
         end = self._mark()
         self._world.meet()
-        return Sample(
-            (start if self._counts_forward else forward_end).seconds_until(end),
-            start.seconds_until(end),
-            (interface_bytes() - sent) / self._world.ranks_here,
-        )
+        begin = start if self._counts_forward else forward_end
+        interface = (interface_bytes() - sent) / self._world.ranks_here
+        return begin.seconds_until(end), start.seconds_until(end), interface
 
     def gradients(self) -> Tensor:
         """The gradients of the last pass; shards are gathered."""
@@ -138,7 +123,7 @@ class Pass:
 
 def _exact(name: str, shape: Shape, world: World) -> Tensor:
     """The mean gradient over all ranks' rows, in f64."""
-    alone = Pass(shape.chain(world.device), name, shape, world, None)
+    alone = Pass(shape.chain(world.device), name, shape, world)
     alone.run()
     (rows,) = world.mean([alone.rows])
     total = alone.gradients().double() * (alone.rows / rows)
@@ -153,8 +138,8 @@ class Case:
         exact = _exact(name, shape, world)
         self.name, self._world = name, world
         self.hook = shape.attach(name, world.device)
-        self._pass = Pass(self.hook.model, name, shape, world, self.hook)
-        self._samples: list[Sample] = []
+        self._pass = Pass(self.hook, name, shape, world)
+        self._samples: list[list[float]] = []  # times of the slowest rank, and mean bytes
         self.relative_error = self._warm_up(exact)
 
     def _warm_up(self, exact: Tensor) -> float:
@@ -175,29 +160,27 @@ class Case:
         reduced = self._pass.gradients()
         error = float((reduced - exact).norm() / exact.norm())
         check_error(self.name, "the gradients", error)
-        if not self._world.same_everywhere(reduced):
-            raise BenchmarkError(f"{self.name}: ranks hold different gradients")
+        differs = not self._world.same_everywhere(reduced)
+        refuse(differs, f"{self.name}: ranks hold different gradients")
         return error
 
     def run(self) -> None:
-        """One iteration: the times of the slowest rank."""
-        own = self._pass.run()
-        slowest = self._world.slowest([own.seconds, own.step_seconds])
-        interface_bytes = self._world.mean([own.interface_bytes])[0]
-        self._samples.append(Sample(slowest[0], slowest[1], interface_bytes))
+        """One iteration."""
+        *seconds, interface = self._pass.run()
+        self._samples.append([*self._world.slowest(seconds), *self._world.mean([interface])])
 
     def result(self) -> Record:
-        """Medians over iterations of the slowest rank. Bytes are the mean over ranks."""
-        steps, samples = len(self._samples), self._samples
+        """Medians over iterations. Bytes are the mean over ranks."""
+        seconds, step_seconds, interface = zip(*self._samples, strict=True)
         return {
             "codec": self.name,
             "count": parameter_count(self.hook.model),
-            "seconds": statistics.median(one.seconds for one in samples),
-            "step_seconds": statistics.median(one.step_seconds for one in samples),
+            "seconds": statistics.median(seconds),
+            "step_seconds": statistics.median(step_seconds),
             "relative_error": self.relative_error,
-            "interface_bytes": statistics.fmean(one.interface_bytes for one in samples),
+            "interface_bytes": statistics.fmean(interface),
             "wire_bytes_are": self.hook.bytes_are,
-            **self.hook.traffic(steps).mean(steps, self._world).fields(),
+            **self.hook.step_traffic(len(seconds), self._world),
         }
 
 
@@ -214,8 +197,8 @@ def measure(
         for case in cases[first:] + cases[:first]:
             case.run()
     results = [case.result() for case in cases]
-    alone = Pass(shape.chain(world.device), "none", shape, world, None)
-    compute_seconds = min(world.slowest([alone.run().seconds])[0] for _ in range(3))
+    alone = Pass(shape.chain(world.device), "none", shape, world)
+    compute_seconds = min(world.slowest([alone.run()[0]])[0] for _ in range(3))
     for case in cases:
         case.hook.close()
     return compute_seconds, results

@@ -14,10 +14,10 @@ import os
 import torch.distributed as dist
 
 from tersor import _text
-from tersor.bench import hooks, loose_hooks, sharded_hooks, split_hooks
+from tersor.bench import hooks, sharded_hooks, split_hooks
 from tersor.bench.backward import EXPERTS, Shape, measure
-from tersor.bench.errors import BenchmarkError, stateless_codec
-from tersor.bench.records import Record, RecordFile, add, columns, positive_number, table
+from tersor.bench.errors import BenchmarkError, refuse, stateless_codec
+from tersor.bench.records import Record, RecordFile, add, columns, positive_number, some, table
 from tersor.bench.world import World, add_world, run_on_ranks
 
 GRADIENT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
@@ -66,48 +66,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Measures on all ranks. Returns the exit status."""
     chosen.hooks = chosen.hooks or DEFAULT_HOOKS[chosen.parallel]
+    kind, speeds = chosen.parallel, chosen.speeds
     for name in chosen.hooks:
-        if hooks.in_optimizer(name) or loose_hooks.has(name):
-            raise BenchmarkError(
-                f"{name}: exchanges in the optimizer's step; use it with train only"
-            )
-    for name in chosen.hooks:
-        CHECKS[chosen.parallel](name)
-    if chosen.weights is not None and chosen.parallel != "fsdp":
-        raise BenchmarkError("--weights are gathered with --parallel fsdp only")
-    if chosen.bucket is not None and chosen.parallel != "ddp":
-        raise BenchmarkError(
-            "--bucket is for DDP only; elsewhere the gradients of a layer are sent together"
-        )
+        text = f"{name}: exchanges in the optimizer's step; use it with train only"
+        refuse(hooks.in_optimizer(name), text)
+        CHECKS[kind](name)
+        text = f"{hooks.WEIGHTED}CODEC is for DDP only, where each rank has its own rows"
+        refuse(kind != "ddp" and name.startswith(hooks.WEIGHTED), text)
+    text = "--weights are gathered with --parallel fsdp only"
+    refuse(chosen.weights is not None and kind != "fsdp", text)
+    text = "--bucket is for DDP only; elsewhere the gradients of a layer are sent together"
+    refuse(chosen.bucket is not None and kind != "ddp", text)
     ranks = int(os.environ.get("WORLD_SIZE", chosen.ranks))
-    if chosen.speeds and len(chosen.speeds) != ranks:
-        raise BenchmarkError(
-            f"--speeds has {len(chosen.speeds)} numbers for {ranks} ranks: give one per rank"
-        )
-    if chosen.speeds and not chosen.row_seconds:
-        raise BenchmarkError("--speeds needs --row-seconds, the time that a slower rank multiplies")
-    if chosen.parallel != "ddp" and any(name.startswith(hooks.WEIGHTED) for name in chosen.hooks):
-        raise BenchmarkError(
-            f"{hooks.WEIGHTED}CODEC is for DDP only, where each rank has its own rows"
-        )
+    text = f"--speeds has {len(speeds)} numbers for {ranks} ranks: give one per rank"
+    refuse(speeds and len(speeds) != ranks, text)
+    text = "--speeds needs --row-seconds, the time that a slower rank multiplies"
+    refuse(speeds and not chosen.row_seconds, text)
     return run_on_ranks(_measure, chosen)
 
 
 def _measure(chosen: argparse.Namespace, world: World) -> None:
     records = RecordFile(chosen.json if world.leads else None)
-    shape = Shape(
-        chosen.mib,
-        chosen.rows,
-        chosen.bucket,
-        chosen.parallel,
-        chosen.weights,
-        tuple(chosen.speeds),
-        chosen.row_seconds or 0.0,
-    )
+    shape = Shape(**some(chosen, "mib rows bucket parallel weights speeds row_seconds"))
     compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
     if not world.leads:
         return
-    setting = _setting(chosen, world, shape)
+    setting = _setting(chosen, world)
     for result in results:
         records.add({**setting, **result, "compute_seconds": compute_seconds})
     weights = "" if shape.weights is None else f", weights by {shape.weights} beside our codecs"
@@ -123,15 +107,14 @@ def _measure(chosen: argparse.Namespace, world: World) -> None:
     print(table(COLUMNS, results), flush=True)
 
 
-def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
+def _setting(chosen: argparse.Namespace, world: World) -> Record:
+    given = some(chosen, "speeds row_seconds")
     return {
         "benchmark": "backward",
-        "parallel": shape.parallel,
-        "weights": shape.weights,
+        **some(chosen, "parallel weights"),
         **world.described(chosen.link),
         "dtype": "f32",
-        "rows": shape.rows,
-        **({"speeds": list(shape.speeds)} if shape.speeds else {}),
-        **({"row_seconds": shape.row_seconds} if shape.row_seconds else {}),
+        "rows": chosen.rows,
+        **{name: value for name, value in given.items() if value},
         "iterations": chosen.iterations,
     }

@@ -6,14 +6,13 @@ relative to NumPy's copy, in slices on as many threads. Input: NumPy arrays.
 
 import argparse
 import concurrent.futures
-import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from tersor.arrays import empty_bytes
 from tersor.bench.errors import check_error, stateless_codec
-from tersor.bench.records import Record, add, columns, report, seconds_of
+from tersor.bench.records import Record, add, columns, in_turns, report
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
 COLUMNS = columns(
@@ -37,6 +36,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _measure(spec: str, chosen: argparse.Namespace) -> Iterator[Record]:
+    """The records of ``tersor-bench report``; frames carry a checksum, the library's default."""
     gradient = np.random.default_rng(1).standard_normal(chosen.mib * 2**18, dtype=np.float32)
     codec = stateless_codec(spec, chosen.threads)
     frame = empty_bytes(codec.max_payload_bytes(gradient), gradient)
@@ -51,10 +51,20 @@ def _measure(spec: str, chosen: argparse.Namespace) -> Iterator[Record]:
     }
     moved_bytes = gradient.nbytes + payload.nbytes
     for name, action in actions.items():
+        seconds, copy_seconds = _times(action, moved_bytes, chosen.threads, chosen.repetitions)
         yield {
             "codec": spec,
             "operation": name,
-            **_times(action, moved_bytes, chosen.threads, chosen.repetitions),
+            "benchmark": "codecs",
+            "dtype": "f32",
+            "isa": "best",
+            "threads": chosen.threads,
+            "seconds": seconds,
+            "baseline": "copy",
+            "baseline_seconds": copy_seconds,
+            "ratio": copy_seconds / seconds,
+            "gigabytes_per_second": moved_bytes / seconds / 1e9,
+            "checksum": True,
             "payload_bytes": payload.nbytes,
             "relative_error": error,
             "count": gradient.size,
@@ -63,35 +73,11 @@ def _measure(spec: str, chosen: argparse.Namespace) -> Iterator[Record]:
 
 def _times(
     action: Callable[[], object], moved_bytes: int, threads: int, repetitions: int
-) -> Record:
-    """Medians of the action and of a copy that reads and writes as many bytes, in turns.
-
-    The records of ``tersor-bench report``; frames carry a checksum, the library's default.
-    """
+) -> tuple[float, float]:
+    """Medians of the action and of a copy that reads and writes as many bytes, in turns."""
     source = np.ones(moved_bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)
-    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+    parts = np.array_split(target, threads), np.array_split(source, threads)
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-
-        def copy() -> None:
-            if threads == 1:
-                np.copyto(target, source)
-                return
-            for done in [pool.submit(np.copyto, *part) for part in parts]:
-                done.result()
-
-        pairs = [(seconds_of(action), seconds_of(copy)) for _ in range(1 + repetitions)]
-    runs = zip(*pairs[1:], strict=True)  # the first run touches new memory
-    seconds, copy_seconds = map(statistics.median, runs)
-    return {
-        "benchmark": "codecs",
-        "dtype": "f32",
-        "isa": "best",
-        "threads": threads,
-        "seconds": seconds,
-        "baseline": "copy",
-        "baseline_seconds": copy_seconds,
-        "ratio": copy_seconds / seconds,
-        "gigabytes_per_second": moved_bytes / seconds / 1e9,
-        "checksum": True,
-    }
+        each: Callable[..., Iterator[None]] = map if threads == 1 else pool.map
+        return in_turns(action, lambda: list(each(np.copyto, *parts)), repetitions)[:2]

@@ -13,7 +13,7 @@ import subprocess
 import numpy as np
 import numpy.typing as npt
 
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import BenchmarkError, refuse
 
 FASHION_MNIST_FOLDER = pathlib.Path("/usr/share/datasets/fashion-mnist")
 BIBLE_COMMAND = ("bible", "-f", "gen1:1-rev22:21")
@@ -48,8 +48,8 @@ def load_images(folder: pathlib.Path, part: str) -> Images:
     """
     pixels = _read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
     labels = _read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
-    if len(pixels) != len(labels):
-        raise BenchmarkError(f"{folder}: {len(pixels)} {part} images have {len(labels)} labels")
+    text = f"{folder}: {len(pixels)} {part} images have {len(labels)} labels"
+    refuse(len(pixels) != len(labels), text)
     return Images(pixels, labels)
 
 
@@ -58,11 +58,11 @@ def _read_idx(path: pathlib.Path, dimensions: int) -> Bytes:
     content = _read_plain_or_gzip(path)
     head_bytes = 4 + 4 * dimensions
     magic = bytes([0, 0, 8, dimensions])  # two zeros, "unsigned bytes", dimensions
-    if content[:4] != magic or len(content) < head_bytes:
-        raise BenchmarkError(f"{path} is not an IDX file of bytes with {dimensions} dimensions")
+    is_another = content[:4] != magic or len(content) < head_bytes
+    refuse(is_another, f"{path} is not an IDX file of bytes with {dimensions} dimensions")
     shape = [int(extent) for extent in np.frombuffer(content, ">u4", dimensions, offset=4)]
-    if len(content) - head_bytes != int(np.prod(shape)):
-        raise BenchmarkError(f"{path} does not have {shape} values: the file is damaged")
+    is_damaged = len(content) - head_bytes != int(np.prod(shape))
+    refuse(is_damaged, f"{path} does not have {shape} values: the file is damaged")
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
 
@@ -71,10 +71,8 @@ def _read_plain_or_gzip(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
     except (OSError, EOFError) as error:
-        raise BenchmarkError(
-            f"cannot read {path}[.gz]: {error}; install the package dataset-fashion-mnist or give "
-            "--data FOLDER"
-        ) from error
+        remedy = "install the package dataset-fashion-mnist or give --data FOLDER"
+        raise BenchmarkError(f"cannot read {path}[.gz]: {error}; {remedy}") from error
 
 
 def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indices]:
@@ -94,24 +92,19 @@ def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indice
 def load_text(path: pathlib.Path | None) -> Text:
     """The text of a file; by default the King James Bible. Raises BenchmarkError without a text."""
     characters = _read_bible() if path is None else _read_file(path)
-    alphabet = "".join(sorted(set(characters)))
-    if not 2 <= len(alphabet) <= 256:
-        raise BenchmarkError(f"the text has {len(alphabet)} different characters: give 2 to 256")
-    index = {character: i for i, character in enumerate(alphabet)}
-    indices = np.fromiter((index[character] for character in characters), np.uint8)
+    codes = np.frombuffer(characters.encode("utf-32-le"), "<u4")
+    found, places = np.unique(codes, return_inverse=True)
+    is_wrong = not 2 <= len(found) <= 256
+    refuse(is_wrong, f"the text has {len(found)} different characters: give 2 to 256")
+    alphabet, indices = "".join(map(chr, found)), places.astype(np.uint8)
     border = len(indices) - int(len(indices) * VALIDATION_SHARE)
     return Text(alphabet, indices[:border], indices[border:])
 
 
 def _read_bible() -> str:
-    program = shutil.which(BIBLE_COMMAND[0])
-    if program is None:
-        raise BenchmarkError(
-            "no program `bible`: install the packages bible-kjv and bible-kjv-text, or give "
-            "--data FILE"
-        )
-    command = [program, *BIBLE_COMMAND[1:]]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    remedy = "install the packages bible-kjv and bible-kjv-text, or give --data FILE"
+    refuse(shutil.which(BIBLE_COMMAND[0]) is None, f"no program `bible`: {remedy}")
+    return subprocess.run(BIBLE_COMMAND, capture_output=True, text=True, check=True).stdout
 
 
 def _read_file(path: pathlib.Path) -> str:

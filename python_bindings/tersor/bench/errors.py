@@ -7,10 +7,16 @@ class BenchmarkError(Exception):
     """A wrong option, missing data or a wrong result. The message is one line."""
 
 
+def refuse(is_wrong: object, message: str) -> None:
+    """Raises BenchmarkError with the message if ``is_wrong``."""
+    if is_wrong:
+        raise BenchmarkError(message)
+
+
 def check_error(name: str, what: str, relative_error: float) -> None:
     """Raises BenchmarkError for an error of 1 (all zeros) or more. Wrong results are not timed."""
-    if not relative_error < 1.0:
-        raise BenchmarkError(f"{name}: the relative error of {what} is {relative_error:.3g}")
+    message = f"{name}: the relative error of {what} is {relative_error:.3g}"
+    refuse(not relative_error < 1.0, message)
 
 
 def stateless_codec(spec: str, threads: int = 1) -> tersor.Codec:
@@ -19,6 +25,5 @@ def stateless_codec(spec: str, threads: int = 1) -> tersor.Codec:
         codec = tersor.Codec(spec, threads=threads)
     except tersor.InvalidArgumentError as error:
         raise BenchmarkError(str(error)) from error
-    if codec.has_feedback:
-        raise BenchmarkError(f"{spec}: give a codec without feedback, so without +ef")
+    refuse(codec.has_feedback, f"{spec}: give a codec without feedback, so without +ef")
     return codec

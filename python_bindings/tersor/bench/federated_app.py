@@ -9,7 +9,7 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flwr.client
@@ -25,7 +25,6 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 import tersor.federated.flower
 from tersor.bench import data
-from tersor.bench.errors import BenchmarkError
 
 PLAIN, THEIRS, OURS = "plain", "secagg+", "secure"  # the ways without a codec name
 SIZES = (784, 128, 10)
@@ -164,24 +163,6 @@ def _answer(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-class _FedAvg(FedAvg):
-    """FedAvg that raises if a reply is missing, because only whole rounds are measured."""
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        came = list(replies)
-        errors = [one.error.reason for one in came if one.has_error()]
-        if errors or not came:
-            raise BenchmarkError(f"round {server_round} is incomplete: {errors}")
-        return super().aggregate_train(server_round, came)
-
-
-class _LegacyFedAvg(flwr.server.strategy.FedAvg):
-    def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
-        if failures or len(results) != self.min_fit_clients:
-            raise BenchmarkError(f"round {server_round} is incomplete: {failures}")
-        return super().aggregate_fit(server_round, results, failures)
-
-
 def serve(grid: Grid, context: Context) -> list[float]:
     """Trains. Returns the test accuracy after each round."""
     config = context.run_config
@@ -196,7 +177,7 @@ def serve(grid: Grid, context: Context) -> list[float]:
 def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> None:
     config = context.run_config
     clients = int(config["clients"])
-    strategy: Strategy = _FedAvg(
+    strategy: Strategy = FedAvg(
         fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients
     )
     if config["way"] == OURS:
@@ -218,7 +199,7 @@ def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> No
 def _serve_legacy(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> None:
     config = context.run_config
     clients = int(config["clients"])
-    strategy = _LegacyFedAvg(
+    strategy = flwr.server.strategy.FedAvg(
         fraction_evaluate=0.0,
         min_fit_clients=clients,
         min_available_clients=clients,

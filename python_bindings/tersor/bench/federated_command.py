@@ -21,10 +21,10 @@ import flwr
 from flwr.app import Context, RecordDict
 
 from tersor.bench import data, federated_app
-from tersor.bench.errors import BenchmarkError, stateless_codec
+from tersor.bench.errors import refuse, stateless_codec
 from tersor.bench.federated_link import Link
 from tersor.bench.federated_nodes import Nodes
-from tersor.bench.records import Record, RecordFile, add, columns, some, table
+from tersor.bench.records import Record, add, columns, some, table, written
 
 WAYS = [federated_app.PLAIN, "int8", "int4+ef", federated_app.THEIRS, federated_app.OURS]
 COLUMNS = columns(
@@ -51,22 +51,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Trains in each way."""
-    if chosen.clients < 2:
-        raise BenchmarkError("federated: give at least 2 clients, 1 round and 1 seed")
-    if len(set(chosen.ways)) != len(chosen.ways) or not chosen.clip > 0:
-        raise BenchmarkError("--ways: give each once; --clip: a number above 0")
-    if federated_app.THEIRS in chosen.ways and chosen.clients < 3:
-        raise BenchmarkError("secagg+ needs 3 clients: give more, or other --ways")
+    refuse(chosen.clients < 2, "federated: give at least 2 clients, 1 round and 1 seed")
+    is_wrong = len(set(chosen.ways)) != len(chosen.ways) or not chosen.clip > 0
+    refuse(is_wrong, "--ways: give each once; --clip: a number above 0")
+    is_wrong = federated_app.THEIRS in chosen.ways and chosen.clients < 3
+    refuse(is_wrong, "secagg+ needs 3 clients: give more, or other --ways")
     for way in chosen.ways:
         if way not in WAYS:
             stateless_codec(way.removesuffix("+ef"))
     data.load_images(chosen.data, "train")
-    file, found = RecordFile(chosen.json), []
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder, _runs(chosen, pathlib.Path(folder)) as train:
-        for way in chosen.ways:
-            found.append(_measure(way, train, chosen, pathlib.Path(folder)))
-            file.add(found[-1])
+    with tempfile.TemporaryDirectory() as name, _runs(chosen, pathlib.Path(name)) as train:
+        measured = (_measure(way, train, chosen, pathlib.Path(name)) for way in chosen.ways)
+        found = written(chosen, measured)
     plain = next((one["wire_bytes"] for one in found if one["way"] == WAYS[0]), None)
     for one in found:
         one["of_plain"] = plain and one["wire_bytes"] / plain
@@ -94,24 +91,16 @@ def _measure(way: str, train: Run, chosen: argparse.Namespace, folder: pathlib.P
     for seed in range(1, 1 + chosen.seeds):
         results = folder / f"{way}-{seed}"
         results.mkdir()
-        train(
-            {
-                **some(chosen, "clients rounds clip"),
-                "way": way,
-                "seed": seed,
-                "data": str(chosen.data),
-                "results": str(results),
-            }
-        )
+        own = {"way": way, "seed": seed, "data": str(chosen.data), "results": str(results)}
+        train({**some(chosen, "clients rounds clip"), **own})
         accuracies.append(json.loads((results / "server.json").read_text())[-1])
         for path in results.glob("client-*.jsonl"):
             messages += [json.loads(line) for line in path.read_text().splitlines()]
     parts = chosen.clients * chosen.rounds * chosen.seeds
-    errors = [one["error"] for one in messages if "error" in one]
+    errors = [f": {one['error']}" for one in messages if "error" in one]
     trained = sum(one["training"] > 0 for one in messages) - len(errors)
-    if errors or trained != parts:
-        reason = f": {errors[0]}" if errors else ""
-        raise BenchmarkError(f"{way}: clients answered {trained} rounds, not {parts}{reason}")
+    text = f"{way}: clients answered {trained} rounds, not {parts}" + "".join(errors[:1])
+    refuse(errors or trained != parts, text)
     training = sum(one["training"] for one in messages) / parts
     return {
         "benchmark": "federated",

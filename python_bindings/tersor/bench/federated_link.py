@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import BenchmarkError, refuse
 
 PROGRAMS = pathlib.Path(sys.executable).parent  # pip installs programs here
 QUIET = {
@@ -55,34 +55,26 @@ class Link:
 
     def __init__(self, folder: pathlib.Path, clients: int) -> None:
         self._folder, self._clients = folder, clients
-        own = {
-            "FLWR_HOME": str(folder / "home"),
-            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}",  # of other programs
-        }
-        self._environment = os.environ | QUIET | own
+        path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"  # of other programs
+        self._environment = os.environ | QUIET | {"FLWR_HOME": str(folder / "home"), "PATH": path}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._terminated: Any = signal.getsignal(signal.SIGTERM)
 
     def open(self) -> None:
         """Starts the processes. Raises BenchmarkError if Flower does not start. ``close`` ends the
         started processes in both cases. SIGTERM becomes SystemExit to let ``close`` run."""
-        if not (PROGRAMS / "flower-superlink").exists():
-            raise BenchmarkError(f"no flower-superlink in {PROGRAMS}: pip install 'flwr>=1.30'")
+        is_missing = not (PROGRAMS / "flower-superlink").exists()
+        refuse(is_missing, f"no flower-superlink in {PROGRAMS}: pip install 'flwr>=1.30'")
         self._terminated = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         port = _free_port()
         (self._folder / "home").mkdir()
         settings = self._folder / "home" / "config.toml"
         settings.write_text(SETTINGS.format(port=port), encoding="utf-8")
-        self._start(
-            "flower-superlink", "--insecure", "--disable-runtime-dependency-installation",
-            "--port", str(port),
-        )  # fmt: skip
+        self._start(f"flower-superlink --disable-runtime-dependency-installation --port {port}")
         self._wait_for(port)
         for partition in range(self._clients):
-            self._start(
-                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}",
-                "--node-config", f"partition-id={partition}", "--port", str(_free_port()),
-            )  # fmt: skip
+            own = f"--node-config partition-id={partition} --port {_free_port()}"
+            self._start(f"flower-supernode --superlink 127.0.0.1:{port} {own}")
 
     def close(self) -> None:
         """Ends the processes and their children."""
@@ -94,33 +86,30 @@ class Link:
 
     def run(self, config: Mapping[str, Any], timeout: float) -> None:
         """Runs the app to the end. Raises BenchmarkError if the app wrote no result."""
-        app = self._folder / "app"
+        app, late = self._folder / "app", ""
         app.mkdir(exist_ok=True)
         lines = [f"{key} = {_toml(value)}\n" for key, value in config.items()]
         (app / "pyproject.toml").write_text(APP + "".join(lines), encoding="utf-8")
-        late = ""
-        with (self._folder / "run.log").open("wb") as output:
-            try:
-                subprocess.run(
-                    [str(PROGRAMS / "flwr"), "run", str(app), "here", "--stream"],
-                    env=self._environment, stdout=output, stderr=output, timeout=timeout,
-                    check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                late = f" after {timeout:g} s (--timeout)"
+        process = self._popen(["flwr", "run", str(app), "here", "--stream"], "run.log")
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            late = f" after {timeout:g} s (--timeout)"
         if not pathlib.Path(config["results"], "server.json").exists():
             log = self._end_of("run.log")
             raise BenchmarkError(f"Flower's run has no result{late}; its log ends\n{log}")
 
-    def _start(self, program: str, *arguments: str) -> None:
-        log = self._folder / f"{program}-{len(self._processes)}.log"
-        with log.open("wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    [str(PROGRAMS / program), *arguments],
-                    env=self._environment, stdout=output, stderr=output,
-                )
-            )  # fmt: skip
+    def _start(self, command: str) -> None:
+        program, *words = command.split()
+        log = f"{program}-{len(self._processes)}.log"
+        self._processes.append(self._popen([program, "--insecure", *words], log))
+
+    def _popen(self, words: list[str], log: str) -> subprocess.Popen[bytes]:
+        words[0] = str(PROGRAMS / words[0])
+        with (self._folder / log).open("wb") as output:
+            return subprocess.Popen(words, env=self._environment, stdout=output, stderr=output)
 
     def _wait_for(self, port: int, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
@@ -129,10 +118,8 @@ class Link:
                 return socket.create_connection(("127.0.0.1", port), 1).close()
             except OSError:
                 time.sleep(0.2)
-        raise BenchmarkError(
-            "Flower's SuperLink does not listen; its log ends\n"
-            + self._end_of("flower-superlink-0.log")
-        )
+        log = self._end_of("flower-superlink-0.log")
+        raise BenchmarkError(f"Flower's SuperLink does not listen; its log ends\n{log}")
 
     def _end_of(self, log: str) -> str:
         lines = (self._folder / log).read_text(encoding="utf-8", errors="replace").splitlines()

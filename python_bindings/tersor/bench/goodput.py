@@ -37,9 +37,8 @@ class Pace:
 
     def __init__(self, chosen: argparse.Namespace, rank: int) -> None:
         torch.manual_seed(0)
-        self.model: nn.Module = nn.Sequential(
-            nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
-        )
+        layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+        self.model: nn.Module = nn.Sequential(*layers)
         self.inner: Any = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self._folder, self.rank = pathlib.Path(chosen.folder), rank
         self._step, self._stall = chosen.step, chosen.stall
@@ -81,13 +80,9 @@ def counted(folder: pathlib.Path, rank: int) -> list[tuple[float, int]]:
 
 def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
     """Trains with an exchange of gradients in each step."""
-    optimizer = tersor.torch.DistributedOptimizer(
-        pace.inner,
-        pace.model.named_parameters(),
-        codec=chosen.codec,
-        elastic=True,
-        min_ranks=1,
-    )
+    options: Any = {"codec": chosen.codec, "elastic": True, "min_ranks": 1}
+    named = pace.model.named_parameters()
+    optimizer = tersor.torch.DistributedOptimizer(pace.inner, named, **options)
     pace.begin()
     while True:
         pace.backward()
@@ -101,15 +96,9 @@ def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
 
 def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
     """Trains with an exchange every few steps."""
-    outer = tersor.torch.DiLoCo(
-        pace.model,
-        sync_every=chosen.every,
-        straggler_timeout=grace,
-        codec=chosen.codec,
-        elastic=True,
-        on_loss="continue",
-        min_ranks=1,
-    )
+    options: Any = {"codec": chosen.codec, "elastic": True, "min_ranks": 1, "on_loss": "continue"}
+    options |= {"sync_every": chosen.every, "straggler_timeout": grace}
+    outer = tersor.torch.DiLoCo(pace.model, **options)
     pace.begin()
     while True:
         pace.backward()
@@ -128,9 +117,8 @@ def server(pace: Pace, chosen: argparse.Namespace) -> None:
     options: Any = {"staleness": chosen.staleness, "push": chosen.codec, "workers": workers}
     own = None
     if pace.rank == 0:
-        own = tersor.torch.ParameterServer(
-            pace.model, lambda parts: torch.optim.SGD(parts, lr=0.01), **options
-        )
+        sgd = functools.partial(torch.optim.SGD, lr=0.01)
+        own = tersor.torch.ParameterServer(pace.model, sgd, **options)
     client = tersor.torch.ParameterClient(pace.model, server=own, **options)
     pace.begin()
     while True:

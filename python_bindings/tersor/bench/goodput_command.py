@@ -9,6 +9,7 @@ deaths. With ``server``, rank 0 serves and works, and does not die.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import itertools
 import os
@@ -18,10 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO
 
 from tersor.bench import goodput, world
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import BenchmarkError, refuse
 from tersor.bench.goodput import counted, times
 from tersor.bench.records import Record, add, columns, not_negative, report, some
 from tersor.bench.torchft_ways import Lighthouse
@@ -74,51 +74,47 @@ def run(chosen: argparse.Namespace) -> None:
         chosen.seed = chosen.seed[0]
         goodput.train(chosen, int(os.environ["RANK"]))
     for way in chosen.ways:
-        if way not in _ways():
-            raise BenchmarkError(f"{way}: pip install torchft")
+        refuse(way not in _ways(), f"{way}: pip install torchft")
     cases = [
         argparse.Namespace(**{**vars(chosen), "ways": [way], "seed": seed})
         for way, seed in itertools.product(chosen.ways, chosen.seed)
     ]
-    report(chosen, (_measure(case.ways[0], case) for case in cases), COLUMNS)
+    report(chosen, map(_measure, cases), COLUMNS)
 
 
 class _Ranks:
     """The processes of a way."""
 
-    def __init__(
-        self, way: str, chosen: argparse.Namespace, folder: pathlib.Path, log: IO[bytes]
-    ) -> None:
+    def __init__(self, chosen: argparse.Namespace, folder: pathlib.Path) -> None:
+        (way,), self.folder, self._ranks = chosen.ways, folder, chosen.ranks
         own = ["--ways", way, "--seed", str(chosen.seed), "--folder", str(folder)]
         self._command = [sys.executable, "-m", "tersor.bench", *sys.argv[1:], *own]
-        self._store, self._log, self._ranks = world.local_store(), log, chosen.ranks
-        self._lighthouse = Lighthouse(chosen, log) if _is_torchft(way) else None
+        self._store, self._log = world.local_store(), (folder / "log").open("wb")
+        self.lighthouse = Lighthouse(chosen, self._log) if _is_torchft(way) else None
         self.processes = {rank: self.start(rank) for rank in range(chosen.ranks)}
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **world.environment(rank, self._ranks, self._store.port)}
         environment |= {"TERSOR_TCP_ADDRESS": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-        if self._lighthouse is not None:
-            environment["TORCHFT_LIGHTHOUSE"] = self._lighthouse.address
+        if self.lighthouse is not None:
+            environment["TORCHFT_LIGHTHOUSE"] = self.lighthouse.address
         return subprocess.Popen(self._command, env=environment, stdout=self._log, stderr=self._log)
 
-    def end(self) -> None:
+    def close(self) -> None:
         for one in self.processes.values():
             one.kill()  # without a message to the other ranks
             one.wait()
-        if self._lighthouse is not None:
-            self._lighthouse.end()
+        if self.lighthouse is not None:
+            self.lighthouse.end()
+        self._log.close()
 
 
-def _measure(way: str, chosen: argparse.Namespace) -> Record:
+def _measure(chosen: argparse.Namespace) -> Record:
+    (way,) = chosen.ways
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        with (folder / "log").open("wb") as log:
-            ranks = _Ranks(way, chosen, folder, log)
-            try:
-                deaths = _train(ranks, chosen, folder, restarts=_is_torchft(way))
-            finally:
-                ranks.end()
+        with contextlib.closing(_Ranks(chosen, folder)) as ranks:
+            deaths = _train(ranks, chosen)
         made = [counted(folder, rank) for rank in range(chosen.ranks)]
     steps = sum(steps for rank in made for at, steps in rank if at <= chosen.seconds)
     pauses = _pauses(made, deaths, chosen.step)
@@ -169,23 +165,20 @@ def _pauses(
     for died, rank in deaths:
         pauses = [
             after - before
-            for other, told in enumerate(made)
-            if other != rank
-            for (before, _), (after, _) in itertools.pairwise(told)
+            for one in made[:rank] + made[rank + 1 :]
+            for (before, _), (after, _) in itertools.pairwise(one)
             if before <= died + 2 * step and died <= after
         ]
         found += [max(pauses)] if pauses else []
     return found
 
 
-def _train(
-    ranks: _Ranks, chosen: argparse.Namespace, folder: pathlib.Path, *, restarts: bool
-) -> list[tuple[float, int]]:
+def _train(ranks: _Ranks, chosen: argparse.Namespace) -> list[tuple[float, int]]:
     """Trains from the start of all ranks to the end. Returns the times and ranks of deaths."""
-    _wait_for_all(ranks, folder)
+    _wait_for_all(ranks)
     start = time.time() + POLL_SECONDS
-    (folder / "go.new").write_text(str(start))
-    (folder / "go.new").rename(folder / "go")
+    (ranks.folder / "go.new").write_text(str(start))
+    (ranks.folder / "go.new").rename(ranks.folder / "go")
     due = sorted((at, rank) for rank in ranks.processes for at in times(chosen, "death", rank))
     back: list[tuple[float, int]] = []
     deaths = []
@@ -196,7 +189,7 @@ def _train(
                 ranks.processes[rank].kill()
                 deaths.append((now, rank))
                 back.append((now + chosen.restart, rank))
-        elif restarts and back and back[0][0] <= now:
+        elif ranks.lighthouse and back and back[0][0] <= now:
             rank = back.pop(0)[1]
             ranks.processes[rank].wait()
             ranks.processes[rank] = ranks.start(rank)
@@ -205,12 +198,12 @@ def _train(
     return deaths
 
 
-def _wait_for_all(ranks: _Ranks, folder: pathlib.Path) -> None:
+def _wait_for_all(ranks: _Ranks) -> None:
     until = time.monotonic() + START_SECONDS
-    while len(list(folder.glob("ready.*"))) < len(ranks.processes):
+    while len(list(ranks.folder.glob("ready.*"))) < len(ranks.processes):
         if any(one.poll() is not None for one in ranks.processes.values()):
-            lines = (folder / "log").read_text(errors="replace").splitlines()
+            lines = (ranks.folder / "log").read_text(errors="replace").splitlines()
             raise BenchmarkError(f"a rank ended: {lines[-1] if lines else 'without output'}")
-        if time.monotonic() > until:
-            raise BenchmarkError(f"the ranks did not start within {START_SECONDS:g} s")
+        text = f"the ranks did not start within {START_SECONDS:g} s"
+        refuse(time.monotonic() > until, text)
         time.sleep(POLL_SECONDS)

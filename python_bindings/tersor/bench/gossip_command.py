@@ -14,8 +14,8 @@ import numpy as np
 
 import tersor
 import tersor.local
-from tersor.bench.errors import BenchmarkError
-from tersor.bench.records import Record, RecordFile, add, columns, seconds_of, some, table
+from tersor.bench.errors import refuse
+from tersor.bench.records import Record, add, columns, seconds_of, some, table, written
 
 ALLREDUCE = "allreduce"
 COLUMNS = columns(
@@ -39,14 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Times each way."""
-    if chosen.ranks < 2:
-        raise BenchmarkError("gossip: give at least 2 ranks, 1 KiB and 1 step")
-    file, records = RecordFile(chosen.json), []
+    refuse(chosen.ranks < 2, "gossip: give at least 2 ranks, 1 KiB and 1 step")
     ways = [(ALLREDUCE, chosen.allreduce, one) for one in chosen.algorithm]
     ways += [("gossip", codec, one) for one in chosen.topology for codec in chosen.codec]
-    for way in ways:
-        records.append(_measure(way, chosen))
-        file.add(records[-1])
+    records = written(chosen, (_measure(way, chosen) for way in ways))
     best = min(one["seconds"] for one in records if one["way"] == ALLREDUCE)
     print(table(COLUMNS, ({**one, "allreduces": best / one["seconds"]} for one in records)))
 

@@ -1,32 +1,57 @@
 """The kinds of hooks of `hooks`: how each exchanges gradients, and how its bytes are counted."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.measures import Mark, Span, Traffic, parameter_count, ring_bytes
+from tersor.bench.measures import Mark, Span, Traffic, mark_of
 from tersor.bench.models import Batch, scores_of
-from tersor.bench.optimizers import OneBitAdamW
+from tersor.bench.records import Record
+from tersor.bench.world import World
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
-Wrap = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
 
-POWERSGD_START = 10  # steps without compression; PowerSGD needs at least 2
+
+class Waits:
+    """The spans of waiting for other ranks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._kind = device, mark_of(device)
+        self._start, self._spans = self._kind(), list[Span]()
+
+    def begin(self, *_: object) -> None:
+        """Begins a span. May be a tensor's or an optimizer's hook."""
+        self._start = self._kind()
+
+    def end(self, *_: object) -> None:
+        """Ends the span. May be a tensor's or an optimizer's hook."""
+        self._spans.append((self._start, self._kind()))
+
+    def during(self, call: Callable[[], Any]) -> Any:
+        """Calls, and counts the call as waiting."""
+        self.begin()
+        result = call()
+        self.end()
+        return result
+
+    def take(self) -> list[Span]:
+        """The spans since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
 
 
 class Hook(abc.ABC):
     """A model whose gradients are exchanged in one of these ways."""
 
-    bytes_are: str  # the origin of sent_bytes: "counted" or "computed"
+    bytes_are = "counted"  # the origin of sent_bytes: "counted" or "computed"
     plain_steps = 0  # uncompressed steps at the start
     period = 1  # steps after which all ranks have equal weights again
 
@@ -43,6 +68,14 @@ class Hook(abc.ABC):
         self._steps += steps
         before, self._reported = self._reported, self.total(self._steps)
         return self._reported.since(before)
+
+    def step_traffic(self, steps: int, world: World) -> Record:
+        """The mean traffic of each of the `steps` since the last call, as fields of a record. A
+        collective call."""
+        own = self.traffic(steps).fields()
+        known = {key: value / steps for key, value in own.items() if value is not None}
+        means = world.mean([*known.values()])
+        return own | dict(zip(known, means, strict=True))
 
     @property
     def settled(self) -> bool:
@@ -75,46 +108,30 @@ class Hook(abc.ABC):
         """Ends the hook. The model must not be used after."""
 
 
-class PyTorchHook(Hook):
-    """DDP or FSDP2 itself, or a cast before it. The bytes of each step are constant."""
+class ComputedHook(Hook):
+    """A way of PyTorch. A function computes the bytes of a number of steps."""
 
     bytes_are = "computed"
 
-    def __init__(self, model: nn.Module, step_bytes: float, wrap: Wrap = lambda one: one) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        sent_bytes: Callable[[int], float],
+        wrap: Callable[[torch.optim.Optimizer], Any] = lambda plain: plain,
+    ) -> None:
+        """``wrap`` makes the optimizer that replaces the plain one."""
         super().__init__(model)
-        self._step_bytes, self._wrap = step_bytes, wrap
+        self._sent_bytes, self._wrap = sent_bytes, wrap
 
     def optimizer(self, plain: torch.optim.Optimizer) -> Any:
         return self._wrap(plain)
 
     def total(self, steps: int) -> Traffic:
-        return Traffic(steps * self._step_bytes)
-
-
-class PowerSgdHook(Hook):
-    """PowerSGD (Vogels, Karimireddy and Jaggi 2019): uncompressed steps, then two factors."""
-
-    bytes_are = "computed"
-    plain_steps = POWERSGD_START
-
-    def __init__(self, model: DistributedDataParallel, matrix_rank: int) -> None:
-        super().__init__(model)
-        self._state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=matrix_rank, start_powerSGD_iter=POWERSGD_START
-        )
-        model.register_comm_hook(self._state, powerSGD_hook.powerSGD_hook)
-        self._plain_count = parameter_count(model)
-
-    def total(self, steps: int) -> Traffic:
-        plain_count = min(steps, POWERSGD_START) * self._plain_count
-        count = plain_count + self._state.total_numel_after_compression
-        return Traffic(ring_bytes(4 * count, dist.get_world_size()))
+        return Traffic(self._sent_bytes(steps))
 
 
 class CountedHook(Hook):
     """Tersor: the reducer counts bytes and seconds."""
-
-    bytes_are = "counted"
 
     def __init__(
         self, model: nn.Module, handle: Any, end: Callable[[], None] = lambda: None
@@ -125,9 +142,8 @@ class CountedHook(Hook):
 
     def total(self, steps: int) -> Traffic:
         totals = self._handle.totals()
-        return Traffic(
-            *(getattr(totals, field.name) or 0.0 for field in dataclasses.fields(Traffic))
-        )
+        fields = dataclasses.fields(Traffic)
+        return Traffic(*(getattr(totals, one.name) or 0.0 for one in fields))
 
     @property
     def settled(self) -> bool:
@@ -153,39 +169,53 @@ class OptimizerHook(CountedHook):
 
     def optimizer(self, plain: torch.optim.Optimizer) -> Any:
         """Raises BenchmarkError if ``plain`` has another class than the replaced optimizer."""
-        defaults = _expected(plain, self._replaces, type(self._handle).__name__).defaults
+        defaults = expected(plain, self._replaces, type(self._handle).__name__).defaults
         for group in self._handle.param_groups:
             group.update({key: defaults[key] for key in defaults.keys() & group.keys()})
         return self._handle
 
 
-class OneBitAdamHook(Hook):
-    """1-bit Adam. Gradients stay each rank's own."""
+class WaitingHook(Hook):
+    """Counts its own spans of waiting."""
 
-    bytes_are = "computed"
+    def __init__(self, model: nn.Module, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
+        self.waits = Waits(next(model.parameters()).device)
 
-    def __init__(self, module: nn.Module, dense_steps: int) -> None:
-        super().__init__(module)
-        self._dense_steps = dense_steps
-
-    def optimizer(self, plain: torch.optim.Optimizer) -> Any:
-        """Raises BenchmarkError if ``plain`` is not AdamW."""
-        self._own = OneBitAdamW(adamw(plain, "onebit-adam"), self._dense_steps)
-        return self._own
-
-    def total(self, steps: int) -> Traffic:
-        count = parameter_count(self.model) * min(self._own.steps, self._dense_steps)
-        dense_bytes = ring_bytes(4 * count, dist.get_world_size())
-        return Traffic(dense_bytes + self._own.exchange.sent_bytes)
+    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
+        return self.waits.take()
 
 
-def _expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind:
+class LocalHook(WaitingHook):
+    """Each rank's own optimizer changes its weights. Between two steps, the model may show the
+    common values of all ranks."""
+
+    def __init__(self, model: nn.Module, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
+        self._shown: list[tuple[Tensor, Tensor]] = []  # parameters, and this rank's own values
+
+    @abc.abstractmethod
+    def _common(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter with the common values."""
+
+    @torch.no_grad()
+    def gather(self, what: Literal["data", "grad"] = "data") -> None:
+        """Shows the common values until the next step."""
+        for one, common in list(self._common()):
+            self._shown.append((one, one.clone()))
+            one.copy_(common)
+
+    def learn(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            for one, own in self._shown:
+                one.copy_(own)
+        self._shown.clear()
+        return super().learn(batch)
+
+
+def expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind:
+    """``plain``. Raises BenchmarkError if ``plain`` has another class."""
     if not isinstance(plain, kind):
         wanted = kind.__name__
         raise BenchmarkError(f"{name}: needs {wanted}, but this model has another optimizer")
     return plain
-
-
-def adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
-    """``plain``. Raises BenchmarkError if it is not AdamW."""
-    return _expected(plain, torch.optim.AdamW, name)

@@ -4,45 +4,44 @@
 PyTorch's hooks. These ways replace DDP: ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` after a number
 of bf16 steps, and ``sgd`` and ``muon`` are `CompressedSGD` and `CompressedMuon`;
 ``onebit-adam[=STEPS]`` is 1-bit Adam after a number of float32 steps (100); ``diloco=…`` and
-``torchft=…`` are `DiLoCo` and torchft's DiLoCo. ``muon[,momentum=M]`` is PyTorch's Muon under DDP.
-``weighted:CODEC`` weighs gradients by samples. Any other word is a codec, also ``tersor:none``.
+``torchft=…`` are `DiLoCo` and torchft's DiLoCo; ``server=…`` and ``gossip=…`` do not wait for all
+ranks. ``muon[,momentum=M]`` is PyTorch's Muon under DDP. ``weighted:CODEC`` weighs gradients by
+samples. Any other word is a codec, also ``tersor:none``.
 """
 
 import argparse
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
 from tersor.bench import local_training
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.hook_kinds import (
+    ComputedHook,
     CountedHook,
     Hook,
-    OneBitAdamHook,
     OptimizerHook,
-    PowerSgdHook,
-    PyTorchHook,
     WeightedHook,
-    adamw,
+    expected,
 )
+from tersor.bench.loose_hooks import GossipHook, ServerHook
 from tersor.bench.measures import parameter_count, ring_bytes
-from tersor.bench.optimizers import MuonBesideAdamW
+from tersor.bench.optimizers import MuonBesideAdamW, OneBitAdamW
 from tersor.bench.records import add
 
 OURS, THEIRS, WEIGHTED = "tersor:", "torch:", "weighted:"
-POWERSGD = THEIRS + "powersgd"
 CASTS = {
     THEIRS + "bf16": default_hooks.bf16_compress_hook,
     THEIRS + "fp16": default_hooks.fp16_compress_hook,
 }
-MUON_MOMENTUM, COMPRESSED_MUON_MOMENTUM = 0.95, 0.8  # the defaults of PyTorch and of Tersor
-ONEBIT_START = 100  # a fifth of the GPT's steps; the paper has 15 to 25 %
+POWERSGD_START = 10  # steps without compression; PowerSGD needs at least 2
 ONE_BUCKET_MIB = 1 << 20
 SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
@@ -51,22 +50,28 @@ SUMMARY = (
     "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
     ":CODEC[/SMALL] (DiLoCo, of AdamWs or Muons), "
     "torchft=EVERY[,fragments=P][,delay=T][:CODEC] (torchft's DiLoCo), "
-    "weighted:CODEC (by samples), server=BSP|SSPn|ASP:PUSH[/PULL] (a parameter server), "
+    "weighted:CODEC (by samples), server=BSP|SSPn|ASP:PUSH[/PULL] (a parameter server, PULL int8), "
     "gossip=ring|torus|exponential[,step=SIZE]:CODEC, or a codec of Tersor"
 )
-_MOMENTUM = r"(?:,momentum=((?:\d*\.)?\d+))?"
-_MUON = rf"muon(?:=(\d+))?{_MOMENTUM}"
-#: By the first word of a name, the pattern of the name. These ways replace the optimizer or DDP.
+_COUNT, _NUMBER = r"0*[1-9]\d*", r"(?:\d*\.)?\d+"
+_MOMENTUM = rf"(?:,momentum=(?P<momentum>{_NUMBER}))?"
+_CODEC = "(?P<codec>.+)"
+#: By the first word of a name, the pattern of the name.
 PATTERNS = {
-    "adamw": r"adamw(=\d+)?:.+",
-    "sgd": r"sgd(=\d+)?:.+",
-    "onebit-adam": r"onebit-adam(=0*[1-9]\d*)?",
-    "muon": rf"{_MUON}:.+|muon{_MOMENTUM}",
+    "torch": rf"torch:(?:bf16|fp16|powersgd(?:=(?P<rank>{_COUNT}))?)",
+    "adamw": rf"adamw(?:=(?P<steps>\d+))?:{_CODEC}",
+    "sgd": rf"sgd(?:=(?P<steps>\d+))?:{_CODEC}",
+    "onebit-adam": rf"onebit-adam(?:=(?P<steps>{_COUNT}))?",
+    "muon": rf"muon(?:=(?P<steps>\d+)(?=.*:))?{_MOMENTUM}(?::{_CODEC})?",
     "diloco": (
-        r"diloco=0*[1-9]\d*(?:,(?:rate|momentum|residual|mix|muon)=(?:\d*\.)?\d+"
-        r"|,(?:fragments|delay)=\d+)*:.+"
+        rf"diloco=(?P<every>{_COUNT})(?P<options>(?:,(?:rate|momentum|residual|mix|muon)={_NUMBER}"
+        rf"|,(?:fragments|delay)=\d+)*):{_CODEC}"
     ),
-    "torchft": r"torchft=0*[1-9]\d*(?:,(?:fragments|delay)=\d+)*(:.+)?",
+    "torchft": (
+        rf"torchft=(?P<every>{_COUNT})(?P<options>(?:,(?:fragments|delay)=\d+)*)(?::{_CODEC})?"
+    ),
+    "server": r"server=(?P<mode>BSP|ASP|SSP\d+):(?P<push>[^/]+)(?:/(?P<pull>.+))?",
+    "gossip": rf"gossip=(?P<graph>ring|torus|exponential)(?:,step=(?P<step>{_NUMBER}))?:{_CODEC}",
 }
 
 
@@ -76,91 +81,120 @@ def add_hooks(parser: argparse.ArgumentParser, default: list[str], split: str) -
     add(parser, "hooks", None, text, nargs="+", metavar="NAME")
 
 
-def first_word(name: str) -> str:
-    """The word that selects a way."""
+def _first_word(name: str) -> str:
     return re.split("[:=,]", name)[0]
 
 
 def in_optimizer(name: str) -> bool:
-    """True for an optimizer, or a wrapper of one, which exchanges nothing in a backward pass."""
-    return first_word(name) in PATTERNS
+    """True for a way of `_WAYS`, which exchanges nothing in a backward pass."""
+    return _first_word(name) in _WAYS
 
 
-def check(name: str) -> None:
-    """Raises BenchmarkError for an unknown hook. Codecs are checked at their first use."""
-    if in_optimizer(name):
-        pattern = PATTERNS[first_word(name)]
-    elif name.startswith(THEIRS) and name not in CASTS:
-        pattern = rf"{POWERSGD}(=0*[1-9]\d*)?"
-    else:
-        return
-    if re.fullmatch(pattern, name) is None:
+def check(name: str) -> dict[str, Any]:
+    """The parts of a name. Raises BenchmarkError for an unknown hook. Codecs are checked at their
+    first use."""
+    word = _first_word(name)
+    if word not in PATTERNS:
+        return {}
+    if (found := re.fullmatch(PATTERNS[word], name)) is None:
         raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
-    if name.startswith("diloco"):
-        local_training.check(name.partition("=")[2].partition(":")[0])
+    if word in ("diloco", "torchft"):
+        local_training.check(**found.groupdict())
+    return found.groupdict()
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
     """Wraps `module` in DDP with this hook. ``bucket_mib``: size of a bucket; None: PyTorch's."""
-    check(name)
-    if name.startswith(POWERSGD):  # PowerSGD waits in callbacks, and hangs with a second bucket
-        rank = int(name.partition("=")[2] or 1)
-        return PowerSgdHook(distributed(module, ONE_BUCKET_MIB), rank)
+    parts = check(name)
     if in_optimizer(name):
-        return _attach_optimizer(module, name, bucket_mib)
+        return _WAYS[_first_word(name)](module, **parts)
+    if name.startswith(THEIRS + "powersgd"):
+        return _powersgd(module, int(parts["rank"] or 1))
     model = distributed(module, bucket_mib)
     if name == "none" or name in CASTS:
         if name in CASTS:
             model.register_comm_hook(None, CASTS[name])
-        return PyTorchHook(model, _step_bytes(module, 2 if name in CASTS else 4))
+        return ComputedHook(model, _plain_bytes(module, 2 if name in CASTS else 4))
     weighted = name.startswith(WEIGHTED)
     codec = name.removeprefix(WEIGHTED).removeprefix(OURS)
     handle = tersor.torch.compress(model, codec=codec, weighted=weighted)
     return (WeightedHook if weighted else CountedHook)(model, handle, handle.close)
 
 
-def _attach_optimizer(module: nn.Module, name: str, bucket_mib: float | None) -> Hook:
-    head, _, codec = name.partition(":")
-    kind, _, options = head.partition("=")
-    if first_word(name) == "muon":
-        found = re.fullmatch(_MUON, head)
-        assert found is not None
-        steps, momentum = found.groups()
-        if not codec:
-            return PyTorchHook(
-                distributed(module, bucket_mib),
-                _step_bytes(module, 4),
-                lambda plain: MuonBesideAdamW(
-                    module, adamw(plain, "muon"), float(momentum or MUON_MOMENTUM)
-                ),
-            )
-        momentum = float(momentum or COMPRESSED_MUON_MOMENTUM)
-        return _optimizer_hook(module, tersor.torch.CompressedMuon, codec, steps, momentum=momentum)
-    if kind == "adamw":
-        return _optimizer_hook(module, tersor.torch.CompressedAdamW, codec, options)
-    if kind == "sgd":
-        own = tersor.torch.CompressedSGD
-        return _optimizer_hook(module, own, codec, options, torch.optim.SGD)
-    if kind == "onebit-adam":
-        return OneBitAdamHook(module, int(options or ONEBIT_START))
-    local = {"diloco": local_training.DiLoCoHook, "torchft": local_training.TorchftHook}
-    return local[kind](module, options, codec)
+def _powersgd(module: nn.Module, rank: int) -> Hook:
+    """PowerSGD (Vogels, Karimireddy and Jaggi 2019): uncompressed steps, then two factors. PowerSGD
+    waits in callbacks, and hangs with a second bucket."""
+    model = distributed(module, ONE_BUCKET_MIB)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    plain_bytes, ranks = _plain_bytes(module), dist.get_world_size()
+
+    def sent_bytes(steps: int) -> float:
+        compressed = ring_bytes(4 * state.total_numel_after_compression, ranks)
+        return plain_bytes(min(steps, POWERSGD_START)) + compressed
+
+    hook = ComputedHook(model, sent_bytes)
+    hook.plain_steps = POWERSGD_START
+    return hook
 
 
-def _optimizer_hook(
-    module: nn.Module,
-    kind: Any,
-    codec: str,
-    steps: str | None,
-    replaces: type[torch.optim.Optimizer] = torch.optim.AdamW,
-    **options: Any,
-) -> OptimizerHook:
-    own = kind(module.named_parameters(), codec=codec, warmup_steps=int(steps or 0), **options)
-    return OptimizerHook(module, own, replaces)
+def _compressed(
+    kind: Any, replaces: type[torch.optim.Optimizer] = torch.optim.AdamW, **defaults: float
+) -> Callable[..., Hook]:
+    """A way with an optimizer of Tersor. ``defaults``: of the options in names."""
+
+    def way(module: nn.Module, codec: str, steps: str | None, **given: str | None) -> Hook:
+        options = {key: float(given[key] or default) for key, default in defaults.items()}
+        own = kind(module.named_parameters(), codec=codec, warmup_steps=int(steps or 0), **options)
+        return OptimizerHook(module, own, replaces)
+
+    return way
 
 
-def _step_bytes(module: nn.Module, value_bytes: int) -> float:
-    return ring_bytes(parameter_count(module) * value_bytes, dist.get_world_size())
+def _muon(module: nn.Module, codec: str | None, momentum: str | None, steps: str | None) -> Hook:
+    if codec is not None:
+        way = _compressed(tersor.torch.CompressedMuon, momentum=0.8)
+        return way(module, codec, steps, momentum=momentum)
+    return ComputedHook(
+        distributed(module),
+        _plain_bytes(module),
+        lambda plain: MuonBesideAdamW(
+            module, expected(plain, torch.optim.AdamW, "muon"), float(momentum or 0.95)
+        ),
+    )
+
+
+def _onebit_adam(module: nn.Module, steps: str | None) -> Hook:
+    """1-bit Adam. Gradients stay each rank's own."""
+    dense_steps = int(steps or 100)  # a fifth of the GPT's steps; the paper has 15 to 25 %
+    made: list[OneBitAdamW] = []
+
+    def wrap(plain: torch.optim.Optimizer) -> OneBitAdamW:
+        made.append(OneBitAdamW(expected(plain, torch.optim.AdamW, "onebit-adam"), dense_steps))
+        return made[-1]
+
+    return ComputedHook(module, lambda _: made[-1].sent_bytes, wrap)
+
+
+#: By the first word of a name, the way that replaces the optimizer or DDP.
+_WAYS: dict[str, Callable[..., Hook]] = {
+    "adamw": _compressed(tersor.torch.CompressedAdamW),
+    "sgd": _compressed(tersor.torch.CompressedSGD, torch.optim.SGD),
+    "muon": _muon,
+    "onebit-adam": _onebit_adam,
+    "diloco": local_training.DiLoCoHook,
+    "torchft": local_training.TorchftHook,
+    "server": ServerHook,
+    "gossip": GossipHook,
+}
+
+
+def _plain_bytes(module: nn.Module, value_bytes: int = 4) -> Callable[[int], float]:
+    """The bytes of a number of uncompressed steps."""
+    step_bytes = ring_bytes(parameter_count(module) * value_bytes, dist.get_world_size())
+    return lambda steps: steps * step_bytes
 
 
 def distributed(module: nn.Module, bucket_mib: float | None = None) -> DistributedDataParallel:

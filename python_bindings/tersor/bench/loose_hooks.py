@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -10,76 +10,29 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import tersor.torch
-from tersor.bench.errors import BenchmarkError
-from tersor.bench.hook_kinds import Hook
-from tersor.bench.hooks import first_word
-from tersor.bench.measures import Mark, Span, Traffic, mark_of
+from tersor.bench.hook_kinds import LocalHook, WaitingHook
+from tersor.bench.measures import Traffic
 from tersor.bench.models import Batch
-
-SERVER, GOSSIP = "server", "gossip"
-SUMMARY = (
-    "server=BSP|SSPn|ASP:PUSH[/PULL] (PULL int8), gossip=ring|torus|exponential[,step=SIZE]:CODEC"
-)
-_PATTERNS = {
-    SERVER: r"server=(BSP|ASP|SSP(\d+)):([^/]+)(?:/(.+))?",
-    GOSSIP: r"gossip=(ring|torus|exponential)(?:,step=((?:\d*\.)?\d+))?:(.+)",
-}
-
-
-def has(name: str) -> bool:
-    """True for the name of such a hook, right or wrong."""
-    return first_word(name) in _PATTERNS
-
-
-def check(name: str) -> re.Match[str]:
-    """The parts of a name. Raises BenchmarkError for an unknown hook."""
-    found = re.fullmatch(_PATTERNS[first_word(name)], name)
-    if found is None:
-        raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
-    return found
-
-
-def attach(module: nn.Module, name: str) -> Hook:
-    """The model with this hook."""
-    return (ServerHook if first_word(name) == SERVER else GossipHook)(module, check(name))
-
-
-class LooseHook(Hook):
-    """Spans of waiting, and counted bytes."""
-
-    bytes_are = "counted"
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self._mark = mark_of(next(module.parameters()).device)
-        self._spans: list[Span] = []
-
-    def _wait_in(self, call: Any) -> None:
-        start = self._mark()
-        call()
-        self._spans.append((start, self._mark()))
-
-    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        spans, self._spans = self._spans, []
-        return spans
 
 
 class _Pushing:
     """Replaces the optimizer: the server's optimizer makes the steps."""
 
-    def __init__(self, plain: torch.optim.Optimizer, push: Any) -> None:
+    def __init__(self, plain: torch.optim.Optimizer, push: Callable[[], Any]) -> None:
         self.param_groups, self.zero_grad, self.step = plain.param_groups, plain.zero_grad, push
 
 
-class ServerHook(LooseHook):
+class ServerHook(WaitingHook):
     """Rank 0 serves, and works like the others. The server's optimizer has the training's class
     and options, at the learning rate of rank 0's clock."""
 
-    def __init__(self, module: nn.Module, found: re.Match[str]) -> None:
+    def __init__(self, module: nn.Module, mode: str, push: str, pull: str | None) -> None:
+        """``mode``: BSP, ASP, or SSP with a number."""
         super().__init__(module)
-        bound = None if found[1] == "ASP" else int(found[2] or 0)
-        self._options: Any = {"staleness": bound, "push": found[3], "pull": found[4] or "int8"}
-        self._options["workers"] = range(dist.get_world_size())
+        bound = None if mode == "ASP" else int(mode[3:] or 0)
+        workers = range(dist.get_world_size())
+        pull = pull or "int8"
+        self._options: Any = dict(staleness=bound, push=push, pull=pull, workers=workers)  # noqa: C408
         self._server: tersor.torch.ParameterServer | None = None
 
     def optimizer(self, plain: torch.optim.Optimizer) -> Any:
@@ -90,10 +43,10 @@ class ServerHook(LooseHook):
         self._client = tersor.torch.ParameterClient(
             self.model, server=self._server, **self._options
         )
-        return _Pushing(plain, lambda: self._wait_in(self._client.push))
+        return _Pushing(plain, lambda: self.waits.during(self._client.push))
 
     def learn(self, batch: Batch) -> Tensor:
-        self._wait_in(self._client.pull)
+        self.waits.during(self._client.pull)
         return super().learn(batch)
 
     def gather(self, what: Literal["data", "grad"] = "data") -> None:
@@ -115,31 +68,23 @@ class ServerHook(LooseHook):
             self._server.wait()
 
 
-class GossipHook(LooseHook):
+class GossipHook(LocalHook):
     """Each rank's own optimizer changes its weights, which are mixed with the neighbours'."""
 
-    def __init__(self, module: nn.Module, found: re.Match[str]) -> None:
+    def __init__(self, module: nn.Module, graph: str, step: str | None, codec: str) -> None:
         super().__init__(module)
-        step_size = float(found[2] or 0.0)
-        self._gossip = tersor.torch.Gossip(module, found[1], found[3], step_size=step_size)
-        self._own: list[tuple[Tensor, Tensor]] = []
+        self._gossip = tersor.torch.Gossip(module, graph, codec, step_size=float(step or 0.0))
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        plain.register_step_post_hook(lambda *_: self._wait_in(self._gossip.step))
+        plain.register_step_post_hook(lambda *_: self.waits.during(self._gossip.step))
         return plain
 
-    def learn(self, batch: Batch) -> Tensor:
-        for one, own in self._own:
-            one.copy_(own)
-        self._own.clear()
-        return super().learn(batch)
-
-    def gather(self, what: Literal["data", "grad"] = "data") -> None:
-        """Shows the mean of all ranks' weights until the next step."""
+    def _common(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The means of all ranks' weights."""
         for one in self.model.parameters():
-            self._own.append((one.data, one.detach().clone()))
-            dist.all_reduce(one.data)
-            one.data.div_(dist.get_world_size())
+            mean = one.detach().clone()
+            dist.all_reduce(mean)
+            yield one, mean.div_(dist.get_world_size())
 
     def total(self, steps: int) -> Traffic:
         return Traffic(self._gossip.statistics().sent_bytes)

@@ -9,8 +9,8 @@ import argparse
 import functools
 import itertools
 import os
-import statistics
 import time
+from collections.abc import Iterator
 
 import flwr
 import numpy as np
@@ -18,8 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.secure_aggregation import ndarrays_arithmetic as arithmetic
 from flwr.common.secure_aggregation import quantization, secaggplus_utils
 
-from tersor import _text
-from tersor.bench.records import Record, RecordFile, add, seconds_of
+from tersor.bench.records import Record, add, columns, in_turns, report, seconds_of
 from tersor.federated.flower import masks
 from tersor.federated.flower.secure_wire import SumFormat, round_digest
 from tersor.federated.flower.wire import KEY
@@ -27,6 +26,10 @@ from tersor.federated.flower.wire import KEY
 CLIP = 8.0  # Flower's, with 22 bits
 FORMAT = SumFormat(8, 16, CLIP, 0, "")
 THEIR_RANGE, THEIR_MODULUS = 1 << 22, 1 << 32
+COLUMNS = columns(
+    "CPU=cpu_seconds:s, Flower's=baseline_cpu_seconds:s, ratio=ratio:.2f, sent=payload_bytes:B, "
+    "Flower's sent=baseline_bytes:B"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,39 +41,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Times both."""
-    records = RecordFile(chosen.json)
+    report(chosen, _measure(chosen), COLUMNS)
+
+
+def _measure(chosen: argparse.Namespace) -> Iterator[Record]:
     update = np.random.default_rng(0).standard_normal(chosen.mib << 18, np.float32)
     keys = [os.urandom(32) for _ in range(1 + chosen.neighbours)]
     fields = FORMAT.record() | {"run": "", "round": 1, "clients": len(keys), "cohort": b""}
     arrays = ArrayRecord({"weights": Array(update)})
-    ours = functools.partial(
-        _ours, RecordDict({KEY: ConfigRecord(fields), "arrays": arrays}), update
+    content = RecordDict({KEY: ConfigRecord(fields), "arrays": arrays})
+    ours, theirs = functools.partial(_ours, content, update), functools.partial(_theirs, update)
+    clock = functools.partial(seconds_of, clock=time.process_time)
+    own_seconds, their_seconds, ratio = in_turns(
+        lambda: ours(keys), lambda: theirs(keys), chosen.turns, clock
     )
-    theirs = functools.partial(_theirs, update)
-    turns = [
-        tuple(seconds_of(lambda: one(keys), time.process_time) for one in (ours, theirs))  # noqa: B023
-        for _ in range(1 + chosen.turns)
-    ][1:]
-    own_seconds, their_seconds = (statistics.median(one) for one in zip(*turns, strict=True))
-    own_bytes, their_bytes = ours(keys[:1]), theirs(keys[:1])
-    record: Record = {
+    yield {
         "benchmark": "masks",
         "count": update.size,
         "neighbours": chosen.neighbours,
         "flower": flwr.__version__,
         "cpu_seconds": own_seconds,
         "baseline_cpu_seconds": their_seconds,
-        "ratio": statistics.median(one / other for one, other in turns),
-        "payload_bytes": own_bytes,
-        "baseline_bytes": their_bytes,
+        "ratio": ratio,
+        "payload_bytes": ours(keys[:1]),
+        "baseline_bytes": theirs(keys[:1]),
     }
-    records.add(record)
-    rows = [
-        ["tersor.federated.flower", _text.seconds(own_seconds), _text.byte_count(own_bytes)],
-        ["Flower", _text.seconds(their_seconds), _text.byte_count(their_bytes)],
-    ]
-    print(_text.table(["masks of", "CPU", "sent"], rows))
-    print(f"{record['ratio']:.2f} of Flower's")
 
 
 def _ours(content: RecordDict, update: np.ndarray, keys: list[bytes]) -> int:

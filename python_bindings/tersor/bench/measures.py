@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from tersor.bench.records import Record
-from tersor.bench.world import World
 
 
 class Mark:
@@ -79,12 +78,6 @@ class Traffic:
         """The fields of a record."""
         rest = dict(vars(self))
         return {"wire_bytes": rest.pop("sent_bytes"), **rest}
-
-    def mean(self, steps: int, world: World) -> "Traffic":
-        """The mean per step over the ranks. A collective call."""
-        own = dataclasses.astuple(self)
-        means = iter(world.mean([value / steps for value in own if value is not None]))
-        return Traffic(*(None if value is None else next(means) for value in own))
 
 
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:

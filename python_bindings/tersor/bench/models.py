@@ -15,18 +15,11 @@ def convolutional_net(classes: int) -> nn.Sequential:
     Nearly all gradient bytes are ready early in the backward pass, because the linear layers come
     last. The bytes can be sent during the backward pass of the convolutions.
     """
-    return nn.Sequential(
-        nn.Conv2d(1, 16, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 7 * 7, 256),
-        nn.ReLU(),
-        nn.Linear(256, classes),
-    )
+    layers: list[nn.Module] = []
+    for channels, outputs in ((1, 16), (16, 32)):
+        layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Flatten(), nn.Linear(32 * 7 * 7, 256), nn.ReLU(), nn.Linear(256, classes)]
+    return nn.Sequential(*layers)
 
 
 def normalised_net(classes: int) -> nn.Sequential:
@@ -35,21 +28,13 @@ def normalised_net(classes: int) -> nn.Sequential:
 
     No matrix has most of the parameters, unlike in `convolutional_net`; the norms have vectors.
     """
-    return nn.Sequential(
-        *_convolution(1, 16, kernel=5, stride=2),
-        *_convolution(16, 32, kernel=3, stride=2),
-        *_convolution(32, 64, kernel=3, stride=1),
-        *_convolution(64, 128, kernel=3, stride=2),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(128, classes),
-    )
-
-
-def _convolution(channels: int, outputs: int, *, kernel: int, stride: int) -> list[nn.Module]:
-    padding = kernel // 2
-    convolution = nn.Conv2d(channels, outputs, kernel, stride, padding, bias=False)
-    return [convolution, nn.GroupNorm(8, outputs), nn.ReLU()]
+    layers: list[nn.Module] = []
+    for channels, outputs, kernel, stride in (
+        (1, 16, 5, 2), (16, 32, 3, 2), (32, 64, 3, 1), (64, 128, 3, 2)
+    ):  # fmt: skip
+        one = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=False)
+        layers += [one, nn.GroupNorm(8, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
 
 
 BALANCING_RATE = 0.001  # Wang et al.'s

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tersor.bench.measures import ring_bytes
 from tersor.torch._src.optim.muon import is_hidden
 
 BYTE = 8  # bits, one a value
@@ -40,31 +41,32 @@ class OneBitAdamW(torch.optim.Optimizer):
         device = self._group["params"][0].device
         self._momentum = torch.zeros(sum(self._sizes), device=device)
         self._variance = torch.zeros_like(self._momentum)
-        self._dense_steps, self.steps = dense_steps, 0
-        self.exchange = SignExchange(self._sizes, device)
+        self._dense_steps, self._steps = dense_steps, 0
+        self._exchange = SignExchange(self._sizes, device)
+
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes sent by this rank, of which those of dense steps are computed."""
+        dense_bytes = 4 * sum(self._sizes) * min(self._steps, self._dense_steps)
+        return ring_bytes(dense_bytes, dist.get_world_size()) + self._exchange.sent_bytes
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchanges, and changes the weights. A collective call. Ignores ``closure``."""
         beta1 = self._group["betas"][0]
         gradient = torch.cat([one.grad.flatten() for one in self._group["params"]])
-        self.steps += 1
-        dense = self.steps <= self._dense_steps
+        self._steps += 1
+        dense = self._steps <= self._dense_steps
         if dense:
             dist.all_reduce(gradient)
             gradient /= dist.get_world_size()
             self._variance.lerp_(gradient.square(), 1 - BETA2)
         self._momentum.lerp_(gradient, 1 - beta1)
         if not dense:
-            self._momentum = self.exchange.mean(self._momentum) * self._variance.sign()
-        variance = self._variance / (1 - BETA2 ** min(self.steps, self._dense_steps))
-        self._move(
-            self._momentum / (1 - beta1**self.steps) / (variance.sqrt() + self._group["eps"])
-        )
-
-    def _move(self, update: Tensor) -> None:
-        rate = self._group["lr"]
-        parts = torch.split(update, self._sizes)
+            self._momentum = self._exchange.mean(self._momentum) * self._variance.sign()
+        variance = self._variance / (1 - BETA2 ** min(self._steps, self._dense_steps))
+        update = self._momentum / (1 - beta1**self._steps) / (variance.sqrt() + self._group["eps"])
+        rate, parts = self._group["lr"], torch.split(update, self._sizes)
         for one, part in zip(self._group["params"], parts, strict=True):
             one.mul_(1 - rate * self._group["weight_decay"]).sub_(rate * part.view_as(one))
 
@@ -114,10 +116,10 @@ class SignExchange:
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
         """The values of all ranks, by a ring."""
-        gathered = [torch.empty_like(own) for _ in range(self._ranks)]
-        dist.all_gather(gathered, own)
+        gathered = own.new_empty(self._ranks * len(own))
+        dist.all_gather_into_tensor(gathered, own)
         self.sent_bytes += own.nbytes * (self._ranks - 1)
-        return gathered
+        return [*gathered.view(self._ranks, -1)]
 
 
 def packed_signs(values: Tensor) -> Tensor:

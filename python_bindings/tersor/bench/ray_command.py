@@ -7,8 +7,6 @@ cluster with several nodes, the actor is on another node. Otherwise all is on th
 
 import argparse
 import collections
-import statistics
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import tersor.ray
-from tersor.bench.records import Record, add, columns, report, seconds_of
+from tersor.bench.records import Record, add, columns, in_turns, report
 
 UNDER_WAY = 2
 COLUMNS = columns(
@@ -73,26 +71,19 @@ def _measure(codec: str, chosen: argparse.Namespace) -> Record:
     taker: Any = ray.remote(_Taker).options(**there).remote()
     sent: collections.deque[Any] = collections.deque()
 
-    def wait(until: int = 0) -> None:
-        while len(sent) > until:
-            ray.get(sent.popleft())
+    def push() -> None:
+        for _ in range(chosen.pushes):
+            client.push(gradient)
+        client.flush()
 
     def send_raw() -> None:
-        wait(UNDER_WAY - 1)
-        sent.append(taker.take.remote(frame))
+        for place in range(chosen.pushes + UNDER_WAY):
+            if place >= UNDER_WAY:
+                ray.get(sent.popleft())
+            if place < chosen.pushes:
+                sent.append(taker.take.remote(frame))
 
-    def seconds(call: Callable[[], None], end: Callable[[], None]) -> float:
-        def turn() -> None:
-            for _ in range(chosen.pushes):
-                call()
-            end()
-
-        return seconds_of(turn) / float(chosen.pushes)
-
-    turns = [
-        (seconds(lambda: client.push(gradient), client.flush), seconds(send_raw, wait))
-        for _ in range(1 + chosen.turns)
-    ][1:]
+    raw_seconds, seconds, ratio = in_turns(send_raw, push, chosen.turns)
     client.leave()
     return {
         "benchmark": "ray",
@@ -102,7 +93,7 @@ def _measure(codec: str, chosen: argparse.Namespace) -> Record:
         "nodes": 1 + ("scheduling_strategy" in there),
         "link": chosen.link,
         "payload_bytes": len(frame),
-        "seconds": statistics.median(ours for ours, _ in turns),
-        "baseline_seconds": statistics.median(theirs for _, theirs in turns),
-        "ratio": statistics.median(theirs / ours for ours, theirs in turns),
+        "seconds": seconds / chosen.pushes,
+        "baseline_seconds": raw_seconds / chosen.pushes,
+        "ratio": ratio,
     }

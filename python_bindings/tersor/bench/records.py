@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -75,18 +76,25 @@ def seconds_of(action: Callable[[], object], clock: Any = time.perf_counter) -> 
     return float(clock() - start)
 
 
-def _cpu_name() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown CPU"
+def in_turns(
+    own: Callable[[], object],
+    other: Callable[[], object],
+    count: int,
+    seconds: Callable[[Callable[[], object]], float] = seconds_of,
+) -> tuple[float, float, float]:
+    """Medians of the seconds of two calls that take turns, and of the ratio of each turn. The first
+    turn does not count."""
+    turns = [(seconds(own), seconds(other)) for _ in range(1 + count)][1:]
+    medians = map(statistics.median, zip(*((a, b, a / b) for a, b in turns), strict=True))
+    return next(medians), next(medians), next(medians)
 
 
 @functools.cache
 def machine_name() -> str:
     """Processor and cores: "AMD EPYC, 2 cores"."""
-    cores = os.cpu_count() or 1
-    return f"{_cpu_name()}, {cores} core{'' if cores == 1 else 's'}"
+    text, cores = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"), os.cpu_count() or 1
+    found = re.search(r"^model name\s*: *(.*)", text, re.MULTILINE)
+    return f"{found[1] if found else 'unknown CPU'}, {cores} core{'' if cores == 1 else 's'}"
 
 
 @functools.cache
@@ -147,16 +155,18 @@ def table(columns: Columns, records: Iterable[Record]) -> str:
     return _text.table(list(columns), rows)
 
 
-def report(
-    chosen: argparse.Namespace, measured: Iterable[Record], columns: Columns
-) -> list[Record]:
-    """Writes records as they are measured, and then prints a table of all. Returns the records."""
+def written(chosen: argparse.Namespace, measured: Iterable[Record]) -> list[Record]:
+    """Writes records as they are measured. Returns the records."""
     file, records = RecordFile(chosen.json), []
     for record in measured:
         file.add(record)
         records.append(record)
-    print(table(columns, records), flush=True)
     return records
+
+
+def report(chosen: argparse.Namespace, measured: Iterable[Record], columns: Columns) -> None:
+    """Writes records as they are measured, and then prints a table of all."""
+    print(table(columns, written(chosen, measured)), flush=True)
 
 
 def some(chosen: argparse.Namespace, names: str) -> Record:

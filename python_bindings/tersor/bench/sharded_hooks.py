@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from tersor.bench.errors import BenchmarkError
-from tersor.bench.hook_kinds import CountedHook, Hook, PyTorchHook
+from tersor.bench.errors import refuse
+from tersor.bench.hook_kinds import ComputedHook, CountedHook, Hook
 from tersor.bench.hooks import OURS, THEIRS
 from tersor.bench.measures import parameter_count, ring_bytes
 from tersor.bench.split_hooks import CASTS
@@ -29,8 +29,8 @@ SUMMARY = (
 
 def check(name: str) -> None:
     """Raises BenchmarkError for an unknown way. Codecs are checked at their first use."""
-    if name.startswith(THEIRS) and name not in REDUCE_DTYPES:
-        raise BenchmarkError(f'no "{name}" with fsdp; there are: {SUMMARY}')
+    is_wrong = name.startswith(THEIRS) and name not in REDUCE_DTYPES
+    refuse(is_wrong, f'no "{name}" with fsdp; there are: {SUMMARY}')
 
 
 def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
@@ -40,24 +40,16 @@ def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
     """
     check(name)
     dtype = REDUCE_DTYPES.get(name)
-    _shard(chain, MixedPrecisionPolicy(reduce_dtype=dtype))
+    kind, ranks = next(chain.parameters()).device.type, dist.get_world_size()
+    mesh, policy = init_device_mesh(kind, (ranks,)), MixedPrecisionPolicy(reduce_dtype=dtype)
+    for module in (*chain, chain):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
     if dtype is None:
         handle = fsdp.compress(chain, codec=name.removeprefix(OURS), weights_codec=weights)
         return CountedHook(chain, handle, handle.remove)
     if name == THEIRS + "ahead":
         cast(FSDPModule, chain)._set_unshard_async_op(True)
-    reduced_bytes = parameter_count(chain) * dtype.itemsize
-    return PyTorchHook(chain, scattered_bytes(reduced_bytes, dist.get_world_size()))
-
-
-def scattered_bytes(reduced_bytes: float, ranks: int) -> float:
-    """The bytes of each rank in a reduce-scatter. gloo's is an all-reduce of which a part stays."""
-    whole = ring_bytes(reduced_bytes, ranks)
-    return whole if dist.get_backend() == "gloo" else whole / 2
-
-
-def _shard(chain: nn.Sequential, policy: MixedPrecisionPolicy) -> None:
-    device = next(chain.parameters()).device
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for module in (*chain, chain):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+    whole = ring_bytes(parameter_count(chain) * dtype.itemsize, ranks)
+    # gloo's reduce-scatter is an all-reduce of which a part stays.
+    step_bytes = whole if dist.get_backend() == "gloo" else whole / 2
+    return ComputedHook(chain, lambda steps: steps * step_bytes)

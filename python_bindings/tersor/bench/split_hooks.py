@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
 from tersor.bench import hooks
-from tersor.bench.errors import BenchmarkError, stateless_codec
-from tersor.bench.hook_kinds import Hook
+from tersor.bench.errors import refuse, stateless_codec
+from tersor.bench.hook_kinds import WaitingHook, Waits
 from tersor.bench.hooks import OURS, THEIRS
-from tersor.bench.measures import Mark, MarkKind, Span, Traffic, mark_of
+from tersor.bench.measures import Mark, Span, Traffic
 from tersor.bench.models import Batch, Carrier, Gpt, GptStage, MixtureOfExperts
 from tersor.torch._src.process_group import connections
 
@@ -42,8 +42,7 @@ def check(name: str) -> None:
     """Raises BenchmarkError for an unknown name."""
     if name in CASTS:
         return
-    if name.startswith(THEIRS):
-        raise BenchmarkError(f'no "{name}" for activations; there are: {SUMMARY}')
+    refuse(name.startswith(THEIRS), f'no "{name}" for activations; there are: {SUMMARY}')
     for codec in codecs_of(name):
         stateless_codec(codec)
 
@@ -54,41 +53,17 @@ def codecs_of(name: str) -> tuple[str, str]:
     return codec, backward or codec
 
 
-class Waits:
-    """The spans of waiting for other ranks."""
-
-    def __init__(self, kind: MarkKind) -> None:
-        self._kind, self._start = kind, kind()
-        self._spans: list[Span] = []
-
-    def begin(self, *_: object) -> None:
-        """Begins a span. May be a tensor's hook."""
-        self._start = self._kind()
-
-    def end(self, *_: object) -> None:
-        """Ends the span. May be a tensor's hook."""
-        self._spans.append((self._start, self._kind()))
-
-    def take(self) -> list[Span]:
-        """The spans since the last call."""
-        spans, self._spans = self._spans, []
-        return spans
-
-
-class SplitHook(Hook):
+class SplitHook(WaitingHook):
     """A model split over ranks. Each rank trains a part."""
 
-    def __init__(self, model: nn.Module, name: str, waits: Waits) -> None:
+    def __init__(self, model: nn.Module, name: str) -> None:
+        check(name)
         super().__init__(model)
         self.bytes_are = "computed" if name in CASTS else "counted"
-        self._waits = waits
 
     @abc.abstractmethod
     def owners(self) -> list[tuple[nn.Module, int]]:
         """Each part with a single training rank, and this rank."""
-
-    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        return self._waits.take()
 
     @torch.no_grad()
     def gather(self, what: Literal["data", "grad"] = "data") -> None:
@@ -108,17 +83,13 @@ class Rows(Carrier, abc.ABC):
 
     def loads(self, counts: Tensor) -> Tensor:
         gathered = counts.new_empty(self.ranks * len(counts))
-        self._waits.begin()
-        dist.all_gather_into_tensor(gathered, counts)
-        self._waits.end()
+        self._waits.during(lambda: dist.all_gather_into_tensor(gathered, counts))
         return gathered.view(self.ranks, -1)
 
     def carry(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
         if rows.requires_grad:  # the backward pass runs in reverse order
             rows.register_hook(self._waits.end)  # type: ignore[no-untyped-call]
-        self._waits.begin()
-        arrived = self._send(rows, received, sent)
-        self._waits.end()
+        arrived: Tensor = self._waits.during(lambda: self._send(rows, received, sent))
         if arrived.requires_grad:
             arrived.register_hook(self._waits.begin)  # type: ignore[no-untyped-call]
         return arrived
@@ -138,9 +109,9 @@ class Rows(Carrier, abc.ABC):
 class PlainRows(Rows):
     """Sends rows with PyTorch, cast to a dtype."""
 
-    def __init__(self, dtype: torch.dtype, waits: Waits) -> None:
+    def __init__(self, name: str, waits: Waits) -> None:
         super().__init__(waits)
-        self._dtype, self._sent_count = dtype, 0
+        self._dtype, self._sent_count = CASTS[name], 0
         self._group = typing.cast(dist.ProcessGroup, dist.group.WORLD)
 
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
@@ -159,12 +130,12 @@ class PlainRows(Rows):
 class EncodedRows(Rows):
     """Sends rows with Tersor over separate connections, to count only the rows' bytes."""
 
-    def __init__(self, name: str, waits: Waits, device: torch.device) -> None:
+    def __init__(self, name: str, waits: Waits) -> None:
         super().__init__(waits)
         self._codecs = codecs_of(name)
         self._workspace = tersor.Workspace()
         self._group = typing.cast(dist.ProcessGroup, dist.new_group())
-        self._transport = connections.transport(self._group, device)
+        self._transport = connections.transport(self._group, waits.device)
 
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
         codec, backward_codec = self._codecs
@@ -185,18 +156,15 @@ class ExpertHook(SplitHook):
     """A model with experts spread over the ranks. DDP averages the rest in float32."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
-        check(name)
-        device = next(module.parameters()).device
-        waits = Waits(mark_of(device))
-        dtype = CASTS.get(name)
-        self._rows = EncodedRows(name, waits, device) if dtype is None else PlainRows(dtype, waits)
+        super().__init__(module, name)
+        self._rows = (PlainRows if name in CASTS else EncodedRows)(name, self.waits)
         self._mixtures = [one for one in module.modules() if isinstance(one, MixtureOfExperts)]
         for mixture in self._mixtures:
             check_ranks(len(mixture.experts), self._rows.ranks)
             mixture.carrier = self._rows
             for parameter in mixture.own_experts().parameters():  # the sum over the rows' ranks
                 parameter.register_hook(lambda one: one / self._rows.ranks)  # type: ignore[no-untyped-call]
-        super().__init__(_distribute_the_rest(module), name, waits)
+        self.model = _distribute_the_rest(module)
 
     def owners(self) -> list[tuple[nn.Module, int]]:
         ranks = range(self._rows.ranks)
@@ -214,17 +182,15 @@ class ExpertHook(SplitHook):
 
 def check_ranks(experts: int, ranks: int) -> None:
     """Raises BenchmarkError if ranks cannot have equal numbers of experts."""
-    if experts % ranks:
-        raise BenchmarkError(f"{experts} experts are not a multiple of {ranks} ranks")
+    refuse(experts % ranks, f"{experts} experts are not a multiple of {ranks} ranks")
 
 
 def _distribute_the_rest(module: nn.Module) -> DistributedDataParallel:
     """DDP without the experts and the routers' biases. The biases are equal on all ranks."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     own = [name for name, _ in tensors if ".experts." in f".{name}" or name.endswith("likings")]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-        module, own
-    )
+    kind: Any = DistributedDataParallel
+    kind._set_params_and_buffers_to_ignore_for_model(module, own)
     return hooks.distributed(module)
 
 
@@ -232,29 +198,26 @@ class StageHook(SplitHook):
     """A GPT with a stage on each rank and a 1F1B schedule."""
 
     def __init__(self, gpt: Gpt, name: str) -> None:
-        check(name)
-        device = next(gpt.parameters()).device
-        super().__init__(gpt, name, Waits(mark_of(device)))
+        super().__init__(gpt, name)
         self._rank, ranks = dist.get_rank(), dist.get_world_size()
         self._dtype = CASTS.get(name, torch.float32)
         self._parts = [GptStage(gpt, index, ranks, self._dtype) for index in range(ranks)]
-        self._stage = PipelineStage(self._parts[self._rank], self._rank, ranks, device)
+        self._stage = PipelineStage(self._parts[self._rank], self._rank, ranks, self.waits.device)
         for method in ("forward_one_chunk", "backward_one_chunk"):
             setattr(self._stage, method, self._working(getattr(self._stage, method)))
         self._handle = None
         if name not in CASTS:
             self._handle = tersor.torch.pipeline.compress(self._stage, *codecs_of(name))
-        loss = self._working(_loss)
-        self._schedule = Schedule1F1B(self._stage, MICROBATCHES, loss_fn=loss)
+        self._schedule = Schedule1F1B(self._stage, MICROBATCHES, loss_fn=self._working(_loss))
         self._width, self._sent_count = gpt.shape.width, 0
 
     def _working(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Counts ``compute`` as computation. The rest of a step is waiting."""
 
         def computed(*arguments: Any, **keywords: Any) -> Any:
-            self._waits.end()
+            self.waits.end()
             result = compute(*arguments, **keywords)
-            self._waits.begin()
+            self.waits.begin()
             return result
 
         return computed
@@ -265,12 +228,8 @@ class StageHook(SplitHook):
         inputs, classes = batch
         losses: list[Tensor] = []
         given = (inputs,) if self._stage.is_first else ()
-        wanted: dict[str, Any] = {}
-        if self._stage.is_last:
-            wanted = {"target": classes, "losses": losses}
-        self._waits.begin()
-        self._schedule.step(*given, **wanted)
-        self._waits.end()
+        wanted: Any = {"target": classes, "losses": losses} if self._stage.is_last else {}
+        self.waits.during(lambda: self._schedule.step(*given, **wanted))
         neighbours = (not self._stage.is_first) + (not self._stage.is_last)
         self._sent_count += neighbours * inputs.numel() * self._width
         share = len(self._parts) / MICROBATCHES

@@ -7,8 +7,7 @@ over pairs of measurements.
 
 import argparse
 import itertools
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tersor.torch
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import refuse
 from tersor.bench.measures import mark_of
-from tersor.bench.records import Record, add, columns, report
+from tersor.bench.records import Record, add, columns, in_turns, report
 from tersor.torch._src.optim.compressed import CompressedOptimizer
 from tersor.torch._src.optim.rules import Part
 
@@ -33,16 +32,12 @@ class _Alone(CompressedOptimizer):
         return list(self._parameters) if is_finite else None, 1.0
 
 
-MOMENTUM = 0.9
-THEIRS: dict[str, Any] = {
-    "adamw": lambda own: torch.optim.AdamW(own, foreach=True),
-    "sgd": lambda own: torch.optim.SGD(own, momentum=MOMENTUM, foreach=True),
-    "muon": lambda own: torch.optim.Muon(own, momentum=MOMENTUM),
-}
-OURS: dict[str, tuple[type, dict[str, Any]]] = {
-    "adamw": (tersor.torch.CompressedAdamW, {}),
-    "sgd": (tersor.torch.CompressedSGD, {"momentum": MOMENTUM}),
-    "muon": (tersor.torch.CompressedMuon, {"momentum": MOMENTUM}),
+MOMENTUM = {"momentum": 0.9}
+# By name: Tersor's optimizer, PyTorch's, the options of both, and PyTorch's own options.
+OPTIMIZERS: dict[str, tuple[type, Any, dict[str, Any], dict[str, Any]]] = {
+    "adamw": (tersor.torch.CompressedAdamW, torch.optim.AdamW, {}, {"foreach": True}),
+    "sgd": (tersor.torch.CompressedSGD, torch.optim.SGD, MOMENTUM, {"foreach": True}),
+    "muon": (tersor.torch.CompressedMuon, torch.optim.Muon, MOMENTUM, {}),
 }
 COLUMNS = columns(
     "optimizer=optimizer, parameters=parameters, own work=seconds:s, "
@@ -52,20 +47,19 @@ COLUMNS = columns(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command line."""
-    add(parser, "optimizer", list(THEIRS), "optimizers to compare", choices=THEIRS)
+    add(parser, "optimizer", list(OPTIMIZERS), "optimizers to compare", choices=OPTIMIZERS)
     add(parser, "parameters", [10, 100, 1000], "numbers of parameters")
     add(parser, "shape", [64, 64], "shape of each parameter")
-    add(
-        parser, "device", "cuda" if torch.cuda.is_available() else "cpu", "device of the parameters"
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add(parser, "device", device, "device of the parameters")
     add(parser, "threads", 1, "threads of the arithmetic")
     add(parser, "repetitions", 21, "pairs of measurements")
 
 
 def run(chosen: argparse.Namespace) -> None:
     """Times each optimizer."""
-    if "muon" in chosen.optimizer and len(chosen.shape) != 2:
-        raise BenchmarkError("muon needs matrices: give --shape ROWS COLUMNS, or other optimizers")
+    is_wrong = "muon" in chosen.optimizer and len(chosen.shape) != 2
+    refuse(is_wrong, "muon needs matrices: give --shape ROWS COLUMNS, or other optimizers")
     torch.set_num_threads(chosen.threads)
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -79,17 +73,18 @@ def run(chosen: argparse.Namespace) -> None:
 def _measure(name: str, count: int, chosen: argparse.Namespace) -> Record:
     mark = mark_of(torch.device(chosen.device))
 
-    def seconds(optimizer: torch.optim.Optimizer) -> float:
+    def seconds(step: Callable[[], object]) -> float:
         start = mark()
-        optimizer.step()
+        step()
         return start.seconds_until(mark())
 
-    theirs = THEIRS[name](_parameters(count, chosen))
+    kind, other, options, more = OPTIMIZERS[name]
+    theirs = other(_parameters(count, chosen), **options, **more)
     own = [(str(index), one) for index, one in enumerate(_parameters(count, chosen))]
-    kind, options = OURS[name]
     ours = type(kind.__name__, (_Alone, kind), {})(own, **options)
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(2 + chosen.repetitions)][2:]
-    own_seconds, their_seconds = map(statistics.median, zip(*pairs, strict=True))
+    ours.step()
+    theirs.step()
+    turns = in_turns(ours.step, theirs.step, chosen.repetitions, seconds)
     return {
         "benchmark": "step",
         "optimizer": name,
@@ -98,16 +93,13 @@ def _measure(name: str, count: int, chosen: argparse.Namespace) -> Record:
         "device": chosen.device,
         "threads": chosen.threads,
         "torch": torch.__version__,
-        "seconds": own_seconds,
-        "baseline_seconds": their_seconds,
-        "ratio": statistics.median(one / other for one, other in pairs),
+        **dict(zip(("seconds", "baseline_seconds", "ratio"), turns, strict=True)),
     }
 
 
 def _parameters(count: int, chosen: argparse.Namespace) -> list[torch.nn.Parameter]:
-    made = [
-        torch.nn.Parameter(torch.randn(chosen.shape, device=chosen.device)) for _ in range(count)
-    ]
+    values = (torch.randn(chosen.shape, device=chosen.device) for _ in range(count))
+    made = [torch.nn.Parameter(one) for one in values]
     for one in made:
         one.grad = torch.randn_like(one)
     return made

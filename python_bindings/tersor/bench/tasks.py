@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tersor.bench import data, hooks, loose_hooks, split_hooks
-from tersor.bench.errors import BenchmarkError
+from tersor.bench import data, hooks, split_hooks
+from tersor.bench.errors import refuse
 from tersor.bench.hook_kinds import Hook
 from tersor.bench.models import Batch, Gpt, GptShape, convolutional_net, normalised_net
 
@@ -59,8 +59,6 @@ class Task:
 
     def attach(self, model: nn.Module, hook: str) -> Hook:
         """The model on all ranks with a hook."""
-        if loose_hooks.has(hook):
-            return loose_hooks.attach(model, hook)
         return hooks.attach(model, hook)
 
 
@@ -97,16 +95,13 @@ class ImageTask(Task):
         self._device = options.device
         self._train = data.load_images(folder, "train")
         self._test = data.load_images(folder, "t10k")
-        self._mean = float(self._train.pixels.mean())
-        self._deviation = float(self._train.pixels.std())
+        self._mean, self._deviation = self._train.pixels.mean(), self._train.pixels.std()
         batch = options.batch or 64
         whole_pass = len(self._train.labels) // (batch * options.ranks)
         epochs, steps = options.epochs or self.epochs, options.steps or whole_pass
         self.recipe = Recipe(batch, epochs, steps, self.learning_rate * options.rate)
-        if not 0 < self.recipe.steps <= whole_pass:
-            raise BenchmarkError(
-                f"the images suffice for {whole_pass} steps per epoch: give fewer --steps"
-            )
+        text = f"the images suffice for {whole_pass} steps per epoch: give fewer --steps"
+        refuse(not 0 < self.recipe.steps <= whole_pass, text)
         self._parts: list[data.Indices] | None = None
         if options.uneven is not None:
             self._parts = data.uneven_parts(self._train.labels, options.ranks, options.uneven)
@@ -157,15 +152,14 @@ class TextTask(Task):
     experts = 0
 
     def __init__(self, options: TaskOptions) -> None:
-        if options.uneven is not None:
-            raise BenchmarkError("--uneven is for images, which have classes")
+        refuse(options.uneven is not None, "--uneven is for images, which have classes")
         on_gpu = options.device.type == "cuda"
         self._device = options.device
         shape = GPU_GPT if on_gpu else CPU_GPT
         self._shape = dataclasses.replace(shape, experts=self.experts)
         self._text = data.load_text(options.source)
-        if len(self._text.validation) <= self._shape.context + TEST_WINDOWS:
-            raise BenchmarkError(f"the text is too short: {len(self._text.train)} characters")
+        is_short = len(self._text.validation) <= self._shape.context + TEST_WINDOWS
+        refuse(is_short, f"the text is too short: {len(self._text.train)} characters")
         batch = options.batch or (32 if on_gpu else 16)
         rate = options.rate * (6e-4 if on_gpu else 2e-3)
         self.recipe = Recipe(batch, options.epochs or 5, options.steps or 100, rate)
@@ -217,10 +211,9 @@ class StageTask(TextTask):
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
         layers, ranks, batch = self._shape.layers, options.ranks, self.recipe.batch
-        if layers % ranks:
-            raise BenchmarkError(f"{layers} layers are not a multiple of {ranks} stages")
-        if batch % (count := split_hooks.MICROBATCHES):
-            raise BenchmarkError(f"a batch of {batch} is not a multiple of {count} microbatches")
+        count = split_hooks.MICROBATCHES
+        refuse(layers % ranks, f"{layers} layers are not a multiple of {ranks} stages")
+        refuse(batch % count, f"a batch of {batch} is not a multiple of {count} microbatches")
 
     def attach(self, model: nn.Module, hook: str) -> Hook:
         return split_hooks.StageHook(typing.cast(Gpt, model), hook)
@@ -230,6 +223,5 @@ class StageTask(TextTask):
 
 
 AnyTask = ImageTask | TextTask
-TASKS: dict[str, type[ImageTask] | type[TextTask]] = {
-    task.name: task for task in (ImageTask, NormalisedImageTask, TextTask, ExpertTask, StageTask)
-}
+_KINDS = (ImageTask, NormalisedImageTask, TextTask, ExpertTask, StageTask)
+TASKS: dict[str, type[AnyTask]] = {task.name: task for task in _KINDS}

@@ -26,7 +26,9 @@ sys.stdin.read()
 """
 
 
-def manager(codec: str, fragments: int, address: str, limit: timedelta, **options: Any) -> Any:
+def manager(
+    codec: str | None, fragments: int, address: str, limit: timedelta, **options: Any
+) -> Any:
     """torchft's manager of this rank. Without ``codec``, gloo sends.
 
     Raises BenchmarkError without torchft.
@@ -41,17 +43,9 @@ def manager(codec: str, fragments: int, address: str, limit: timedelta, **option
 
         group = ProcessGroupTersor(group, codec, timeout=limit.total_seconds())
     store = local_store(address)
-    made = torchft.Manager(
-        pg=group,
-        timeout=limit,
-        quorum_timeout=limit,
-        rank=0,
-        world_size=1,
-        store_addr=address,
-        store_port=store.port,
-        hostname=address,
-        **options,
-    )
+    options |= {"store_addr": address, "store_port": store.port, "hostname": address}
+    options |= {"timeout": limit, "quorum_timeout": limit, "rank": 0, "world_size": 1}
+    made = torchft.Manager(pg=group, **options)
     made.store = store  # lives as long as the manager
     if codec:
         group.follow(made, fragments)
@@ -86,13 +80,7 @@ def ddp(pace: Any, chosen: argparse.Namespace) -> None:
     own = _managed(pace, chosen, use_async_quorum=True)
     pace.model = torchft.DistributedDataParallel(own, pace.model)
     pace.inner = torchft.Optimizer(own, pace.inner)
-    pace.begin()
-    while True:
-        before = own.current_step()
-        pace.backward()
-        pace.inner.step()
-        if own.current_step() == before + 1:
-            pace.count(1)
+    _train(pace, own, 1)
 
 
 def diloco(pace: Any, chosen: argparse.Namespace) -> None:
@@ -101,26 +89,24 @@ def diloco(pace: Any, chosen: argparse.Namespace) -> None:
 
     own = _managed(pace, chosen, use_async_quorum=False)
     outer = torch.optim.SGD(pace.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    made = DiLoCo(own, [pace.model], pace.inner, outer, sync_every=chosen.every, pin_memory=False)
+    every = chosen.every
+    with DiLoCo(own, [pace.model], pace.inner, outer, sync_every=every, pin_memory=False):
+        _train(pace, own, every)
+
+
+def _train(pace: Any, own: Any, steps: int) -> None:
+    """Each step of the manager counts as ``steps``."""
     pace.begin()
-    with made:
-        while True:
-            before = own.current_step()
-            pace.backward()
-            pace.inner.step()
-            if own.current_step() == before + 1:  # otherwise it took the others' weights
-                pace.count(chosen.every)
+    while True:
+        before = own.current_step()
+        pace.backward()
+        pace.inner.step()
+        if own.current_step() == before + 1:  # otherwise it took the others' weights
+            pace.count(steps)
 
 
-def _managed(pace: Any, chosen: argparse.Namespace, *, use_async_quorum: bool) -> Any:
-    return manager(
-        chosen.codec,
-        1,
-        "127.0.0.1",
-        _LIMIT,
-        min_replica_size=1,
-        use_async_quorum=use_async_quorum,
-        load_state_dict=pace.model.load_state_dict,
-        state_dict=pace.model.state_dict,
-        replica_id=f"replica_{pace.rank}",
-    )
+def _managed(pace: Any, chosen: argparse.Namespace, **options: Any) -> Any:
+    options |= {"min_replica_size": 1, "replica_id": f"replica_{pace.rank}"}
+    model = pace.model
+    options |= {"load_state_dict": model.load_state_dict, "state_dict": model.state_dict}
+    return manager(chosen.codec, 1, "127.0.0.1", _LIMIT, **options)

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tersor.bench import hooks, loose_hooks, split_hooks
-from tersor.bench.errors import BenchmarkError
+from tersor.bench import hooks, split_hooks
+from tersor.bench.errors import refuse
 from tersor.bench.measures import parameter_count
 from tersor.bench.records import Record, RecordFile, add, columns, positive, positive_number, table
 from tersor.bench.tasks import TASKS, TaskOptions
@@ -57,12 +57,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Trains on all ranks. Returns the exit status."""
     task = TASKS[chosen.model]
-    if chosen.slow != 1.0 and chosen.step_seconds is None:
-        raise BenchmarkError("--slow needs --step-seconds, which a slow rank multiplies")
+    text = "--slow needs --step-seconds, which a slow rank multiplies"
+    refuse(chosen.slow != 1.0 and chosen.step_seconds is None, text)
     chosen.hooks = chosen.hooks or (split_hooks.DEFAULT if task.splits else DEFAULT_HOOKS)
     for name in chosen.hooks:
-        whole = loose_hooks if loose_hooks.has(name) else hooks
-        (split_hooks if task.splits else whole).check(name)
+        (split_hooks if task.splits else hooks).check(name)
     return run_on_ranks(_train_all, chosen)
 
 
@@ -135,7 +134,5 @@ def _mean(runs: Sequence[Mapping[str, Any]]) -> Record:
     """The means of the numbers of a table."""
     fields = [field for field, _ in COLUMNS.values() if field in runs[0] and field != "codec"]
     known = {field: [run[field] for run in runs] for field in fields}
-    means = {
-        key: None if None in found else statistics.fmean(found) for key, found in known.items()
-    }
+    means = {k: None if None in found else statistics.fmean(found) for k, found in known.items()}
     return {**means, "codec": runs[0]["codec"]}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import refuse
 from tersor.bench.measures import LastGradient, Span, mark_of, seconds_in
 from tersor.bench.models import scores_of
 from tersor.bench.records import Record
@@ -58,8 +58,8 @@ class Training:
             seconds = epoch["seconds"]
             yield epoch
         for name, values in self._module.named_parameters():
-            if not self.world.same_everywhere(values):
-                raise BenchmarkError(f"ranks ended with different values of {name}")
+            differs = not self.world.same_everywhere(values)
+            refuse(differs, f"ranks ended with different values of {name}")
 
     def warm_up(self) -> None:
         """Trains a few steps and evaluates. The first hook then does not pay for one-time work."""
@@ -88,15 +88,14 @@ class Training:
             "step_seconds": means[1],
             "exposed_seconds": means[2],  # of waiting for other ranks
             "interface_bytes": means[3],  # of all traffic
-            **self.hook.traffic(steps).mean(steps, self.world).fields(),
+            **self.hook.step_traffic(steps, self.world),
             "compute_seconds": means[1] - means[2],
         }
 
     def _steps(self, steps: range) -> tuple[Tensor, list[Span], list[Span]]:
         """The mean loss, the spans of the steps, and the spans of waiting for other ranks."""
         loss = torch.zeros((), device=self.world.device)
-        whole: list[Span] = []
-        exposed: list[Span] = []
+        whole, exposed = list[Span](), list[Span]()
         for step in steps:
             start = self._mark()
             self._optimizer.zero_grad()
@@ -127,7 +126,5 @@ class Training:
     def _check_steps(self) -> None:
         """Raises BenchmarkError if the training would not end with an exchange."""
         steps, period = self.task.recipe.epochs * self.task.recipe.steps, self.hook.period
-        if steps % period:
-            raise BenchmarkError(
-                f"steps is {steps}: give a multiple of {period}, the steps between exchanges"
-            )
+        text = f"steps is {steps}: give a multiple of {period}, the steps between exchanges"
+        refuse(steps % period, text)

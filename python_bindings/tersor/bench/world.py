@@ -3,43 +3,36 @@
 import argparse
 import dataclasses
 import datetime
+import logging
 import os
 import pathlib
-import subprocess
+import re
 import sys
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, add, positive
 
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 POLL_SECONDS = 0.05
-TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
 def add_world(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the processes."""
     cuda = torch.cuda.is_available()
     add(parser, "ranks", 2, "processes to start here; under torchrun, torchrun's processes")
-    add(
-        parser, "device", "cuda" if cuda else "cpu", "device of the models", choices=["cpu", "cuda"]
-    )
+    kinds = ["cpu", "cuda"]
+    add(parser, "device", kinds[cuda], "device of the models", choices=kinds)
     text = "of torch.distributed; default: nccl if each rank here has a GPU of its own, else gloo"
     add(parser, "backend", None, text, choices=["gloo", "nccl"])
     add(parser, "threads", None, "threads of each rank; default: cores / ranks here", positive)
-    add(
-        parser,
-        "timeout",
-        3600.0,
-        "seconds until the ranks are ended",
-        float,
-        metavar="SECONDS",
-    )
+    text = "seconds until the ranks are ended"
+    add(parser, "timeout", 3600.0, text, float, metavar="SECONDS")
     add(parser, "link", "none", "name of the network, for the records", metavar="NAME")
 
 
@@ -102,9 +95,7 @@ def run_on_ranks(
     body: Callable[[argparse.Namespace, World], None], chosen: argparse.Namespace
 ) -> int:
     """Starts the ranks or, in a rank, calls ``body``. Returns the exit status."""
-    if not (
-        "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    ):  # started neither by torchrun nor by _run_ranks
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # of torchrun and of _run_ranks
         return _run_ranks(chosen.ranks, sys.argv[1:], chosen.timeout)
     world = enter(chosen.device, chosen.threads, chosen.backend)
     try:
@@ -132,9 +123,8 @@ def enter(device_type: str, threads: int | None, backend: str | None = None) -> 
 
 def local_store(address: str = "127.0.0.1") -> Any:
     """A store of torch.distributed in this process, at a free port."""
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address, 0, is_master=True, wait_for_workers=False
-    )
+    kind: Any = dist.TCPStore  # type: ignore[attr-defined]
+    return kind(address, 0, is_master=True, wait_for_workers=False)
 
 
 def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
@@ -143,24 +133,19 @@ def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
     Returns the first nonzero exit status, after ending the other processes, or 0. Returns 124 after
     the timeout.
     """
-    store = local_store()
-    command = [sys.executable, "-m", "tersor.bench", *arguments]
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **environment(rank, ranks, store.port)})
-        for rank in range(ranks)
-    ]
-    deadline = time.monotonic() + timeout_seconds
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # ranks report
+    store, words = local_store(), ("-m", "tersor.bench", *arguments)
+    environments = {rank: environment(rank, ranks, store.port) for rank in range(ranks)}
+    no_logs, words_of = DefaultLogsSpecs(os.devnull), dict.fromkeys(environments, words)
+    run = start_processes("tersor.bench", sys.executable, words_of, environments, no_logs)
     try:
-        while time.monotonic() < deadline:
-            states = [process.poll() for process in processes]
-            failures = [status for status in states if status]
-            if failures or None not in states:
-                return failures[0] if failures else 0
-            time.sleep(POLL_SECONDS)
+        done = run.wait(timeout_seconds, POLL_SECONDS)
     finally:
-        _end(processes)
-    print("tersor.bench: out of time; raise --timeout SECONDS", file=sys.stderr)
-    return 124
+        run.close()
+    if done is None:
+        print("tersor.bench: out of time; raise --timeout SECONDS", file=sys.stderr)
+        return 124
+    return next((one.exitcode for one in done.failures.values()), 0)
 
 
 def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -169,10 +154,8 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     If ranks share a GPU, each rank claims a separate host. Otherwise, NCCL refuses the ranks.
     """
     variables = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -190,17 +173,6 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     return variables
 
 
-def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(TERMINATE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def interface_bytes() -> int:
     """The bytes sent by the kernel through gloo's interface, including headers.
 
@@ -208,8 +180,6 @@ def interface_bytes() -> int:
     the loopback.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    for line in pathlib.Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == interface:
-            return int(counters.split()[8])  # eight columns of received data come first
-    return 0
+    text = pathlib.Path("/proc/self/net/dev").read_text(encoding="utf-8")
+    found = re.search(rf"^ *{re.escape(interface)}:(.*)", text, re.MULTILINE)
+    return int(found[1].split()[8]) if found else 0  # eight columns of received data come first

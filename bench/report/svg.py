@@ -5,23 +5,10 @@ import html
 import math
 import typing
 
+from palette import COLOURS
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 LETTER = 0.56  # estimated mean width of a letter, relative to the font size
-
-# (light, dark). The hues are Okabe and Ito's colour-blind-safe set, with more contrast.
-COLOURS = {
-    "paper": ("#ffffff", "#0d1117"),
-    "ink": ("#1f2328", "#e6edf3"),
-    "quiet": ("#57606a", "#9aa4af"),
-    "grid": ("#d9dee4", "#30363d"),
-    "box": ("#eef3f8", "#1c2733"),
-    "grey": ("#6a737d", "#9aa4af"),
-    "blue": ("#0067a5", "#58b0f0"),
-    "orange": ("#b85000", "#f59a4c"),
-    "green": ("#00795a", "#3fc79f"),
-    "purple": ("#a23e7c", "#e08fc0"),
-    "yellow": ("#8a6d00", "#e3c04a"),
-}
 
 
 def _style() -> str:
@@ -69,10 +56,16 @@ class Drawing:
             raise ValueError(f"{self.title}: the text {words!r} is wider than the figure")
         weight = ' font-weight="600"' if bold else ""
         turn = f' transform="rotate({angle:.1f} {number(x)} {number(y)})"' if angle else ""
-        self.elements.append(
+        self._add(
             f'<text x="{number(x)}" y="{number(y)}" font-size="{size}" class="{colour}"'
             f' text-anchor="{anchor}"{weight}{turn}>{html.escape(words)}</text>'
         )
+
+    def heading(self, words: str, *notes: str, x: float = 20, size: int = 17) -> None:
+        """Writes a heading, and lines below."""
+        self.text(x, 26, words, size=size, bold=True)
+        for row, note in enumerate(notes):
+            self.text(x, 48 + 18 * row, note, size=13, colour="quiet")
 
     def line(
         self,
@@ -85,7 +78,7 @@ class Drawing:
     ) -> None:
         path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
         dash = f' stroke-dasharray="{dashes}"' if dashes else ""
-        self.elements.append(
+        self._add(
             f'<polyline points="{path}" fill="none" class="{colour}-line"'
             f' stroke-width="{width:g}"{dash}/>'
         )
@@ -104,7 +97,7 @@ class Drawing:
 
     def polygon(self, points: typing.Sequence[tuple[float, float]], colour: str) -> None:
         path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        self.elements.append(f'<polygon points="{path}" class="{colour}"/>')
+        self._add(f'<polygon points="{path}" class="{colour}"/>')
 
     def box(
         self,
@@ -117,19 +110,20 @@ class Drawing:
         outline: str = "",
         opacity: float = 1.0,
         radius: int = 0,
+        hover: str = "",
     ) -> None:
         edge = f" {outline}-line" if outline else ""
         faint = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
-        self.elements.append(
+        self._add(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}"'
-            f' height="{number(height)}" rx="{radius}" class="{colour}{edge}"{faint}/>'
+            f' height="{number(height)}" rx="{radius}" class="{colour}{edge}"{faint}/>',
+            hover,
         )
 
     def marker(
-        self, x: float, y: float, shape: str, colour: str, size: float = 6, *, faint: bool = False
+        self, x: float, y: float, shape: str, colour: str, size: float = 6, hover: str = ""
     ) -> None:
         """Draws a circle, square, diamond or triangle."""
-        opacity = ' fill-opacity="0.45"' if faint else ""
         if shape == "circle":
             drawn = f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(size)}"'
         else:
@@ -140,7 +134,14 @@ class Drawing:
             }[shape]
             path = " ".join(f"{number(x + a * size)},{number(y + b * size)}" for a, b in corners)
             drawn = f'<polygon points="{path}"'
-        self.elements.append(f'{drawn} class="{colour}"{opacity}/>')
+        self._add(f'{drawn} class="{colour}"/>', hover)
+
+    def _add(self, shape: str, hover: str = "") -> None:
+        """Adds a shape. A browser shows the text ``hover`` under the pointer."""
+        if hover:
+            tag = shape[1:].partition(" ")[0]
+            shape = f"{shape[:-2]}><title>{html.escape(hover)}</title></{tag}>"
+        self.elements.append(shape)
 
     def svg(self) -> str:
         size = f'width="{self.width}" height="{self.height}"'
