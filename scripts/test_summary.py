@@ -1,9 +1,9 @@
-"""Sums up JUnit files of CTest and of pytest: says why each failed test failed and which took longest,
-then one line 'N passed, N failed, N skipped', with how many of these for want of a GPU. Fails where a
-test did. A test of CTest that ran many cases of GoogleTest counts as these: beside FILE.xml, a folder
-called FILE has what became of them.
+"""Summarises JUnit files of CTest and pytest: the reason of each failure, the slowest tests, and the line
+'N passed, N failed, N skipped', with the number of tests skipped because they need a GPU. Exit status 1 if a
+test failed. A CTest test with many GoogleTest cases counts as these cases: the folder FILE next to FILE.xml has
+their results.
 
-usage: test_summary.py BROKEN FILES…    BROKEN: failures outside of any test, to be counted too
+usage: test_summary.py BROKEN FILES…    BROKEN: number of failures outside of tests
 """
 import collections
 import pathlib
@@ -11,12 +11,12 @@ import re
 import sys
 import xml.etree.ElementTree as xml
 
-LAST_LINES = 40  # that are shown of what a failed test printed
-SLOWEST = 10  # tests that are named
+LAST_LINES = 40  # shown lines of a failed test's output
+SLOWEST = 10  # named tests
 
 
 def failure_text(test):
-    """What a failed test printed; None where it did not fail."""
+    """Returns the output of a failed test, or None."""
     if test.get("status") == "fail":  # CTest's
         return test.findtext("system-out") or ""
     failures = [*test.findall("failure"), *test.findall("error")]  # pytest has one
@@ -28,14 +28,14 @@ def is_skipped(test):
 
 
 def lacks_gpu(test):
-    """CTest's tests of a device have a prefix, pytest's name CUDA in their reason."""
+    """CTest's device tests have a prefix; pytest's reasons name CUDA."""
     skipped = test.find("skipped")
     reason = "" if skipped is None else skipped.get("message", "")
     return test.get("name", "").startswith("gpu.") or "CUDA" in reason
 
 
 def show_what_it_printed(case, output):
-    """Of all that its program printed; GoogleTest itself keeps a failed case's messages only."""
+    """Returns the whole output of the program; GoogleTest's file has only the messages of failed cases."""
     name = re.escape(case.get("name"))
     lines = re.search(rf"^\[ RUN      \] {name}\n(.*?)^\[  FAILED  \] {name}\b", output,
                       re.DOTALL | re.MULTILINE)
@@ -45,8 +45,8 @@ def show_what_it_printed(case, output):
 
 
 def cases_of(test, file):
-    """The cases that a test of CTest ran, named as it is; the test itself, where it wrote no file of them
-    (it crashed, or has none) or failed where no case did."""
+    """Returns the cases of a CTest test with the name of the test. Returns the test itself if the test wrote
+    no file (after a crash, or without cases), or failed without a failed case."""
     if not file.is_file():
         return [test]
     cases = list(xml.parse(file).iter("testcase"))
@@ -67,7 +67,7 @@ def tests_in(path):
 
 
 def show_failure(test, text):
-    """Where whoever keeps only the end of the output sees it."""
+    """Prints the failures last, at the end of a long log."""
     print(f"failed: {test.get('name')}")
     for line in text.rstrip().splitlines()[-LAST_LINES:]:
         print(f"  {line}")
@@ -89,7 +89,7 @@ def count(tests):
 
 
 def full_name(test):
-    """CTest's is whole; pytest's function alone would not say where it stands."""
+    """Returns CTest's full name, or pytest's module and function."""
     name, place = test.get("name", ""), test.get("classname", "")
     return name if place in ("", name) else f"{place}.{name}"
 
