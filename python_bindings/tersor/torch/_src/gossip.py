@@ -66,7 +66,13 @@ class Gossip(tersor.Gossip):
             self.add(name, one.numpy())
 
     def begin(self) -> None:
-        """Encodes and sends the change of the parameters, which may change until ``mix``."""
+        """Encodes and sends the change of the parameters, which may change until ``mix``.
+
+        Example::
+
+            loss.backward()
+            gossip.begin()
+        """
         self._copy_in()
         super().begin()
 
@@ -75,6 +81,11 @@ class Gossip(tersor.Gossip):
 
         Raises:
             TransportError: No path connects this rank to some ranks, and ``on_split="raise"``.
+
+        Example::
+
+            gossip.begin()
+            gossip.mix()
         """
         elsewhere = self._copy_in()
         super().mix()
@@ -82,7 +93,13 @@ class Gossip(tersor.Gossip):
             store(own, mixed)
 
     def step(self) -> None:
-        """Calls ``begin`` and ``mix``. Call ``step`` after the optimizer's step."""
+        """Calls ``begin`` and ``mix``. Call ``step`` after the optimizer's step.
+
+        Example::
+
+            optimizer.step()
+            gossip.step()
+        """
         self.begin()
         self.mix()
 

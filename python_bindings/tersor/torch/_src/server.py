@@ -117,6 +117,10 @@ class ParameterClient(Worker):
 
         Servers do not hold frozen parameters and buffers.
         ``tersor.torch.broadcast_parameters(model)`` makes them equal on all ranks.
+
+        Example::
+
+            client.pull()
         """
         self._client.pull(self._arrays)
         for name, one in self._follow().items():
@@ -131,6 +135,11 @@ class ParameterClient(Worker):
         Raises:
             InvalidArgumentError: A parameter has a gradient, but is unknown to the servers. Or a
                 server refused a push.
+
+        Example::
+
+            loss.backward()
+            client.push()
         """
         for name, parameter in selection.every_parameter(self._model).items():
             if parameter.grad is not None and name not in self._parameters:

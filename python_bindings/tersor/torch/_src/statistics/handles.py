@@ -73,10 +73,20 @@ class Handle(Protocol):
         """
 
     def table(self) -> str:
-        """Returns a line per parameter, and a total: bytes, ratio, errors, seconds, codec."""
+        """Returns a line per parameter, and a total: bytes, ratio, errors, seconds, codec.
+
+        Example::
+
+            print(handle.table())
+        """
 
     def explain(self) -> str:
-        """Returns a line per parameter: the codec and the reason."""
+        """Returns a line per parameter: the codec and the reason.
+
+        Example::
+
+            print(handle.explain())
+        """
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """Returns the state for a checkpoint, between two steps.
