@@ -17,7 +17,8 @@ namespace tersor::bench {
 /// cpu/encode/int8/f32/67108864/threads:2/checksum:off.
 struct CodecCase {
   Machine* machine = nullptr;
-  std::string operation, codec;
+  const OperationKind* operation = nullptr;  ///< null for a memory loop
+  std::string codec;                         ///< or the name of a memory loop
   std::size_t count = 0;
   unsigned threads = 1;
   Checksum checksum = Checksum::kOff;
@@ -51,7 +52,7 @@ class CodecBenchmarks {
 
   void register_codec(Machine& machine, const std::string& spec, std::size_t count);
   void register_case(const CodecCase& which);
-  std::vector<unsigned> threads_on(const Machine& machine, const std::string& operation) const;
+  void register_threads(CodecCase which);
   /// Times the case. An exception ends the benchmark and, later, the program with an error.
   void run(benchmark::State& state, const CodecCase& which);
   void time(benchmark::State& state, Prepared& prepared);

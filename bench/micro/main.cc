@@ -4,26 +4,23 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <tersor/error.h>
-#include <tersor/inprocess.h>
 #include <tersor/isa.h>
 #include <tersor/stream.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "bench/common/records.h"
 #include "bench/micro/codec_benchmarks.h"
 #include "bench/micro/transport_benchmarks.h"
-#include "bench/records.h"
 #if TERSOR_HAS_CUDA
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 #include "bench/micro/gpu/gpu_machine.h"
-#endif
-#if TERSOR_HAS_MPI
-#include "bench/micro/mpi/mpi_rank.h"
 #endif
 
 namespace tersor::bench {
@@ -80,7 +77,21 @@ void add_context(const MicroOptions& options) {
                   benchmark::GetBenchmarkFilter(), why_no_gpu));
 }
 
-void run_all(const MicroOptions& options, Transport* mpi) {
+/// Two ranks over MPI, if a launcher of MPI started this process; otherwise null.
+std::unique_ptr<Fleet> mpi_fleet() {
+  constexpr const char* kVariables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
+  if (!TERSOR_HAS_MPI || std::ranges::none_of(kVariables, std::getenv)) return nullptr;
+  auto fleet = make_fleet({.transport = "mpi"});
+  if (fleet->ranks() != 2)
+    throw InvalidArgumentError(fmt::format(
+        "mpirun started {} ranks, but a transport is measured between 2: say mpirun -n 2",
+        fleet->ranks()));
+  return fleet;
+}
+
+void run(const MicroOptions& options) {
+  std::unique_ptr<Fleet> mpi = mpi_fleet();
+  if (mpi != nullptr && !mpi->leads()) return mpi->run([](Rank& rank) { serve(rank.transport()); });
   if (!options.isa.empty()) force_isa(parse_isa(options.isa));
   add_context(options);
   const OptionalGpu gpu;
@@ -89,25 +100,14 @@ void run_all(const MicroOptions& options, Transport* mpi) {
   codecs.register_on(*cpu);
   if (gpu.machine() != nullptr) codecs.register_on(*gpu.machine());
   std::deque<TransportBenchmarks> transports;
-  transports.emplace_back("inproc", [] { return make_inprocess_transports(2); });
+  transports.emplace_back("inproc", make_thread_fleet(2, {}));
 #if TERSOR_HAS_TCP
-  transports.emplace_back("tcp", make_tcp_pair);
+  transports.emplace_back("tcp", make_loopback_fleet(2));
 #endif
-  if (mpi != nullptr) transports.emplace_back("mpi", *mpi);
+  if (mpi != nullptr) transports.emplace_back("mpi", std::move(mpi));
   if (benchmark::RunSpecifiedBenchmarks() == 0) refuse_filter(gpu);
   if (codecs.failed() || std::ranges::any_of(transports, &TransportBenchmarks::failed))
     throw Error("a benchmark failed, see above");
-}
-
-void run(const MicroOptions& options) {
-#if TERSOR_HAS_MPI
-  if (started_by_mpi()) {
-    MpiRank rank;
-    if (rank.transport().rank() != 0) return serve(rank.transport());
-    return run_all(options, &rank.transport());
-  }
-#endif
-  run_all(options, nullptr);
 }
 
 }  // namespace

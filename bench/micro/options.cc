@@ -3,7 +3,7 @@
 
 #include <tersor/isa.h>
 
-#include "bench/arguments.h"
+#include "bench/common/arguments.h"
 
 namespace tersor::bench {
 

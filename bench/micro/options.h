@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/command_line.h"
+#include "bench/common/command_line.h"
 
 namespace tersor::bench {
 

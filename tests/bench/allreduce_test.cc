@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
-#include "bench/compare.h"
-#include "bench/fleet.h"
-#include "bench/ranks.h"
+#include "bench/common/compare.h"
+#include "bench/ranks/fleet.h"
+#include "bench/ranks/gradients.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {

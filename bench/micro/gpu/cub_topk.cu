@@ -3,7 +3,7 @@
 
 #include "bench/micro/gpu/cub_topk.h"
 
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 
 #include <thrust/iterator/counting_iterator.h>
 #include <cub/device/device_radix_sort.cuh>

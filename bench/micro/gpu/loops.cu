@@ -3,7 +3,7 @@
 
 #include "bench/micro/gpu/loops.h"
 
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 
 #include "bench/micro/gpu/two_kernel.h"
 
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
