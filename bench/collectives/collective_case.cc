@@ -146,10 +146,7 @@ class CollectiveRank final : public RankCall {
 double check_first_call(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank,
                         CollectiveRank& caller) {
   time_iteration(caller, rank);
-  const double own = wanted.kind->error(gradients, rank.index(), caller.output());
-  double error = 0;
-  for (const auto& of_rank : rank.gather(std::span(&own, 1)))
-    error = std::max(error, of_rank.front());
+  const double error = rank.largest(wanted.kind->error(gradients, rank.index(), caller.output()));
   const std::string codec = wanted.by_library ? "none" : wanted.codec;
   const double limit = rank.from_first(rank.first() ? gradients.error_limit(codec) : 0.0);
   require_within(error, limit,
@@ -161,12 +158,12 @@ double check_first_call(const CollectiveCase& wanted, const RankGradients& gradi
 
 std::span<const CollectiveKind> collective_kinds() { return kKinds; }
 
-CollectiveResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
-                                    const RankGradients& gradients) {
+CallResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
+                              const RankGradients& gradients) {
   return measure_on(fleet, [&](Rank& rank) {
     CollectiveRank caller(wanted, gradients, rank);
     const double error = check_first_call(wanted, gradients, rank, caller);
-    return CollectiveResult{time_iterations(caller, rank, wanted.iterations), error};
+    return CallResult{time_iterations(caller, rank, wanted.iterations), wanted.codec, error};
   });
 }
 

@@ -50,15 +50,10 @@ struct CollectiveCase {
   bool by_library = false;
 };
 
-struct CollectiveResult {
-  IterationTimes times = {};
-  double relative_error = 0;
-};
-
 /// Times the collective after checking the result of a first call. A whole is a rank's gradient;
 /// the number of ranks must divide the count. Throws the collective's exceptions, and Error for a
 /// wrong result.
-CollectiveResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
-                                    const RankGradients& gradients);
+CallResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
+                              const RankGradients& gradients);
 
 }  // namespace tersor::bench

@@ -87,14 +87,13 @@ Table<SweepRow> print_head(const std::vector<CollectiveCase>& cases) {
 }
 
 SweepRow measure(Fleet& fleet, const CollectiveCase& wanted, const RankGradients& gradients) {
-  const CollectiveResult result = measure_collective(fleet, wanted, gradients);
   return {.codec = wanted.codec,
           .by_library = wanted.by_library,
           .count = gradients.count(),
           .dtype = gradients.dtype(),
           .ranks = gradients.ranks(),
           .collective = std::string(wanted.kind->name),
-          .result = {result.times, wanted.codec, result.relative_error}};
+          .result = measure_collective(fleet, wanted, gradients)};
 }
 
 void run_collectives(const CollectivesOptions& options) {

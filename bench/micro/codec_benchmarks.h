@@ -9,9 +9,18 @@
 #include <vector>
 
 #include "bench/micro/codec_operation.h"
-#include "bench/micro/options.h"
 
 namespace tersor::bench {
+
+struct MicroOptions {
+  std::vector<std::string> codecs;                  ///< empty: all codecs of the registry
+  std::vector<std::size_t> counts;                  ///< empty: kDefaultCount, or all of a file
+  std::size_t tensor_count = std::size_t{1} << 16;  ///< values per tensor of multi_tensor
+  std::string dtype = "f32";
+  std::string isa;
+  std::string source = "normal";
+  std::vector<unsigned> threads;  ///< empty: 1 and all cores
+};
 
 /// A registered benchmark. Its name has all fields:
 /// cpu/encode/int8/f32/67108864/threads:2/checksum:off.

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "bench/common/arguments.h"
 #include "bench/common/records.h"
 #include "bench/micro/codec_benchmarks.h"
 #include "bench/micro/transport_benchmarks.h"
@@ -34,6 +35,28 @@ constexpr const char* kDescription =
     "  --benchmark_filter=REGEX --benchmark_list_tests=true --benchmark_repetitions=N\n"
     "  --benchmark_enable_random_interleaving=true --benchmark_out=FILE.json\n"
     "docs/how-to/benchmark.md is a guide.";
+
+void add_options(Command& command, MicroOptions& options) {
+  const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
+  add_codecs(command, options.codecs);
+  command
+      .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
+      .transform(size_suffix(above_zero()))
+      .type_name("N");
+  command
+      .add_option("--tensor", options.tensor_count, "Values of each of multi_tensor's 500 tensors")
+      .takes("N", size_suffix(from_to(1, 1 << 20)));
+  add_dtype(command, options.dtype);
+  command
+      .add_option("--isa", options.isa,
+                  "Instruction set of the codecs: portable, avx2, avx512 or neon (the best one)")
+      .transform(isa)
+      .type_name("ISA");
+  add_data(command, options.source);
+  command.add_option("--threads", options.threads, "Threads of a codec (1, and one per core)")
+      .transform(from_to(1, 1024))
+      .type_name("N");
+}
 
 /// The current GPU, if this machine has a GPU.
 class OptionalGpu {
@@ -120,7 +143,7 @@ int main(int argc, char** argv) {
   if (!help) benchmark::Initialize(&argc, argv);  // takes --help for its own options alone
   MicroOptions options;
   const auto add = [&options](Command command) {
-    add_micro_options(command, options);
+    add_options(command, options);
     command.callback([&options] { run(options); });
   };
   return run_command({"tersor-microbench", kDescription, add}, argc, argv);

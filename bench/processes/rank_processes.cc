@@ -176,4 +176,12 @@ std::vector<std::string> own_command() {
   return words;
 }
 
+void run_rank_processes(int ranks, int devices) {
+  RankProcesses processes({.words = own_command(), .ranks = ranks, .devices = devices});
+  const std::vector<RankEnding> endings = processes.wait();
+  for (std::size_t rank = 0; rank < endings.size(); ++rank)
+    if (endings[rank].status != 0)
+      throw Error(fmt::format("rank {} ended with exit status {}", rank, endings[rank].status));
+}
+
 }  // namespace tersor::bench

@@ -93,4 +93,8 @@ class RankProcesses {
 /// Returns this process's command to start another process: the program's path, then the arguments.
 std::vector<std::string> own_command();
 
+/// Starts this program once per rank, with this process's arguments, and waits for all ranks.
+/// Throws Error that names the first failed rank.
+void run_rank_processes(int ranks, int devices);
+
 }  // namespace tersor::bench

@@ -10,6 +10,7 @@
 
 #include "bench/allreduce/allreduce.h"
 #include "bench/common/gpu/gpu.h"
+#include "bench/processes/rank_processes.h"
 #include "bench/ranks/nccl/gpu_fleet.h"
 
 namespace tersor::bench {

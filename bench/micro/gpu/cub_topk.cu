@@ -1,7 +1,7 @@
-// See cub_topk.h. A kernel adds gradient and residual and writes the keys. CUB sorts or selects.
+// A kernel adds gradient and residual and writes the keys. CUB sorts or selects.
 // Another kernel moves the chosen values out of the residual.
 
-#include "bench/micro/gpu/cub_topk.h"
+#include "bench/micro/gpu/kernels.h"
 
 #include "bench/common/gpu/gpu.h"
 

@@ -4,7 +4,7 @@
 #include "bench/micro/gpu/gpu_machine.h"
 
 #include "bench/common/gpu/gpu.h"
-#include "bench/micro/gpu/loops.h"
+#include "bench/micro/gpu/kernels.h"
 #include "bench/micro/gpu/operations.h"
 
 namespace tersor::bench {

@@ -5,7 +5,7 @@
 
 #include "bench/common/gpu/gpu.h"
 #include "bench/micro/codec_operations.h"
-#include "bench/micro/gpu/loops.h"
+#include "bench/micro/gpu/kernels.h"
 #include "bench/micro/gpu/operations.h"
 #include "bench/micro/useful_bytes.h"
 

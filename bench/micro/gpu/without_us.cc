@@ -14,9 +14,8 @@
 #include "bench/common/compare.h"
 #include "bench/common/gpu/gpu.h"
 #include "bench/micro/codec_operation.h"
-#include "bench/micro/gpu/cub_topk.h"
+#include "bench/micro/gpu/kernels.h"
 #include "bench/micro/gpu/operations.h"
-#include "bench/micro/gpu/two_kernel.h"
 #include "bench/micro/topk_operations.h"
 #include "bench/micro/useful_bytes.h"
 

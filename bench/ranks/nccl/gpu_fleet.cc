@@ -11,7 +11,6 @@
 #include <chrono>
 
 #include "bench/common/gpu/gpu.h"
-#include "bench/processes/rank_processes.h"
 
 namespace tersor::bench {
 namespace {
@@ -106,14 +105,6 @@ std::string sharing_note(int ranks, int devices, Sharing sharing) {
   return fmt::format("{} GPU{}, sockets over loopback: the wire is the loopback and the ranks {}",
                      devices == 1 ? "one" : std::to_string(devices), devices == 1 ? "" : "s",
                      sharing == Sharing::kAtOnce ? "compute at once, by MPS" : "take turns");
-}
-
-void run_rank_processes(int ranks, int devices) {
-  RankProcesses processes({.words = own_command(), .ranks = ranks, .devices = devices});
-  const std::vector<RankEnding> endings = processes.wait();
-  for (std::size_t rank = 0; rank < endings.size(); ++rank)
-    if (endings[rank].status != 0)
-      throw Error(fmt::format("rank {} ended with exit status {}", rank, endings[rank].status));
 }
 
 }  // namespace tersor::bench

@@ -25,8 +25,4 @@ Sharing sharing_of_device();
 /// a network. Empty otherwise.
 std::string sharing_note(int ranks, int devices, Sharing sharing);
 
-/// Starts this program once per rank, with this process's arguments, and waits for all ranks.
-/// Throws Error that names the first failed rank.
-void run_rank_processes(int ranks, int devices);
-
 }  // namespace tersor::bench

@@ -99,11 +99,15 @@ void check_same(tersor::Transport& transport, const std::vector<std::byte>& own)
           fmt::format("ranks {} and {} learnt different bits", transport.rank(), rank));
 }
 
-void run_rank(const RankIdentity& identity, const Options& options) {
+int device_count() {
   int devices = 0;
-  cudaGetDeviceCount(&devices);
-  if (devices == 0) throw tersor::CudaError("this machine has no GPU that can be used");
-  cudaSetDevice(tersor::bench::device_of(identity.rank, devices));
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+    throw tersor::CudaError("this machine has no GPU that can be used");
+  return devices;
+}
+
+void run_rank(const RankIdentity& identity, const Options& options) {
+  cudaSetDevice(tersor::bench::device_of(identity.rank, device_count()));
   const auto id_file = identity.file;
   const int rank = identity.rank, ranks = identity.ranks;
   const auto transport = tersor::make_nccl_transport(
@@ -124,17 +128,6 @@ void run_rank(const RankIdentity& identity, const Options& options) {
   }
 }
 
-int start_ranks(const Options& options) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-    throw tersor::CudaError("this machine has no GPU that can be used");
-  tersor::bench::RankProcesses processes(
-      {.words = tersor::bench::own_command(), .ranks = options.ranks, .devices = devices});
-  int status = 0;
-  for (const auto& ending : processes.wait()) status = std::max(status, ending.status);
-  return status == 0 ? 0 : 1;
-}
-
 int run(int argc, char** argv) {
   Options options;
   CLI::App program("Trains a perceptron on GPUs, its gradients shared by Tersor over NCCL",
@@ -147,8 +140,10 @@ int run(int argc, char** argv) {
   program.add_option("--codec", options.codecs, "One training for each");
   CLI11_PARSE(program, argc, argv);
   const auto identity = tersor::bench::identity_of_process();
-  if (!identity) return start_ranks(options);
-  run_rank(*identity, options);
+  if (identity)
+    run_rank(*identity, options);
+  else
+    tersor::bench::run_rank_processes(options.ranks, device_count());
   return 0;
 }
 
