@@ -1,5 +1,5 @@
-// A fleet over TCP with one rank per process. Either this program starts the processes, or a
-// launcher passes the rank to each process. Also a fleet of threads over TCP.
+// Fleets over TCP. A launcher passes the rank to each process. Without a launcher, this program
+// starts the processes.
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -40,7 +40,7 @@ std::optional<RankIdentity> tcp_identity_of_process() {
                   kTcpFileVariable, kRankVariable));
 }
 
-/// Started ranks. Before the end of this process, the ranks have time to print why they failed.
+/// Starts the ranks. When this process ends, the ranks have time to print why they failed.
 std::shared_ptr<RankProcesses> start_others(int ranks) {
   constexpr std::chrono::seconds kToEnd{5};
   const auto end = [](RankProcesses* processes) {
