@@ -1,7 +1,7 @@
 // The commands of tersor-bench. Each function adds a command with its options.
 #pragma once
 
-#include "bench/command_line.h"
+#include "bench/common/command_line.h"
 
 namespace tersor::bench {
 
@@ -12,5 +12,8 @@ void add_allocate_command(Command& program);     ///< codecs per parameter for a
 void add_predict_command(Command& program);      ///< the cost model for any ranks and links
 void add_train_command(Command& program);        ///< accuracy by bytes and time
 void add_report_command(Command& program);       ///< figures from records
+
+/// Runs tersor-bench. Returns the exit code of `run_command`.
+int run_program(int argc, const char* const* argv);
 
 }  // namespace tersor::bench

@@ -10,26 +10,16 @@
 #include <exception>
 #include <thread>
 
-#include "bench/arguments.h"
+#include "bench/common/arguments.h"
+#include "bench/common/timing.h"
 #include "bench/micro/codec_operations.h"
-#include "bench/micro/gpu/operations.h"
-#include "bench/micro/topk_operations.h"
-#include "bench/timing.h"
 
 namespace tersor::bench {
 namespace {
 
 constexpr std::uint64_t kGradientSeed = 1;
-constexpr std::string_view kMemoryLoop = "memory";
 
 unsigned core_count() { return std::max(1u, std::thread::hardware_concurrency()); }
-
-/// True if the operation writes or reads frames of a codec.
-bool has_checksum(std::string_view operation) {
-  constexpr std::string_view kWithout[] = {kMemoryLoop, kRawRounds, kSelectReference,
-                                           kTwoKernels, kCubSort,   kCubSelect};
-  return std::ranges::find(kWithout, operation) == std::end(kWithout);
-}
 
 /// One sample of each reference, in seconds per call.
 std::vector<double> sample_all(Machine& machine, const std::vector<TimedCall>& references,
@@ -44,8 +34,9 @@ std::vector<double> sample_all(Machine& machine, const std::vector<TimedCall>& r
 
 std::string CodecCase::name(Dtype dtype) const {
   const std::string name = fmt::format("{}/{}/{}/{}/{}/threads:{}", machine->traits().name,
-                                       operation, codec, dtype_name(dtype), count, threads);
-  if (!has_checksum(operation)) return name;
+                                       operation == nullptr ? "memory" : operation->name, codec,
+                                       dtype_name(dtype), count, threads);
+  if (operation == nullptr || !operation->checksum) return name;
   return name + (checksum == Checksum::kOn ? "/checksum:on" : "/checksum:off");
 }
 
@@ -65,26 +56,30 @@ CodecBenchmarks::CodecBenchmarks(const MicroOptions& options)
 void CodecBenchmarks::register_on(Machine& machine) {
   for (const std::size_t count : options_.counts) {
     for (const MemoryLoop& loop : machine.traits().loops)
-      for (const unsigned threads : threads_on(machine, std::string(kMemoryLoop)))
-        register_case({&machine, std::string(kMemoryLoop), std::string(loop.name), count, threads});
+      register_threads({&machine, nullptr, std::string(loop.name), count});
     for (const std::string& spec : options_.codecs) register_codec(machine, spec, count);
   }
 }
 
 void CodecBenchmarks::register_codec(Machine& machine, const std::string& spec, std::size_t count) {
-  for (const std::string& operation : operations_of(machine, spec, count, dtype_)) {
-    const bool fixed = operation.starts_with(kMultiTensor) || operation.starts_with(kSmall);
-    if (fixed && count != options_.counts.front()) continue;  // these have counts of their own
-    CodecCase which{&machine, operation, spec,
-                    count_of_operation(operation, dtype_, count, options_.tensor_count)};
-    for (const unsigned threads : threads_on(machine, operation)) {
-      which.threads = threads;
-      which.checksum = Checksum::kOff;
-      register_case(which);
-      if (!has_checksum(operation)) continue;
-      which.checksum = Checksum::kOn;
-      register_case(which);
-    }
+  for (const OperationKind* operation : operations_of(machine, spec, count, dtype_)) {
+    const bool fixed = operation->count != nullptr;
+    if (fixed && count != options_.counts.front()) continue;
+    register_threads({&machine, operation, spec,
+                      fixed ? operation->count(dtype_, options_.tensor_count) : count});
+  }
+}
+
+void CodecBenchmarks::register_threads(CodecCase which) {
+  const bool serial =
+      which.machine->on_device() || (which.operation != nullptr && !which.operation->parallel);
+  for (const unsigned threads : serial ? std::vector{1u} : options_.threads) {
+    which.threads = threads;
+    which.checksum = Checksum::kOff;
+    register_case(which);
+    if (which.operation == nullptr || !which.operation->checksum) continue;
+    which.checksum = Checksum::kOn;
+    register_case(which);
   }
 }
 
@@ -96,12 +91,6 @@ void CodecBenchmarks::register_case(const CodecCase& which) {
     registered->UseManualTime();
   else
     registered->UseRealTime();
-}
-
-std::vector<unsigned> CodecBenchmarks::threads_on(const Machine& machine,
-                                                  const std::string& operation) const {
-  if (machine.on_device() || operation == kSelectReference) return {1};
-  return options_.threads;
 }
 
 void CodecBenchmarks::run(benchmark::State& state, const CodecCase& which) {
@@ -154,7 +143,7 @@ CodecBenchmarks::Prepared& CodecBenchmarks::prepare(const CodecCase& which) {
   prepared_.reset();
   Prepared& prepared = prepared_.emplace();
   prepared.which = which;
-  if (which.operation == kMemoryLoop)
+  if (which.operation == nullptr)
     prepare_loop(prepared);
   else
     prepare_operation(prepared);
@@ -170,15 +159,15 @@ void CodecBenchmarks::prepare_operation(Prepared& prepared) {
   const CodecCase& which = prepared.which;
   const ConstValueSpan gradient = gradient_of(which.count);
   const bool on_device = which.machine->on_device();
-  prepared.operation = make_operation(
-      which.operation, {.codec = which.codec,
-                        .count = which.count,
-                        .source = source_,
-                        .storage = gradient_,
-                        .gradient = gradient,
-                        .checksum = which.checksum,
-                        .threads = &threads_of(on_device ? core_count() : which.threads),
-                        .machine = which.machine});
+  prepared.operation =
+      which.operation->make({.codec = which.codec,
+                             .count = which.count,
+                             .source = source_,
+                             .storage = gradient_,
+                             .gradient = gradient,
+                             .checksum = which.checksum,
+                             .threads = &threads_of(on_device ? core_count() : which.threads),
+                             .machine = which.machine});
   CodecOperation& operation = *prepared.operation;
   prepared.relative_error = operation.check();
   prepared.moved_bytes = operation.useful_bytes();

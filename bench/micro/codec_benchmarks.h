@@ -9,15 +9,25 @@
 #include <vector>
 
 #include "bench/micro/codec_operation.h"
-#include "bench/micro/options.h"
 
 namespace tersor::bench {
+
+struct MicroOptions {
+  std::vector<std::string> codecs;                  ///< empty: all codecs of the registry
+  std::vector<std::size_t> counts;                  ///< empty: kDefaultCount, or all of a file
+  std::size_t tensor_count = std::size_t{1} << 16;  ///< values per tensor of multi_tensor
+  std::string dtype = "f32";
+  std::string isa;
+  std::string source = "normal";
+  std::vector<unsigned> threads;  ///< empty: 1 and all cores
+};
 
 /// A registered benchmark. Its name has all fields:
 /// cpu/encode/int8/f32/67108864/threads:2/checksum:off.
 struct CodecCase {
   Machine* machine = nullptr;
-  std::string operation, codec;
+  const OperationKind* operation = nullptr;  ///< null for a memory loop
+  std::string codec;                         ///< or the name of a memory loop
   std::size_t count = 0;
   unsigned threads = 1;
   Checksum checksum = Checksum::kOff;
@@ -51,7 +61,7 @@ class CodecBenchmarks {
 
   void register_codec(Machine& machine, const std::string& spec, std::size_t count);
   void register_case(const CodecCase& which);
-  std::vector<unsigned> threads_on(const Machine& machine, const std::string& operation) const;
+  void register_threads(CodecCase which);
   /// Times the case. An exception ends the benchmark and, later, the program with an error.
   void run(benchmark::State& state, const CodecCase& which);
   void time(benchmark::State& state, Prepared& prepared);

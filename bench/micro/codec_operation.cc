@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bench/compare.h"
+#include "bench/common/compare.h"
 
 namespace tersor::bench {
 namespace {

@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/common/samples.h"
 #include "bench/micro/machine.h"
-#include "bench/samples.h"
 #include "codecs/planned_codec.h"
 
 namespace tersor::bench {

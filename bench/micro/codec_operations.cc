@@ -6,19 +6,13 @@
 #include <cmath>
 #include <cstring>
 
-#include "bench/compare.h"
-#include "bench/micro/gpu/operations.h"
+#include "bench/common/compare.h"
 #include "bench/micro/topk_operations.h"
 #include "bench/micro/useful_bytes.h"
 #include "codecs/loss.h"
 
 namespace tersor::bench {
 namespace {
-
-constexpr std::string_view kOperationNames[] = {
-    kEncode,           kTwoKernels, kFeedback,   kFeedbackFarMiss, kCubSort,
-    kCubSelect,        kDecode,     kDecodeAdd,  kReduce,          kMultiTensor,
-    kMultiTensorGraph, kSmall,      kSmallGraph, kSelectReference, kRawRounds};
 
 /// The maximum rounding error of a sum in the gradient's type, relative to the values.
 double rounding_of(Dtype dtype) { return dtype == Dtype::kF32 ? 1e-6 : 1e-2; }
@@ -147,7 +141,8 @@ class FeedbackOperation : public PlannedOperation {
 
 /// Residuals are written elsewhere, because in-place residuals would spread the values over many
 /// magnitudes.
-std::unique_ptr<CodecOperation> make_far_miss(OperationInput input) {
+std::unique_ptr<CodecOperation> make_far_miss(const OperationInput& wanted) {
+  OperationInput input = wanted;
   const std::size_t count = input.gradient.count();
   const Dtype dtype = input.gradient.dtype();
   input.source = std::make_shared<SampleSource>("narrow");
@@ -347,45 +342,49 @@ bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
   }
 }
 
-bool has_operation(std::string_view name, const Machine& machine, const PlannedCodec& codec,
-                   bool feedback) {
-  if (name == kEncode || name == kDecode || name == kDecodeAdd) return true;
-  if (name == kFeedback) return feedback;
-  if (name == kFeedbackFarMiss) return has_far_miss(codec);
-  if (name == kReduce) return feedback && codec.reduces();
-  return machine.has_operation(name, codec);
+template <typename Operation, auto... kArguments>
+std::unique_ptr<CodecOperation> make(const OperationInput& input) {
+  return std::make_unique<Operation>(input, kArguments...);
 }
+
+constexpr auto kAlways = [](const PlannedCodec&, bool) { return true; };
+
+/// A far miss: top-k finds no threshold by sampling, and only digits determine the k-th value.
+constexpr OperationKind kFrameOperations[] = {
+    {"encode", kAlways, make<EncodeOperation>},
+    {"encode_feedback", [](const PlannedCodec&, bool feedback) { return feedback; },
+     make<FeedbackOperation, Residuals::kInPlace>},
+    {"encode_feedback_far_miss",
+     [](const PlannedCodec& codec, bool) { return has_far_miss(codec); }, make_far_miss},
+    {"decode", kAlways, make<DecodeOperation, DecodeMode::kAssign>},
+    {"decode_add", kAlways, make<DecodeOperation, DecodeMode::kAdd>},
+    {"reduce", [](const PlannedCodec& codec, bool feedback) { return feedback && codec.reduces(); },
+     make<ReduceOperation>}};
 
 }  // namespace
 
-std::vector<std::string> operation_names() {
-  return {std::begin(kOperationNames), std::end(kOperationNames)};
-}
+const OperationKind kRawRounds{
+    .name = "raw_rounds", .make = make<RawRoundsOperation>, .checksum = false};
 
-std::vector<std::string> operations_of(const Machine& machine, const std::string& spec,
-                                       std::size_t count, Dtype dtype) {
+std::span<const OperationKind> frame_operations() { return kFrameOperations; }
+
+std::vector<const OperationKind*> operations_of(const Machine& machine, const std::string& spec,
+                                                std::size_t count, Dtype dtype) {
   const PlanFor plan_for{.count = count, .dtype = dtype};
-  const std::vector<std::string> raw_rounds(machine.on_device() ? 0 : 1, std::string(kRawRounds));
-  if (make_codec(spec)->traits().needs_shape) return raw_rounds;
+  if (make_codec(spec)->traits().needs_shape || !PlannedCodec(spec, plan_for).has_frames())
+    return machine.on_device() ? std::vector<const OperationKind*>() : std::vector{&kRawRounds};
   const PlannedCodec codec(spec, plan_for);
-  if (!codec.has_frames()) return raw_rounds;
   const bool feedback = accepts_feedback(spec, plan_for);
-  std::vector<std::string> names = operation_names();
-  std::erase_if(names, [&](const std::string& name) {
-    return !has_operation(name, machine, codec, feedback);
-  });
-  return names;
+  std::vector<const OperationKind*> found;
+  for (const std::span<const OperationKind> kinds :
+       {frame_operations(), std::span(machine.traits().operations)})
+    for (const OperationKind& kind : kinds)
+      if (kind.has != nullptr && kind.has(codec, feedback)) found.push_back(&kind);
+  return found;
 }
 
-std::unique_ptr<CodecOperation> make_operation(std::string_view name, const OperationInput& input) {
-  if (name == kEncode) return std::make_unique<EncodeOperation>(input);
-  if (name == kFeedback) return std::make_unique<FeedbackOperation>(input, Residuals::kInPlace);
-  if (name == kFeedbackFarMiss) return make_far_miss(input);
-  if (name == kDecode) return std::make_unique<DecodeOperation>(input, DecodeMode::kAssign);
-  if (name == kDecodeAdd) return std::make_unique<DecodeOperation>(input, DecodeMode::kAdd);
-  if (name == kReduce) return std::make_unique<ReduceOperation>(input);
-  if (name == kRawRounds) return std::make_unique<RawRoundsOperation>(input);
-  return input.machine->make_operation(name, input);
+std::unique_ptr<CodecOperation> make_encode(const OperationInput& input) {
+  return make<EncodeOperation>(input);
 }
 
 }  // namespace tersor::bench

@@ -1,32 +1,25 @@
-// The operations of a codec, by name.
+// The operations of a codec.
 #pragma once
 
-#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "bench/micro/codec_operation.h"
 
 namespace tersor::bench {
 
-inline constexpr std::string_view kEncode = "encode";
-inline constexpr std::string_view kFeedback = "encode_feedback";
-inline constexpr std::string_view kDecode = "decode";
-inline constexpr std::string_view kDecodeAdd = "decode_add";
-inline constexpr std::string_view kReduce = "reduce";
-/// All rounds of a codec without frames, as the only rank.
-inline constexpr std::string_view kRawRounds = "raw_rounds";
+/// The operations of codecs with frames on all machines, in the order of measurement.
+std::span<const OperationKind> frame_operations();
 
-/// The names for all machines, in the order of measurement.
-std::vector<std::string> operation_names();
+/// All rounds of a codec without frames, as the only rank, on a CPU.
+extern const OperationKind kRawRounds;
 
 /// The operations of a codec on a machine, for `count` values of `dtype`.
-std::vector<std::string> operations_of(const Machine& machine, const std::string& spec,
-                                       std::size_t count, Dtype dtype);
+std::vector<const OperationKind*> operations_of(const Machine& machine, const std::string& spec,
+                                                std::size_t count, Dtype dtype);
 
-/// Throws InvalidArgumentError for an unknown operation of the machine.
-std::unique_ptr<CodecOperation> make_operation(std::string_view name, const OperationInput& input);
+std::unique_ptr<CodecOperation> make_encode(const OperationInput& input);
 
 }  // namespace tersor::bench

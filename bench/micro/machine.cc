@@ -1,18 +1,16 @@
 
 #include "bench/micro/machine.h"
 
-#include <fmt/format.h>
 #include <tersor/align.h>
-#include <tersor/error.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "bench/common/timing.h"
 #include "bench/micro/baselines.h"
-#include "bench/micro/codec_operation.h"
+#include "bench/micro/codec_operations.h"
 #include "bench/micro/topk_operations.h"
-#include "bench/timing.h"
 
 namespace tersor::bench {
 namespace {
@@ -31,7 +29,8 @@ class CpuMachine : public Machine {
                  .loops = {{kReadLoop, Access::kRead},
                            {kShareLoop, Access::kRead},
                            {kCopyLoop, Access::kWrite},
-                           {kTriadLoop, Access::kUpdate}}}) {}
+                           {kTriadLoop, Access::kUpdate}},
+                 .operations = {select_reference()}}) {}
 
   std::size_t sets(std::size_t) const override { return 1; }
 
@@ -47,15 +46,6 @@ class CpuMachine : public Machine {
 
   std::vector<TimedCall> baselines(const MemoryWork& work, Threads& threads) override {
     return memory_loops(work, threads);
-  }
-
-  bool has_operation(std::string_view name, const PlannedCodec& codec) const override {
-    return name == kSelectReference && has_select_reference(codec);
-  }
-  std::unique_ptr<CodecOperation> make_operation(std::string_view name,
-                                                 const OperationInput& input) override {
-    if (name == kSelectReference) return make_select_reference(input);
-    throw InvalidArgumentError(fmt::format("no operation \"{}\" on a CPU", name));
   }
 };
 

@@ -42,6 +42,19 @@ struct MemoryWork {
   std::size_t written = 0;   ///< for kRead
 };
 
+/// An operation of codecs in a benchmark's name.
+struct OperationKind {
+  std::string_view name;
+  /// True if the codec, with frames, has the operation. `feedback` is true for codecs that accept
+  /// residuals. Null: no codec with frames has the operation.
+  bool (*has)(const PlannedCodec& codec, bool feedback) = nullptr;
+  std::unique_ptr<CodecOperation> (*make)(const OperationInput& input) = nullptr;
+  bool checksum = true;  ///< true if the operation writes or reads frames of the codec
+  bool parallel = true;  ///< true if the operation uses the threads of the benchmark
+  /// The number of values, for operations with a fixed number
+  std::size_t (*count)(Dtype dtype, std::size_t tensor_count) = nullptr;
+};
+
 /// A plain loop over memory, by the name of its TimedCall.
 struct MemoryLoop {
   std::string_view name;
@@ -52,11 +65,12 @@ struct MachineTraits {
   std::string_view name;  ///< "cpu" or "cuda": the first part of a benchmark's name
   Memory memory = Memory::kHost;
   StreamView stream = {};
-  std::size_t line_bytes = 0;          ///< smallest unit of memory traffic
-  std::size_t reduced_frames = 0;      ///< frames added by "reduce"
-  double sample_seconds = 0;           ///< length of a sample
-  std::size_t most_calls = 0;          ///< maximum number of calls in a sample
-  std::vector<MemoryLoop> loops = {};  ///< all loops of `baselines`
+  std::size_t line_bytes = 0;                  ///< smallest unit of memory traffic
+  std::size_t reduced_frames = 0;              ///< frames added by "reduce"
+  double sample_seconds = 0;                   ///< length of a sample
+  std::size_t most_calls = 0;                  ///< maximum number of calls in a sample
+  std::vector<MemoryLoop> loops = {};          ///< all loops of `baselines`
+  std::vector<OperationKind> operations = {};  ///< in addition to `frame_operations`
 };
 
 class Machine {
@@ -74,12 +88,6 @@ class Machine {
   virtual double seconds_per_call(const std::function<void()>& run, std::size_t calls) = 0;
   /// Plain loops over as many bytes. The first loop is the baseline of the ratio.
   virtual std::vector<TimedCall> baselines(const MemoryWork& work, Threads& threads) = 0;
-
-  /// True if a codec has this operation, for operations of only one kind of machine.
-  virtual bool has_operation(std::string_view name, const PlannedCodec& codec) const = 0;
-  /// Throws InvalidArgumentError for an unknown operation.
-  virtual std::unique_ptr<CodecOperation> make_operation(std::string_view name,
-                                                         const OperationInput& input) = 0;
 
   /// Returns a copy on the host.
   Buffer on_host(ConstByteSpan bytes);

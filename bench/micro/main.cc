@@ -4,26 +4,24 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <tersor/error.h>
-#include <tersor/inprocess.h>
 #include <tersor/isa.h>
 #include <tersor/stream.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "bench/common/arguments.h"
+#include "bench/common/records.h"
 #include "bench/micro/codec_benchmarks.h"
 #include "bench/micro/transport_benchmarks.h"
-#include "bench/records.h"
 #if TERSOR_HAS_CUDA
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 #include "bench/micro/gpu/gpu_machine.h"
-#endif
-#if TERSOR_HAS_MPI
-#include "bench/micro/mpi/mpi_rank.h"
 #endif
 
 namespace tersor::bench {
@@ -37,6 +35,28 @@ constexpr const char* kDescription =
     "  --benchmark_filter=REGEX --benchmark_list_tests=true --benchmark_repetitions=N\n"
     "  --benchmark_enable_random_interleaving=true --benchmark_out=FILE.json\n"
     "docs/how-to/benchmark.md is a guide.";
+
+void add_options(Command& command, MicroOptions& options) {
+  const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
+  add_codecs(command, options.codecs);
+  command
+      .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
+      .transform(size_suffix(above_zero()))
+      .type_name("N");
+  command
+      .add_option("--tensor", options.tensor_count, "Values of each of multi_tensor's 500 tensors")
+      .takes("N", size_suffix(from_to(1, 1 << 20)));
+  add_dtype(command, options.dtype);
+  command
+      .add_option("--isa", options.isa,
+                  "Instruction set of the codecs: portable, avx2, avx512 or neon (the best one)")
+      .transform(isa)
+      .type_name("ISA");
+  add_data(command, options.source);
+  command.add_option("--threads", options.threads, "Threads of a codec (1, and one per core)")
+      .transform(from_to(1, 1024))
+      .type_name("N");
+}
 
 /// The current GPU, if this machine has a GPU.
 class OptionalGpu {
@@ -80,7 +100,21 @@ void add_context(const MicroOptions& options) {
                   benchmark::GetBenchmarkFilter(), why_no_gpu));
 }
 
-void run_all(const MicroOptions& options, Transport* mpi) {
+/// Two ranks over MPI, if a launcher of MPI started this process; otherwise null.
+std::unique_ptr<Fleet> mpi_fleet() {
+  constexpr const char* kVariables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
+  if (!TERSOR_HAS_MPI || std::ranges::none_of(kVariables, std::getenv)) return nullptr;
+  auto fleet = make_fleet({.transport = "mpi"});
+  if (fleet->ranks() != 2)
+    throw InvalidArgumentError(fmt::format(
+        "mpirun started {} ranks, but a transport is measured between 2: say mpirun -n 2",
+        fleet->ranks()));
+  return fleet;
+}
+
+void run(const MicroOptions& options) {
+  std::unique_ptr<Fleet> mpi = mpi_fleet();
+  if (mpi != nullptr && !mpi->leads()) return mpi->run([](Rank& rank) { serve(rank.transport()); });
   if (!options.isa.empty()) force_isa(parse_isa(options.isa));
   add_context(options);
   const OptionalGpu gpu;
@@ -89,25 +123,14 @@ void run_all(const MicroOptions& options, Transport* mpi) {
   codecs.register_on(*cpu);
   if (gpu.machine() != nullptr) codecs.register_on(*gpu.machine());
   std::deque<TransportBenchmarks> transports;
-  transports.emplace_back("inproc", [] { return make_inprocess_transports(2); });
+  transports.emplace_back("inproc", make_thread_fleet(2, {}));
 #if TERSOR_HAS_TCP
-  transports.emplace_back("tcp", make_tcp_pair);
+  transports.emplace_back("tcp", make_loopback_fleet(2));
 #endif
-  if (mpi != nullptr) transports.emplace_back("mpi", *mpi);
+  if (mpi != nullptr) transports.emplace_back("mpi", std::move(mpi));
   if (benchmark::RunSpecifiedBenchmarks() == 0) refuse_filter(gpu);
   if (codecs.failed() || std::ranges::any_of(transports, &TransportBenchmarks::failed))
     throw Error("a benchmark failed, see above");
-}
-
-void run(const MicroOptions& options) {
-#if TERSOR_HAS_MPI
-  if (started_by_mpi()) {
-    MpiRank rank;
-    if (rank.transport().rank() != 0) return serve(rank.transport());
-    return run_all(options, &rank.transport());
-  }
-#endif
-  run_all(options, nullptr);
 }
 
 }  // namespace
@@ -120,7 +143,7 @@ int main(int argc, char** argv) {
   if (!help) benchmark::Initialize(&argc, argv);  // takes --help for its own options alone
   MicroOptions options;
   const auto add = [&options](Command command) {
-    add_micro_options(command, options);
+    add_options(command, options);
     command.callback([&options] { run(options); });
   };
   return run_command({"tersor-microbench", kDescription, add}, argc, argv);

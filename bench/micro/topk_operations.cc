@@ -2,7 +2,6 @@
 
 #include "bench/micro/topk_operations.h"
 
-#include <fmt/format.h>
 #include <tersor/codecs/topk.h>
 #include <tersor/error.h>
 
@@ -11,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/compare.h"
+#include "bench/common/compare.h"
 #include "bench/micro/codec_operations.h"
 #include "bench/micro/useful_bytes.h"
 #include "kernels/scalar/convert.h"
@@ -41,7 +40,7 @@ class SelectReference : public CodecOperation {
     std::vector<float> expected(input_.count);
     for (std::size_t i = 0; i < selected_.size(); ++i) expected[indices_[i]] = selected_[i];
     if (!same_bits(std::as_bytes(std::span(expected)), values.span()))
-      throw Error(fmt::format("{}: the selection is not that of encode", kSelectReference));
+      throw Error("encode_nth_element: the selection is not that of encode");
     return relative_error(gradient(), as_gradient(values));
   }
 
@@ -63,8 +62,8 @@ class SelectReference : public CodecOperation {
   std::vector<TimedCall> references() override {
     OperationInput on_one_thread = input_;
     on_one_thread.threads = nullptr;
-    const std::shared_ptr encode = make_operation(kEncode, on_one_thread);
-    return {{std::string(kEncode), [encode] { encode->run(); }}};
+    const std::shared_ptr encode = make_encode(on_one_thread);
+    return {{"encode", [encode] { encode->run(); }}};
   }
 
  private:
@@ -94,13 +93,18 @@ bool has_far_miss(const PlannedCodec& codec) {
          codec.count() < kIndexed;
 }
 
-bool has_select_reference(const PlannedCodec& codec) {
-  return codec.codec().id() == kTopkCodecId && codec.dtype() == Dtype::kF32 &&
-         codec.count() < kIndexed && sends_f32(codec.codec());
-}
-
-std::unique_ptr<CodecOperation> make_select_reference(const OperationInput& input) {
-  return std::make_unique<SelectReference>(input);
+OperationKind select_reference() {
+  return {.name = "encode_nth_element",
+          .has =
+              [](const PlannedCodec& codec, bool) {
+                return codec.codec().id() == kTopkCodecId && codec.dtype() == Dtype::kF32 &&
+                       codec.count() < kIndexed && sends_f32(codec.codec());
+              },
+          .make = [](const OperationInput& input) -> std::unique_ptr<CodecOperation> {
+            return std::make_unique<SelectReference>(input);
+          },
+          .checksum = false,
+          .parallel = false};
 }
 
 }  // namespace tersor::bench

@@ -4,12 +4,10 @@
 
 #include <fmt/format.h>
 #include <tersor/error.h>
-#include <tersor/inprocess.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <thread>
 
 namespace tersor::bench {
 namespace {
@@ -84,26 +82,8 @@ void serve(Transport& transport) {
   }
 }
 
-TransportBenchmarks::TransportBenchmarks(const std::string& name, Make make)
-    : make_(std::move(make)) {
-  register_all(name);
-}
-
-TransportBenchmarks::TransportBenchmarks(const std::string& name, Transport& first)
-    : first_(&first) {
-  register_all(name);
-}
-
-TransportBenchmarks::~TransportBenchmarks() {
-  try {
-    if (first_ != nullptr) tell(*first_, {});
-  } catch (const std::exception&) {
-    // The failed benchmark was reported.
-  }
-  if (thread_.joinable()) thread_.join();
-}
-
-void TransportBenchmarks::register_all(const std::string& name) {
+TransportBenchmarks::TransportBenchmarks(const std::string& name, std::unique_ptr<Fleet> fleet)
+    : fleet_(std::move(fleet)) {
   constexpr std::size_t kSmallest = 8, kLargest = std::size_t{16} << 20;
   for (const auto& [pattern, text] :
        {std::pair(Pattern::kPingPong, "ping_pong"), std::pair(Pattern::kExchange, "exchange")})
@@ -115,38 +95,36 @@ void TransportBenchmarks::register_all(const std::string& name) {
           ->Unit(benchmark::kMicrosecond);
 }
 
-/// After an error, the other rank does not wait for missing messages.
-void TransportBenchmarks::run(benchmark::State& state, Pattern pattern, std::size_t bytes) {
+TransportBenchmarks::~TransportBenchmarks() {
   try {
-    if (first_ == nullptr) start();
-    time(state, pattern, bytes);
-  } catch (const std::exception& error) {
-    failed_ = true;
-    state.SkipWithError(error.what());
-    if (first_ != nullptr) first_->poison(error.what());
+    if (fleet_->only_rank()) fleet_->run([](Rank& rank) { tell(rank.transport(), {}); });
+  } catch (const std::exception&) {
+    // The failed benchmark was reported.
   }
 }
 
-void TransportBenchmarks::start() {
-  transports_ = make_();
-  first_ = transports_[0].get();
-  thread_ = std::thread([&second = *transports_[1]] {
-    try {
-      serve(second);
-    } catch (const std::exception& error) {
-      second.poison(error.what());  // rank 0 reports the error
-    }
-  });
+void TransportBenchmarks::run(benchmark::State& state, Pattern pattern, std::size_t bytes) {
+  try {
+    fleet_->run([&](Rank& rank) {
+      if (!rank.first()) return serve(rank.transport());
+      time(state, rank.transport(), pattern, bytes);
+      if (!fleet_->only_rank()) tell(rank.transport(), {});
+    });
+  } catch (const std::exception& error) {
+    failed_ = true;
+    state.SkipWithError(error.what());
+  }
 }
 
 /// Checks the first message.
-void TransportBenchmarks::time(benchmark::State& state, Pattern pattern, std::size_t bytes) {
+void TransportBenchmarks::time(benchmark::State& state, Transport& transport, Pattern pattern,
+                               std::size_t bytes) {
   const std::vector<std::byte> message = message_of(bytes);
   const auto iterations = static_cast<std::uint64_t>(state.max_iterations);
-  tell(*first_, {iterations + 1, bytes, pattern});
-  if (!std::ranges::equal(message, call(*first_, pattern, message).received(1)))
+  tell(transport, {iterations + 1, bytes, pattern});
+  if (!std::ranges::equal(message, call(transport, pattern, message).received(1)))
     throw Error(fmt::format("the received message of {} bytes differs", bytes));
-  for ([[maybe_unused]] auto iteration : state) call(*first_, pattern, message);
+  for ([[maybe_unused]] auto iteration : state) call(transport, pattern, message);
   if (pattern == Pattern::kExchange) {
     state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
   } else {

@@ -2,15 +2,13 @@
 #pragma once
 
 #include <benchmark/benchmark.h>
-#include <tersor/transport.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
-#include <vector>
+
+#include "bench/ranks/fleet.h"
 
 namespace tersor::bench {
 
@@ -22,34 +20,23 @@ enum class Pattern : std::uint64_t {
   kExchange,  ///< a message in both directions at once
 };
 
-/// The benchmarks of rank 0. Rank 1 runs `serve` on a thread of this process or in another process.
+/// The benchmarks of a fleet of two ranks. In another process, rank 1 runs `serve`.
 class TransportBenchmarks {
  public:
-  using Make = std::function<std::vector<std::unique_ptr<Transport>>()>;
-
-  /// `make` is called before the first run and returns both ranks in this process.
-  TransportBenchmarks(const std::string& name, Make make);
-  /// Rank 1 is another process.
-  TransportBenchmarks(const std::string& name, Transport& first);
+  TransportBenchmarks(const std::string& name, std::unique_ptr<Fleet> fleet);
+  /// Ends `serve` in the other process.
   ~TransportBenchmarks();
 
   /// True if a benchmark failed.
   bool failed() const { return failed_; }
 
  private:
-  void register_all(const std::string& name);
   void run(benchmark::State& state, Pattern pattern, std::size_t bytes);
-  void time(benchmark::State& state, Pattern pattern, std::size_t bytes);
-  void start();
+  static void time(benchmark::State& state, Transport& transport, Pattern pattern,
+                   std::size_t bytes);
 
-  Make make_;
-  std::vector<std::unique_ptr<Transport>> transports_;
-  Transport* first_ = nullptr;  // null before the first run
-  std::thread thread_;
+  std::unique_ptr<Fleet> fleet_;
   bool failed_ = false;
 };
-
-/// Two ranks of this process over TCP on the loopback. Only in builds with TCP.
-std::vector<std::unique_ptr<Transport>> make_tcp_pair();
 
 }  // namespace tersor::bench

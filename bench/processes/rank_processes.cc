@@ -23,13 +23,6 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kBetweenLooks{5};
 
-std::filesystem::path make_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "tersor-ranks-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr)
-    throw Error(fmt::format("cannot make a folder {}: {}", name, std::strerror(errno)));
-  return name;
-}
-
 std::string text_of(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
@@ -85,25 +78,32 @@ int status_of(int wait_status) {
 
 }  // namespace
 
+TemporaryFolder::TemporaryFolder() {
+  std::string name = (std::filesystem::temp_directory_path() / "tersor-ranks-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr)
+    throw Error(fmt::format("cannot make a folder {}: {}", name, std::strerror(errno)));
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
 RankProcesses::RankProcesses(const RankCommand& command)
-    : folder_(make_folder()), output_(command.output), first_(command.first) {
+    : output_(command.output), first_(command.first) {
   try {
     for (int rank = command.first; rank < command.ranks; ++rank) start(command, rank);
   } catch (...) {
     kill_all();
-    std::filesystem::remove_all(folder_);
     throw;
   }
 }
 
-RankProcesses::~RankProcesses() {
-  kill_all();
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
-}
+RankProcesses::~RankProcesses() { kill_all(); }
 
 std::filesystem::path RankProcesses::output_file(int rank) const {
-  return folder_ / fmt::format("rank-{}.txt", rank);
+  return folder_.path() / fmt::format("rank-{}.txt", rank);
 }
 
 void RankProcesses::start(const RankCommand& command, int rank) {
@@ -174,6 +174,14 @@ std::vector<std::string> own_command() {
   if (words.empty()) return {program};
   words.front() = program;
   return words;
+}
+
+void run_rank_processes(int ranks, int devices) {
+  RankProcesses processes({.words = own_command(), .ranks = ranks, .devices = devices});
+  const std::vector<RankEnding> endings = processes.wait();
+  for (std::size_t rank = 0; rank < endings.size(); ++rank)
+    if (endings[rank].status != 0)
+      throw Error(fmt::format("rank {} ended with exit status {}", rank, endings[rank].status));
 }
 
 }  // namespace tersor::bench

@@ -43,6 +43,21 @@ struct RankLimits {
   std::chrono::milliseconds after_failure = std::chrono::minutes(1);
 };
 
+/// A new folder, removed with this object.
+class TemporaryFolder {
+ public:
+  /// Throws Error if the folder cannot be made.
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
 /// Processes of one program, each with its rank in the environment. The destructor kills running
 /// processes.
 class RankProcesses {
@@ -54,7 +69,7 @@ class RankProcesses {
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   /// The rendezvous file; removed with this object.
-  std::filesystem::path file() const { return folder_ / "meeting"; }
+  std::filesystem::path file() const { return folder_.path() / "meeting"; }
   /// Waits for all processes, and kills processes after the time limit.
   std::vector<RankEnding> wait(const RankLimits& limits = {});
 
@@ -69,7 +84,7 @@ class RankProcesses {
   bool reap();
   void kill_all();
 
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
   RankOutput output_;
   int first_;
   std::vector<Rank> ranks_;
@@ -77,5 +92,9 @@ class RankProcesses {
 
 /// Returns this process's command to start another process: the program's path, then the arguments.
 std::vector<std::string> own_command();
+
+/// Starts this program once per rank, with this process's arguments, and waits for all ranks.
+/// Throws Error that names the first failed rank.
+void run_rank_processes(int ranks, int devices);
 
 }  // namespace tersor::bench

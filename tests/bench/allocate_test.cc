@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-#include "bench/tensors.h"
+#include "bench/common/tensors.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {

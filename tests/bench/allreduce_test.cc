@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
-#include "bench/compare.h"
-#include "bench/fleet.h"
-#include "bench/ranks.h"
+#include "bench/common/compare.h"
+#include "bench/ranks/fleet.h"
+#include "bench/ranks/gradients.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {
@@ -62,7 +62,7 @@ TEST_F(Allreduce, WhoCannotBeKilledIsSaid) {
     return outcome.error;
   };
   EXPECT_NE(said({"--kill", "2@5"}).find("take --transport tcp"), std::string::npos);
-  EXPECT_NE(said({"--kill", "2@5", "--dims", "2,2"}).find("excludes"), std::string::npos);
+  EXPECT_NE(said({"--kill", "2@5", "--dims", "4,4"}).find("excludes"), std::string::npos);
   for (const char* text : {"2", "2@", "@5", "2@0", "2@5x", "two@5"})
     EXPECT_NE(said({"--kill", text}).find("is no RANK@STEP"), std::string::npos) << text;
 }
@@ -140,6 +140,24 @@ TEST_F(Allreduce, SeveralGridsStandBesideEachOther) {
   EXPECT_EQ(outcome.code, 2);
   EXPECT_NE(outcome.error.find("\"2x2\" is no grid: write e.g. 16,16"), std::string::npos)
       << outcome.error;
+}
+
+TEST_F(Allreduce, EveryRankSaysWhyItFailed) {
+  const Outcome outcome = run({"allreduce", "--codec", "int8", "--ranks", "3", "--dims", "4,4",
+                               "--max", "4K", "--iterations", "1"});
+  EXPECT_EQ(outcome.code, 2);
+  for (const char* text : {"rank 0: ", "rank 1: ", "rank 2: ", "tersor-bench: dims are 4 x 4"})
+    EXPECT_NE(outcome.error.find(text), std::string::npos) << outcome.error;
+}
+
+TEST(Fleet, RanksThatFailDifferentlyArePrintedEach) {
+  ::testing::internal::CaptureStderr();
+  const auto fleet = make_thread_fleet(3, {});
+  EXPECT_THROW(fleet->run([](Rank& rank) { throw Error(fmt::format("reason {}", rank.index())); }),
+               Error);
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  for (const char* line : {"rank 0: reason 0\n", "rank 1: reason 1\n", "rank 2: reason 2\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << text;
 }
 
 TEST_F(Allreduce, OneRankIsLegal) {

@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "bench/arguments.h"
+#include "bench/common/arguments.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {

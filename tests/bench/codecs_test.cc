@@ -4,8 +4,8 @@
 #include <cmath>
 #include <map>
 
-#include "bench/compare.h"
-#include "bench/samples.h"
+#include "bench/common/compare.h"
+#include "bench/common/samples.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "bench/collective_case.h"
+#include "bench/collectives/collective_case.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {

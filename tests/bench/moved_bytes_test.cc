@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "bench/common/samples.h"
 #include "bench/micro/gpu/gpu_machine.h"
 #include "bench/micro/useful_bytes.h"
-#include "bench/samples.h"
 
 namespace tersor::bench {
 namespace {

@@ -6,7 +6,7 @@
 #include "tests/bench/program.h"
 
 #if TERSOR_HAS_NCCL
-#include "bench/nccl/gpu_fleet.h"
+#include "bench/ranks/nccl/gpu_fleet.h"
 #endif
 
 namespace tersor::bench {

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/command_line.h"
+#include "bench/commands.h"
 
 namespace tersor::bench {
 

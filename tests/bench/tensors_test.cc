@@ -1,6 +1,6 @@
 // Tensor files for measurements: accepted files, refused files with their error texts, and the
 // errors measured by `tersor-bench codecs`.
-#include "bench/tensors.h"
+#include "bench/common/tensors.h"
 
 #include <tersor/codec.h>
 #include <tersor/error.h>
@@ -11,7 +11,7 @@
 #include <map>
 #include <set>
 
-#include "bench/arguments.h"
+#include "bench/common/arguments.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {

@@ -1,7 +1,7 @@
 // `tersor-bench train` and `report` on a tiny set of images.
 #include <cstdlib>
 
-#include "bench/tensors.h"
+#include "bench/common/tensors.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {

@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "bench/trainer/network.h"
-#include "bench/trainer_cuda/teacher.h"
+#include "bench/train/cuda/teacher.h"
+#include "bench/train/trainer/network.h"
 
 namespace trainer {
 namespace {

@@ -1,12 +1,12 @@
 // The benchmark's trainer: valid and damaged data sets, gradients compared with finite differences,
 // and bitwise reproducible runs, alone or with other ranks. Long because each part of the trainer
 // has its tests here.
-#include "bench/trainer/dataset.h"
-#include "bench/trainer/idx.h"
-#include "bench/trainer/network.h"
-#include "bench/trainer/random.h"
-#include "bench/trainer/recipe.h"
-#include "bench/trainer/shard.h"
+#include "bench/train/trainer/dataset.h"
+#include "bench/train/trainer/idx.h"
+#include "bench/train/trainer/network.h"
+#include "bench/train/trainer/random.h"
+#include "bench/train/trainer/recipe.h"
+#include "bench/train/trainer/shard.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // The device benchmark's check of sums, applied to sums of the CPU.
-#include "bench/wrong_values.h"
+#include "bench/allreduce/wrong_values.h"
 
 #include <gtest/gtest.h>
 

@@ -86,6 +86,13 @@ class Bench(unittest.TestCase):
         self.assertNotEqual(outcome.returncode, 0)
         self.assertIn("tersor-bench: --ranks 5, but mpirun started 2", outcome.stderr)
 
+    def test_every_rank_prints_why_it_failed(self):
+        outcome = run([MPIRUN, str(RANKS), BENCH, "allreduce", "--transport", "mpi", "--codec", "int8",
+                       "--dims", "4,4", "--max", "4K", "--iterations", "1"])  # fmt: skip
+        self.assertNotEqual(outcome.returncode, 0)
+        for rank in ("(?!rank)", *(f"rank {rank}: " for rank in range(1, RANKS))):
+            self.assertRegex(outcome.stderr, rf"(?m)^tersor-bench: {rank}.*dims are 4 x 4")
+
     def test_wrong_usage_lists_the_transports_once(self):
         outcome = run([MPIRUN, "3", BENCH, "allreduce", "--transport", "carrier pigeon"])
         self.assertNotEqual(outcome.returncode, 0)

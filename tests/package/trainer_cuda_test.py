@@ -5,7 +5,7 @@ import re
 import unittest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-TRAINER = REPOSITORY / "bench" / "trainer_cuda" / "trainer.cc"
+TRAINER = REPOSITORY / "bench" / "train" / "cuda" / "trainer.cc"
 
 
 def without_space(text):

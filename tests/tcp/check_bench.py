@@ -79,6 +79,14 @@ class Bench(unittest.TestCase):
             self.assertEqual((process.returncode, output), (2, ""), errors)
             self.assertRegex(errors, rf"^tersor-bench: rank {rank}: .*{reason}")
 
+    def test_every_started_rank_prints_why_it_failed(self):
+        process = self.start(["allreduce", "--transport", "tcp", "--ranks", str(RANKS), "--codec", "int8",
+                              "--dims", "4,4", "--max", "4K", "--iterations", "1"])  # fmt: skip
+        _, errors = process.communicate(timeout=120)
+        self.assertNotEqual(process.returncode, 0, errors)
+        for rank in ("(?!rank)", *(f"rank {rank}: " for rank in range(1, RANKS))):
+            self.assertRegex(errors, rf"(?m)^tersor-bench: {rank}.*dims are 4 x 4")
+
     def test_ranks_that_a_launcher_started(self):
         for rank_name, ranks_name in (
             ("TERSOR_RANK", "TERSOR_RANKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

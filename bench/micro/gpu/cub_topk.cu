@@ -1,9 +1,9 @@
-// See cub_topk.h. A kernel adds gradient and residual and writes the keys. CUB sorts or selects.
+// A kernel adds gradient and residual and writes the keys. CUB sorts or selects.
 // Another kernel moves the chosen values out of the residual.
 
-#include "bench/micro/gpu/cub_topk.h"
+#include "bench/micro/gpu/kernels.h"
 
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 
 #include <thrust/iterator/counting_iterator.h>
 #include <cub/device/device_radix_sort.cuh>

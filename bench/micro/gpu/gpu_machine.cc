@@ -3,9 +3,8 @@
 
 #include "bench/micro/gpu/gpu_machine.h"
 
-#include "bench/device/gpu.h"
-#include "bench/micro/codec_operations.h"
-#include "bench/micro/gpu/loops.h"
+#include "bench/common/gpu/gpu.h"
+#include "bench/micro/gpu/kernels.h"
 #include "bench/micro/gpu/operations.h"
 
 namespace tersor::bench {
@@ -47,6 +46,13 @@ struct Arena {
   std::size_t call = 0;
 };
 
+std::vector<OperationKind> device_operations() {
+  std::vector<OperationKind> all = operations_without_us();
+  const std::vector<OperationKind> launches = launch_operations();
+  all.insert(all.end(), launches.begin(), launches.end());
+  return all;
+}
+
 class GpuMachine : public Machine {
  public:
   GpuMachine(const Gpu& gpu, StreamView stream)
@@ -59,7 +65,8 @@ class GpuMachine : public Machine {
                  .most_calls = 1000,  // about the capacity of a queue
                  .loops = {{"copy", Access::kRead},
                            {"read", Access::kRead},
-                           {"memset", Access::kWrite}}}),
+                           {"memset", Access::kWrite}},
+                 .operations = device_operations()}),
         cache_bytes_(gpu.cache_bytes),
         clock_(stream) {}
 
@@ -80,16 +87,6 @@ class GpuMachine : public Machine {
         std::make_shared<Arena>(sets(work.bytes), work.bytes, traits().stream);
     calls.push_back({"memset", [cleared] { cleared->clear(); }});
     return calls;
-  }
-
-  bool has_operation(std::string_view name, const PlannedCodec& codec) const override {
-    return has_launch_operation(name, codec) || has_operation_without_us(name, codec);
-  }
-
-  std::unique_ptr<CodecOperation> make_operation(std::string_view name,
-                                                 const OperationInput& input) override {
-    if (auto launching = make_launch_operation(name, input)) return launching;
-    return make_operation_without_us(name, input);
   }
 
  private:

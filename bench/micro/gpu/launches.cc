@@ -3,22 +3,21 @@
 #include <algorithm>
 #include <utility>
 
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 #include "bench/micro/codec_operations.h"
-#include "bench/micro/gpu/loops.h"
+#include "bench/micro/gpu/kernels.h"
 #include "bench/micro/gpu/operations.h"
 #include "bench/micro/useful_bytes.h"
 
 namespace tersor::bench {
 namespace {
 
+constexpr std::size_t kTensors = 500;
+constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
+constexpr std::size_t kQueuedCalls = 200;
 constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
 
 enum class Capture : std::uint8_t { kNo, kYes };
-
-Capture capture_of(std::string_view name) {
-  return name.ends_with("_graph") ? Capture::kYes : Capture::kNo;
-}
 
 /// Groups `calls` calls, as a graph if requested.
 TimedCall in_a_row(TimedCall call, std::size_t calls, Capture capture, StreamView stream) {
@@ -76,6 +75,8 @@ std::vector<ConstValueSpan> cut(ConstValueSpan gradient) {
   return tensors;
 }
 
+/// Encode of kTensors gradients in a single call. The reference is a flat gradient with as many
+/// values.
 class MultiTensor : public CodecOperation {
  public:
   MultiTensor(const OperationInput& input, Capture capture)
@@ -140,11 +141,11 @@ class MultiTensor : public CodecOperation {
   std::size_t flat_calls_ = 0;
 };
 
-/// The encode of other measurements, as a series of short calls.
+/// Encode of 1 MiB, kQueuedCalls times in a row. The reference is as many empty kernels.
 class SmallEncode : public CodecOperation {
  public:
   SmallEncode(const OperationInput& input, Capture capture)
-      : CodecOperation(input), capture_(capture), encode_(make_operation(kEncode, input)) {
+      : CodecOperation(input), capture_(capture), encode_(make_encode(input)) {
     payload_bytes_ = encode_->payload_bytes();
     workspace_bytes_ = encode_->workspace_bytes();
     work_.bytes = encode_->useful_bytes();
@@ -169,23 +170,26 @@ class SmallEncode : public CodecOperation {
   std::unique_ptr<CodecOperation> encode_;
 };
 
-bool is_multi_tensor(std::string_view name) {
-  return name == kMultiTensor || name == kMultiTensorGraph;
+template <typename Operation, Capture kCapture>
+std::unique_ptr<CodecOperation> make_launch(const OperationInput& input) {
+  return std::make_unique<Operation>(input, kCapture);
 }
 
-bool is_small(std::string_view name) { return name == kSmall || name == kSmallGraph; }
+bool is_divisible(const PlannedCodec& codec, bool) { return codec.codec().traits().divisible; }
+std::size_t count_in_tensors(Dtype, std::size_t tensor_count) { return kTensors * tensor_count; }
+bool is_any(const PlannedCodec&, bool) { return true; }
+std::size_t small_count(Dtype dtype, std::size_t) { return kSmallBytes / dtype_bytes(dtype); }
 
 }  // namespace
 
-bool has_launch_operation(std::string_view name, const PlannedCodec& codec) {
-  return is_small(name) || (is_multi_tensor(name) && codec.codec().traits().divisible);
-}
-
-std::unique_ptr<CodecOperation> make_launch_operation(std::string_view name,
-                                                      const OperationInput& input) {
-  if (is_multi_tensor(name)) return std::make_unique<MultiTensor>(input, capture_of(name));
-  if (is_small(name)) return std::make_unique<SmallEncode>(input, capture_of(name));
-  return nullptr;
+std::vector<OperationKind> launch_operations() {
+  using enum Capture;
+  return {
+      {"multi_tensor", is_divisible, make_launch<MultiTensor, kNo>, true, true, count_in_tensors},
+      {"multi_tensor_graph", is_divisible, make_launch<MultiTensor, kYes>, true, true,
+       count_in_tensors},
+      {"small", is_any, make_launch<SmallEncode, kNo>, true, true, small_count},
+      {"small_graph", is_any, make_launch<SmallEncode, kYes>, true, true, small_count}};
 }
 
 }  // namespace tersor::bench

@@ -1,9 +1,9 @@
-// See loops.h. Grids have as many blocks as the device can run at once. Each thread strides through
+// Grids have as many blocks as the device can run at once. Each thread strides through
 // the memory by the grid's size, with four 16-byte loads in flight.
 
-#include "bench/micro/gpu/loops.h"
+#include "bench/micro/gpu/kernels.h"
 
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 
 #include <algorithm>
 

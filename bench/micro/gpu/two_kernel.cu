@@ -1,10 +1,10 @@
-// See two_kernel.h. Plain CUDA, reasonably optimised. A warp of the first kernel processes a block
+// Plain CUDA, reasonably optimised. A warp of the first kernel processes a block
 // of 256 values. A thread of the second kernel loads and stores four values in one access each. The
 // kernels read the gradient twice (9 bytes per f32 value) and divide each value by the scale.
 
-#include "bench/micro/gpu/two_kernel.h"
+#include "bench/micro/gpu/kernels.h"
 
-#include "bench/device/gpu.h"
+#include "bench/common/gpu/gpu.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

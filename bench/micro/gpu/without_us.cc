@@ -11,17 +11,20 @@
 #include <utility>
 #include <vector>
 
-#include "bench/compare.h"
-#include "bench/device/gpu.h"
-#include "bench/micro/gpu/cub_topk.h"
+#include "bench/common/compare.h"
+#include "bench/common/gpu/gpu.h"
+#include "bench/micro/codec_operation.h"
+#include "bench/micro/gpu/kernels.h"
 #include "bench/micro/gpu/operations.h"
-#include "bench/micro/gpu/two_kernel.h"
 #include "bench/micro/topk_operations.h"
 #include "bench/micro/useful_bytes.h"
 
 namespace tersor::bench {
 namespace {
 
+constexpr std::string_view kTwoKernels = "encode_two_kernels";
+constexpr std::string_view kCubSort = "encode_feedback_cub_sort";
+constexpr std::string_view kCubSelect = "encode_feedback_cub_select";
 constexpr std::size_t kCubValues = std::size_t{1} << 31;
 
 /// Throws Error unless the errors agree within 5 %, the tolerance for ties and for rounding in
@@ -88,12 +91,12 @@ class TwoKernels : public CodecOperation {
 
 class CubTopkOperation : public CodecOperation {
  public:
-  CubTopkOperation(const OperationInput& input, std::string_view name)
+  CubTopkOperation(const OperationInput& input, CubTopkKind kind)
       : CodecOperation(input),
-        name_(name),
+        name_(kind == CubTopkKind::kSort ? kCubSort : kCubSelect),
         codec_(with_feedback(input.codec, Feedback::kResidual), input.plan_on_host()),
         selected_(selected_of(codec_)),
-        topk_(name == kCubSort ? CubTopkKind::kSort : CubTopkKind::kSelect, input.count, selected_),
+        topk_(kind, input.count, selected_),
         sets_(sets_for(work())),
         gradients_(input, sets_, Steps::kAll),
         states_(input, sets_),
@@ -136,7 +139,7 @@ class CubTopkOperation : public CodecOperation {
     return feedback_error(gradient(), states_.initial(), as_gradient(decoded(codec_, frame)));
   }
 
-  std::string name_;
+  std::string_view name_;
   PlannedCodec codec_;
   std::size_t selected_;
   CubTopk topk_;
@@ -146,23 +149,31 @@ class CubTopkOperation : public CodecOperation {
   RotatedBuffer indices_, values_;
 };
 
-}  // namespace
-
-bool has_operation_without_us(std::string_view name, const PlannedCodec& planned) {
-  const Codec& codec = planned.codec();
+bool rounds_to_nearest(const PlannedCodec& planned, bool) {
   const std::pair<std::string, std::string> random = {"rounding", "stochastic"};
-  if (name == kTwoKernels)
-    return codec.id() == kInt8CodecId && std::ranges::count(codec.spec().options, random) == 0;
-  return (name == kCubSort || name == kCubSelect) && codec.id() == kTopkCodecId &&
-         planned.dtype() == Dtype::kF32 && planned.count() < kCubValues && sends_f32(codec);
+  const Codec& codec = planned.codec();
+  return codec.id() == kInt8CodecId && std::ranges::count(codec.spec().options, random) == 0;
 }
 
-std::unique_ptr<CodecOperation> make_operation_without_us(std::string_view name,
-                                                          const OperationInput& input) {
-  if (name == kTwoKernels) return std::make_unique<TwoKernels>(input);
-  if (name == kCubSort || name == kCubSelect)
-    return std::make_unique<CubTopkOperation>(input, name);
-  throw InvalidArgumentError(fmt::format("no operation \"{}\" on a device", name));
+bool selects_f32(const PlannedCodec& codec, bool) {
+  return codec.codec().id() == kTopkCodecId && codec.dtype() == Dtype::kF32 &&
+         codec.count() < kCubValues && sends_f32(codec.codec());
+}
+
+template <CubTopkKind kKind>
+std::unique_ptr<CodecOperation> make_cub(const OperationInput& input) {
+  return std::make_unique<CubTopkOperation>(input, kKind);
+}
+
+}  // namespace
+
+std::vector<OperationKind> operations_without_us() {
+  const auto two_kernels = [](const OperationInput& input) -> std::unique_ptr<CodecOperation> {
+    return std::make_unique<TwoKernels>(input);
+  };
+  return {{kTwoKernels, rounds_to_nearest, two_kernels, false},
+          {kCubSort, selects_f32, make_cub<CubTopkKind::kSort>, false},
+          {kCubSelect, selects_f32, make_cub<CubTopkKind::kSelect>, false}};
 }
 
 }  // namespace tersor::bench

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "bench/mpi/library_sum.h"
+#include "bench/ranks/mpi/library_sum.h"
 
 namespace {
 

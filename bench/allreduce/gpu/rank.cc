@@ -1,0 +1,125 @@
+// Allreduces of device memory.
+
+#include <fmt/format.h>
+#include <tersor/error.h>
+
+#include <memory>
+
+#include "bench/allreduce/rank.h"
+#include "bench/allreduce/wrong_values.h"
+#include "bench/common/gpu/gpu.h"
+#include "bench/common/timing.h"
+
+namespace tersor::bench {
+namespace {
+
+/// The type of additions in the library below.
+Dtype added_in(const AllreduceCase& wanted, Dtype gradient) {
+  if (wanted.by_library || wanted.codec == "none") return gradient;
+  return wanted.codec == "bf16" ? Dtype::kBf16 : Dtype::kF16;  // no other codec adds natively
+}
+
+/// The gradient of a rank on the device.
+struct DeviceInput {
+  DeviceInput(ConstValueSpan values, StreamView stream)
+      : memory(values.bytes(), Memory::kDevice),
+        span(memory.pointer(), values.count(), values.dtype(), Memory::kDevice) {
+    copy_bytes({values.pointer(), values.bytes()}, memory.span(), stream);
+  }
+
+  Buffer memory;
+  ConstValueSpan span;
+};
+
+/// A rank's calls and times in one case.
+class DeviceAllreduceRank final : private DeviceInput, public AllreduceRank {
+ public:
+  DeviceAllreduceRank(const DeviceAllreduceCase& one, Rank& rank, const Stream& stream,
+                      Replay replay)
+      : DeviceInput(one.gradients->of(rank.index()), stream.view()),
+        AllreduceRank(one.wanted, span, rank, stream.view()),
+        wanted_(one.wanted),
+        replay_(replay),
+        clock_(stream.view()) {}
+
+  /// Rank 0 checks the result. All ranks compare their bits. Later calls may be replays.
+  void check(const RankGradients& gradients) override;
+  void restore() override {
+    AllreduceRank::restore();
+    check_cuda(cudaStreamSynchronize(cuda_stream(stream_)), "waiting for a copy");
+  }
+  void call() override { graph_ == nullptr ? AllreduceRank::call() : graph_->queue(); }
+  /// `seconds` is the device time from the call's first kernel to the last kernel. `part_seconds`
+  /// is the host time until the call returned.
+  IterationTimes time() override;
+  bool ends_together() const override { return false; }
+
+ private:
+  void compare(const RankGradients& gradients, ConstValueSpan actual);
+  std::size_t count_differing_from_host(const RankGradients& gradients,
+                                        ConstValueSpan actual) const;
+
+  const AllreduceCase& wanted_;
+  Replay replay_;
+  DeviceClock clock_;
+  std::unique_ptr<CallGraph> graph_;
+};
+
+void DeviceAllreduceRank::check(const RankGradients& gradients) {
+  AllreduceRank::restore();
+  rank_.meet();
+  call();
+  const ValueSpan sum = gradient();
+  const Buffer bits = on_host({sum.pointer(), sum.bytes()}, stream_);
+  check_identical(rank_, bits.span(), wanted_.codec);
+  if (rank_.first()) compare(gradients, bits.values(sum.count(), sum.dtype()));
+  if (replay_ == Replay::kYes)
+    graph_ = std::make_unique<CallGraph>(
+        stream_, [this] { AllreduceRank::call(); }, 1);
+}
+
+void DeviceAllreduceRank::compare(const RankGradients& gradients, ConstValueSpan actual) {
+  const Algorithm algorithm = statistics().algorithm;
+  relative_error_ = check_sum(gradients, codec(), actual);
+  if (wanted_.by_library || algorithm == Algorithm::kNative)
+    wrong_ = count_outside(gradients, added_in(wanted_, gradients.dtype()), actual);
+  else if (algorithm != Algorithm::kHierarchical)
+    wrong_ = count_differing_from_host(gradients, actual);
+  if (wrong_.value_or(0) != 0)
+    throw Error(fmt::format("{}, {}: {} of {} values are wrong", wanted_.codec,
+                            wanted_.by_library ? "library" : algorithm_name(algorithm), *wrong_,
+                            actual.count()));
+}
+
+std::size_t DeviceAllreduceRank::count_differing_from_host(const RankGradients& gradients,
+                                                           ConstValueSpan actual) const {
+  AllreduceCase same = wanted_;
+  same.algorithm = statistics().algorithm;
+  const Buffer expected = reduced_on_host(gradients, same);
+  return count_different(expected.values(actual.count(), actual.dtype()), actual);
+}
+
+IterationTimes DeviceAllreduceRank::time() {
+  double host_seconds = 0;
+  const double seconds = clock_.seconds_of([&] {
+    const Stopwatch watch;
+    call();
+    host_seconds = watch.seconds();
+  });
+  return times(seconds, host_seconds);
+}
+
+}  // namespace
+
+std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const DeviceAllreduceCase> cases,
+                                          Replay replay) {
+  return measure_on(fleet, [&](Rank& rank) {
+    const Stream stream;
+    const auto make = [&](const DeviceAllreduceCase& one) {
+      return std::make_unique<DeviceAllreduceRank>(one, rank, stream, replay);
+    };
+    return measure_cases(rank, cases, cases.front().wanted.iterations, make);
+  });
+}
+
+}  // namespace tersor::bench

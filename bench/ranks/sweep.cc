@@ -1,0 +1,129 @@
+
+#include "bench/ranks/sweep.h"
+
+#include <fmt/format.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+
+namespace tersor::bench {
+namespace {
+
+void add_algorithm(Command& command, std::string& algorithm) {
+  const auto known = [](const std::string& name) {
+    return std::string(algorithm_name(parse_algorithm(name)));
+  };
+  command.add_option("--algorithm", algorithm, "auto, native, two-shot, one-shot or hierarchical")
+      .takes("ALGORITHM", known);
+}
+
+}  // namespace
+
+void add_sweep(Command& command, SweepOptions& options,
+               const std::vector<std::string>& transports) {
+  add_algorithm(command, options.algorithm);
+  command.add_option("--min", options.min_bytes, "Smallest size; K, M and G are 1024s")
+      .takes("BYTES", size_suffix(above_zero()));
+  command.add_option("--max", options.max_bytes, "Largest size")
+      .takes("BYTES", size_suffix(above_zero()));
+  command.add_option("--factor", options.factor, "From one size to the next")
+      .takes("N", from_to(2, 1024));
+  add_fleet(command, options.fleet, transports);
+  command
+      .add_option("--chunk", options.chunk_count,
+                  "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)")
+      .transform(size_suffix(above_zero()))
+      .type_name("N");
+  command
+      .add_option("--iterations", options.iterations,
+                  "Timed calls; 0: as many as fill about a second, 5 to 200")
+      .takes("N");
+  add_dtype(command, options.dtype);
+  command.add_option("--threads", options.threads, "Threads of each rank's codec")
+      .takes("N", from_to(1, 1024));
+  add_json(command, options.json);
+}
+
+std::vector<std::string> codecs_with_references(const SweepOptions& options) {
+  std::vector<std::string> codecs = {"none", "bf16"};
+  codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
+  return without_repeats(codecs);
+}
+
+std::vector<CodecChoice> choices_of(const SweepOptions& options) {
+  std::vector<CodecChoice> choices;
+  for (const std::string& codec : codecs_with_references(options)) {
+    const bool asked = std::ranges::find(options.codecs, codec) != options.codecs.end();
+    choices.push_back({codec, asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto});
+  }
+  return choices;
+}
+
+std::vector<CodecChoice> with_f32_sums(std::vector<CodecChoice> choices) {
+  const CodecChoice summed_in_f32{"bf16", Algorithm::kTwoShot};
+  if (std::ranges::find(choices, summed_in_f32) == choices.end())
+    choices.insert(std::ranges::find(choices, summed_in_f32.codec, &CodecChoice::codec) + 1,
+                   summed_in_f32);
+  return choices;
+}
+
+std::vector<std::size_t> byte_counts(const SweepOptions& options) {
+  if (options.min_bytes > options.max_bytes)
+    throw InvalidArgumentError(
+        fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
+  std::vector<std::size_t> all;
+  for (std::size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor)
+    all.push_back(bytes);
+  return all;
+}
+
+double SweepRow::hidden() const {
+  const double wire = result.wire_seconds;
+  return wire > 0 ? std::clamp(1 - result.part_seconds / wire, 0.0, 1.0) : 0.0;
+}
+
+const SweepField kSizeField{{"size", "B", 10},
+                            [](auto& row) { return fmt::format("{:.0f}", row.bytes()); }};
+const SweepField kCountField{{"count", "values", 10},
+                             [](auto& row) { return std::to_string(row.count); }};
+const SweepField kTypeField{{"type"}, [](auto& row) { return std::string(dtype_name(row.dtype)); }};
+const SweepField kTimeField{{"time", "us", 10},
+                            [](auto& row) { return format_microseconds(row.result.seconds); }};
+const SweepField kAlgbwField{{"algbw", "GB/s", 8},
+                             [](auto& row) { return fmt::format("{:.3f}", row.algbw()); }};
+const SweepField kBusbwField{{"busbw", "GB/s", 8},
+                             [](auto& row) { return fmt::format("{:.3f}", row.busbw()); }};
+const SweepField kErrorField{{"error", "relative", 8},
+                             [](auto& row) { return format_error(row.result.relative_error); }};
+
+Record record_of(const SweepRow& row, std::string_view transport, std::string_view link) {
+  Record record = {{"benchmark", "allreduce"},
+                   {"collective", row.collective},
+                   {"codec", row.codec},
+                   {"algorithm", row.algorithm()},
+                   {"dims", row.dims},
+                   {"transport", transport},
+                   {"link", link},
+                   {"ranks", row.ranks},
+                   {"dtype", dtype_name(row.dtype)},
+                   {"count", row.count},
+                   {"seconds", row.result.seconds},
+                   {"algbw", row.algbw()},
+                   {"busbw", row.busbw()},
+                   {"wire_bytes", row.result.wire_bytes},
+                   {"relative_error", row.result.relative_error},
+                   {"identical", true}};
+  if (row.collective.empty())
+    for (const char* of_several : {"collective", "dims"}) record.erase(of_several);
+  return record;
+}
+
+void add_parts(Record& record, const CallResult& result, const SweepOptions& options) {
+  record["encode_seconds"] = result.encode_seconds;
+  record["wire_seconds"] = result.wire_seconds;
+  record["decode_seconds"] = result.decode_seconds;
+  record["chunk_count"] = options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count;
+  record["threads"] = options.threads;
+}
+
+}  // namespace tersor::bench
