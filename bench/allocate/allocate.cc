@@ -144,9 +144,9 @@ class Writer {
     const Lines table({{"parameter", "", width, Align::kLeft},
                        {"count", "values", 8},
                        {"codec", "", longest(options_.codecs), Align::kLeft},
-                       {"bits", "a value", 7},
-                       {"lost", "of its own", 10},
-                       {"lost", "of all", 8}});
+                       {"bits", "per value", 9},
+                       {"error", "of its own", 10},
+                       {"error", "of all", 8}});
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const AllocationParameter& parameter = parameters[i];
       for (std::size_t k = 0; k < parameter.candidates.size(); ++k)
@@ -163,15 +163,15 @@ class Writer {
 
   /// Prints each codec for all parameters next to an allocation of as many bytes.
   void totals(const Total& chosen) {
-    fmt::print("\n{}: {}, {:.3f} bits a value, {} of the energy lost\n\n", kAllocated,
+    fmt::print("\n{}: {}, {:.3f} bits per value, relative squared error {}\n\n", kAllocated,
                format_bytes(static_cast<double>(chosen.bytes)), chosen.bits(),
                format_error(chosen.share()));
     add(nullptr, kAllocated, chosen, true);
     const Lines table({{"one codec for all", "", longest(options_.codecs), Align::kLeft},
-                       {"bits", "a value", 7},
-                       {"lost", "of energy", 9},
-                       {"allocated", "so many bits", 12},
-                       {"lost", "of energy", 9}});
+                       {"bits", "per value", 9},
+                       {"squared", "error", 9},
+                       {"allocated", "as many bits", 12},
+                       {"squared", "error", 9}});
     for (const std::string& spec : options_.codecs)
       if (const std::optional<Total> all = uniform(measured_, spec))
         table.print(beside(spec, *all));
@@ -232,8 +232,7 @@ void print_rules(const std::vector<ReducerRule>& rules) {
 void note_zeros(const MeasuredModel& measured) {
   for (const AllocationParameter& one : measured.parameters)
     if (one.energy == 0)
-      fmt::print("\n{}: all zeros, of which nothing can be lost: give gradients of more steps\n",
-                 one.name);
+      fmt::print("\n{}: all values are zero: pass gradients of later steps\n", one.name);
 }
 
 std::string canonical(const std::string& spec) { return make_codec(spec)->spec().text(); }
@@ -245,7 +244,7 @@ void run_allocate(AllocateOptions options) {
   const MeasuredModel measured = measure_all(options);
   const Allocation allocation = allocate(measured.parameters, options.bits);
   Writer writer(options, measured, file);
-  fmt::print("{}; {} bits a value of {}\n\n", machine_name(), options.bits, data_text(options));
+  fmt::print("{}; {} bits per value of {}\n\n", machine_name(), options.bits, data_text(options));
   writer.parameters(allocation);
   note_zeros(measured);
   writer.totals(total_of(allocation));
@@ -257,14 +256,15 @@ void run_allocate(AllocateOptions options) {
 void add_allocate_command(Command& program) {
   const auto options = std::make_shared<AllocateOptions>();
   Command command = program.add_subcommand(
-      "allocate", "Chooses a codec for each parameter: the least energy lost for a budget of bits");
+      "allocate",
+      "Chooses a codec for each parameter: the least squared error for a budget of bits");
   command
       .add_option("--gradients", options->files,
                   "Tensors of one network, FILE.npy or FILE.safetensors; of several "
                   "steps or ranks: one file each, whose energies are added")
       .required()
       .type_name("FILE");
-  command.add_option("--bits", options->bits, "At most so many bits a value, of one payload")
+  command.add_option("--bits", options->bits, "Maximum bits per value of a payload")
       .takes("BITS", above_zero());
   add_codecs(command, options->codecs);
   add_codec_threads(command, options->threads);

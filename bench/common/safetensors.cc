@@ -50,7 +50,7 @@ Json parse_header(std::string_view text) {
       throw InvalidArgumentError("the header is damaged: it is nested too deeply");
     if (depth == 1 && event == Event::key && !names.insert(key).second)
       throw InvalidArgumentError(
-          fmt::format("tensor \"{}\" stands there twice", key.get<std::string>()));
+          fmt::format("tensor \"{}\" appears twice", key.get<std::string>()));
     return true;
   };
   return Json::parse(text, on_key);

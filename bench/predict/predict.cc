@@ -104,7 +104,8 @@ struct PredictRow {
 struct ComparedRow : PredictRow {
   PredictRow raw;
 
-  bool loses() const { return prediction.seconds > raw.prediction.seconds; }
+  /// True if the printed times differ, too.
+  bool loses() const { return prediction.seconds > 1.01 * raw.prediction.seconds; }
   std::string speedup() const {
     const double seconds = prediction.seconds;
     return seconds > 0 ? fmt::format("{:.2f}x", raw.prediction.seconds / seconds) : "-";
@@ -229,16 +230,16 @@ Table<ComparedRow> print_head(const std::vector<std::string>& codecs) {
        {{"codec", "", longest(codecs), Align::kLeft}, &ComparedRow::codec},
        {{"algorithm", "", 21, Align::kLeft}, &ComparedRow::choice},
        {{"predicted", "time", 9}, [](auto& row) { return format_seconds(row.prediction.seconds); }},
-       {{"vs bare", "values", 7}, &ComparedRow::speedup},
+       {{"speed-up", "", 8}, &ComparedRow::speedup},
        {{"busbw", "GB/s", 8}, [](auto& row) { return fmt::format("{:.3f}", row.busbw()); }},
        {{"sent", "by a rank", 9},
         [](auto& row) { return format_bytes(row.prediction.sent_bytes); }}});
 }
 
-/// Prints the cases in which encoding is slower than raw values.
+/// Prints the cases in which encoding is slower than no compression.
 void print_losers(const std::vector<ComparedRow>& losers) {
   if (losers.empty()) return;
-  fmt::print("\nSlower than bare values would be:\n");
+  fmt::print("\nSlower than uncompressed:\n");
   for (const ComparedRow& row : losers)
     fmt::print("  {} of {} on {} ranks: {}, {} by {}\n", row.codec, format_bytes(row.bytes),
                row.ranks, format_seconds(row.prediction.seconds),

@@ -85,13 +85,13 @@ def sections(found: list[records.Record]) -> list[Section]:
 def _says(run: Allocation) -> str:
     total = run.total
     fitting = [one for one in run.uniform if one.payload_bytes <= total.payload_bytes]
-    says = f"{run.data}: {_bits(total):.3f} bits a value lose {run.share(total):.2e} of the energy"
+    says = f"{run.data}: {_bits(total):.3f} bits per value, relative squared error {run.share(total):.2e}"
     if not fitting:
-        return f"{says}; no codec for all takes as few."
+        return f"{says}; no single codec has as few bits."
     best = min(fitting, key=run.share)
     return (
-        f"{says}; of one codec for all {best.codec} is best in as few, with {run.share(best):.2e} "
-        f"in {_bits(best):.3f}."
+        f"{says}; the best single codec with at most as many bits is {best.codec}: "
+        f"{run.share(best):.2e} with {_bits(best):.3f}."
     )
 
 
@@ -101,23 +101,23 @@ def _bits(one: AllocateRecord) -> float:
 
 def _parts(run: Allocation) -> list[Part]:
     rows = [*run.chosen, dataclasses.replace(run.total, parameter="all")]
-    columns = "parameter=parameter, values=count|n, codec=codec, bits a value=bits|.3f"
-    columns += ", lost of all energy=share|.2e"
+    columns = "parameter=parameter, values=count|n, codec=codec, bits per value=bits|.3f"
+    columns += ", relative squared error=share|.2e"
     heading = f"A codec for each parameter: {run.data}"
     chosen = page.table(heading, columns, rows, bits=_bits, share=run.share)
     caption = (
-        "Left: what each parameter may travel by (lines join what no other codec beats) and what "
-        "was chosen. Right: one codec for all, as a reducer sends it, and allocations of as many "
-        "bits. Energy lost is |p − d|² of what was sent and decoded, without feedback, as a share "
-        "of the energy of all parameters. What loses nothing is not drawn."
+        "Left: the candidates of each parameter (lines join the Pareto front) and the chosen "
+        "codecs. Right: a single codec for all parameters, as a reducer sends it, and allocations "
+        "with as many bits. The error is |p − d|² after one encoding without feedback, divided by "
+        "the squared norm of all parameters. Codecs without an error are not drawn."
     )
-    heading = f"Energy lost against bytes by parameter: {run.data}"
+    heading = f"Squared error against bytes by parameter: {run.data}"
     picture = Picture("allocation", heading, caption, functools.partial(draw, run))
     return [_beside(run), chosen, picture]
 
 
 def _beside(run: Allocation) -> Table:
-    columns = ["one codec for all", "bits a value", "energy lost", "allocated", "energy lost"]
+    columns = ["one codec for all", "bits per value", "error", "allocated", "error"]
     rows = []
     for one in run.uniform:
         found = [f"{_bits(r):.3f} {run.share(r):.2e}".split() for r in (one, run.beside(one)) if r]
@@ -155,7 +155,7 @@ def _draw_parameters(axes: Axes, run: Allocation, palette: Palette) -> None:
     axes.set(
         title="a codec for each parameter",
         xlabel="bytes of a payload, logarithmic (fewer is better)",
-        ylabel="lost of all energy, logarithmic (less is better)",
+        ylabel="relative squared error, logarithmic (less is better)",
     )
     drawing.log_axis(axes.xaxis, units.short_bytes, 4)
     drawing.log_axis(axes.yaxis, drawing.power, 10)
@@ -176,7 +176,7 @@ def _draw_totals(axes: Axes, run: Allocation, palette: Palette) -> None:
 
 
 def _lost(share: float) -> str:
-    return f"lost {share:.2e} of all energy"
+    return f"error {share:.2e}"
 
 
 def _mark(axes: Axes, codec: str, at: tuple[float, float], text: str, palette: Palette) -> None:

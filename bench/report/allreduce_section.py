@@ -112,7 +112,7 @@ def _table(group: Curves) -> Table:
         "relative L2. Same bits: on all ranks."
     )
     if group.setting.parameters:
-        note += " Hidden: the share of the wire's time in which nobody waited."
+        note += " Hidden: the share of the wire time without waiting."
     heading = f"The largest gradient of each codec (up to {units.value_count(largest)} values)"
     columns = "codec=label, gradient=bytes|b, time=seconds|s, vs none=speedup|x, "
     columns += "busbw (GB/s)=busbw|.3g, bytes sent=wire_bytes|B, error=relative_error|.1e, "

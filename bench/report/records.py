@@ -159,7 +159,7 @@ KINDS: dict[str, type[Record]] = {
     "train": TrainRecord,
     "backward": BackwardRecord,
 }
-NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 

@@ -121,7 +121,7 @@ TEST_F(Allocate, SaysWhereNothingWasMeasured) {
   write_safetensors(path("z.safetensors"), std::vector<Tensor>{{"idle", {0, 0, 0}}, {"w", {1}}});
   const Outcome outcome = run({"allocate", "--gradients", path("z.safetensors"), "--bits", "99"});
   EXPECT_EQ(outcome.code, 0) << outcome.error;
-  expect_has(outcome.output, "idle: all zeros");
+  expect_has(outcome.output, "idle: all values are zero");
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ TEST_F(Tensors, DamagedSafetensorsAreRefused) {
        safetensors("{" + w + "," + entry("v", "F32", 2, 0, 8) + "}", eight)},
       {"8 bytes of values, of which tensors have 4",
        safetensors("{" + entry("w", "F32", 1, 0, 4) + "}", eight)},
-      {"\"w\" stands there twice", safetensors("{" + w + "," + w + "}", eight)},
+      {"\"w\" appears twice", safetensors("{" + w + "," + w + "}", eight)},
       {"\"w\" has no values", safetensors("{" + entry("w", "F32", 0, 0, 0) + "}", "")},
       {"not finite", safetensors("{" + w + "}", nan)},
       {"nested too deeply",

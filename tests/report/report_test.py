@@ -340,7 +340,7 @@ class Page(Folder):
             "predict": "none, 2 ranks: 2.00 ms (predicted)",
             "codecs": "int8 encode: 0.90 of read",
             "errors": "int8: squared error 2.50e-01, 8.000 bits per value",
-            "allocation": "int4: b, 50.0 B, lost 2.50e-02 of all energy",
+            "allocation": "int4: b, 50.0 B, error 2.50e-02",
         }
         pictures = self.pictures(everything)
         self.assertEqual({*pictures}, {*values})
@@ -547,7 +547,7 @@ class Text(Folder):
         self.assertEqual(self.row(text, "tiny")[1:], ["0.080", "7.50e-01", units.ABSENT, units.ABSENT])
         self.assertEqual(self.row(text, "b")[1:], ["100", "int4", "4.000", "2.50e-02"])
         self.assertEqual(self.row(text, "all")[2:], ["allocated", "7.600", "5.00e-02"])
-        said = "7.600 bits a value lose 5.00e-02 of the energy; of one codec for all int4 is best"
+        said = "relative squared error 5.00e-02; the best single codec with at most as many bits is int4"
         self.assertIn(said, " ".join(text.split()))
 
     def test_codecs_name_what_falls_short(self) -> None:
@@ -621,8 +621,8 @@ class BadInput(Folder):
         self.refused([train_record(), record], "in.json: record 2", '"accuracy" is missing')
 
     def test_wrong_types_and_ranges(self) -> None:
-        self.refused([train_record(epoch="1")], "record 1", '"epoch" is "1"', "a whole number")
-        self.refused([train_record(seed=True)], '"seed" is true', "a whole number")
+        self.refused([train_record(epoch="1")], "record 1", '"epoch" is "1"', "an integer")
+        self.refused([train_record(seed=True)], '"seed" is true', "an integer")
         self.refused([train_record(accuracy=88.2)], '"accuracy" is 88.2', "0 to 1")
         self.refused([train_record(seconds=-1)], '"seconds" is -1', "at least 0")
         self.refused([train_record(seconds=None)], '"seconds" is null', "a number")
