@@ -19,7 +19,7 @@ void run_rank(Transport& measured, Transport& control, const FleetParts& fleet,
   try {
     body(rank);
   } catch (const std::exception& error) {
-    control.poison(error.what());
+    control.abort(error.what());
     throw;
   }
 }
