@@ -99,6 +99,7 @@ function(tersor_version_library target)
   set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${TERSOR_ABI_VERSION})
   if(BUILD_SHARED_LIBS)
     target_link_options(${target} PRIVATE LINKER:--version-script=${PROJECT_BINARY_DIR}/exports.map)
+    set_target_properties(${target} PROPERTIES LINK_DEPENDS ${PROJECT_BINARY_DIR}/exports.map)
   endif()
 endfunction()
 

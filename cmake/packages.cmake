@@ -51,13 +51,13 @@ set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION utils)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "${needed}")
 set(CPACK_DEBIAN_TOOLS_PACKAGE_RECOMMENDS "python3, python3-matplotlib")
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION
-    "${PROJECT_DESCRIPTION}\n This package contains the shared library, with ranks over TCP.")
+    "This package contains the shared library, with ranks over TCP.")
 set(CPACK_COMPONENT_RUNTIME_MPI_DESCRIPTION
-    "${PROJECT_DESCRIPTION}\n This package contains the transport over MPI.")
+    "This package contains the transport over MPI.")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
-    "${PROJECT_DESCRIPTION}\n This package contains headers, a CMake package and pkg-config files.")
+    "This package contains headers, a CMake package and pkg-config files.")
 set(CPACK_COMPONENT_TOOLS_DESCRIPTION
-    "${PROJECT_DESCRIPTION}\n This package contains tersor-bench, which measures codecs, links and collectives.")
+    "This package contains tersor-bench, which measures codecs, links and collectives.")
 foreach(component ${CPACK_COMPONENTS_ALL})
   string(TOUPPER ${component} name)
   install(FILES cmake/debian-copyright DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${CPACK_DEBIAN_${name}_PACKAGE_NAME}
