@@ -2,8 +2,9 @@
 
 The rule. The path of a loop (a strongly connected part of the flow graph) begins where the loop is
 entered and ends at an edge back. Of all paths that one is taken which, in this order,
-  1. calls nothing, adds nothing atomically, stores no padding and enters no loop without global
-     memory (the search for a segment in a list of several);
+  1. calls nothing, adds nothing atomically, stores no padding, ends no sum of a checksum (which a
+     store of 64 bits to shared memory does) and enters no loop without global memory (the search
+     for a segment in a list of several);
   2. has the widest accesses to it, by the sum of the squares of their bytes: whole aligned rows win
      over the same values one by one, and what is written over what is left out. Of loads those
      count that the bodies use for whole rows: of 8 bytes and more without a predicate (what is
@@ -58,7 +59,8 @@ def _importance(loop: Loop) -> tuple[bool, int]:
 
 
 def _weigh(instruction: Instruction) -> Weight:
-    rare = instruction.name in ("CALL", "ATOM", "ATOMG") or instruction.pads
+    ends_sum = instruction.name == "STS" and "64" in instruction.opcode.split(".")
+    rare = instruction.name in ("CALL", "ATOM", "ATOMG") or instruction.pads or ends_sum
     return (-int(rare), _width(instruction) ** 2, int(instruction.name in WORK), -1)
 
 
