@@ -12,6 +12,7 @@
 
 #include "kernels/cast/decode_body.cuh"
 #include "kernels/device/call.cuh"
+#include "kernels/device/frame_kernels.cuh"
 #include "kernels/device/noise.cuh"
 #include "kernels/device/units.cuh"
 
@@ -157,101 +158,105 @@ struct CastTarget {
   std::uint64_t* overflows;  // null: not counted
 };
 
-template <typename Wire, typename G, typename E, NoiseKind kKind, unsigned kMost>
-struct CastEncodeKernel : UnitKernel {
+/// Encodes values of type G with residuals of type E. See EncodeFrame.
+template <typename Wire, typename G, typename E, NoiseKind kKind>
+struct CastCoder {
   static constexpr unsigned kRow = 16 / sizeof(G);
   using Unit = CastUnit<Wire, E, kKind, kRow>;
-  static constexpr unsigned kResident = kKind == NoiseKind::kAny ? kCastResident.any
-                                        : Unit::kFeedback        ? kCastResident.fed
-                                                                 : kCastResident.encode;
-  struct Shared {
-    ThreadSums<kThreads> written;
-  };
+  using Order = InRuns;
+  using Policy = RunsPolicy<kKind == NoiseKind::kAny ? kCastResident.any
+                            : Unit::kFeedback        ? kCastResident.fed
+                                                     : kCastResident.encode>;
+  struct Shared {};
 
-  SegmentTable<EncodeEntry, kMost> table;
   CastTarget target;
-  CallWords words;
-  NextWords next;
-  FrameSeal seal;
   WideKeyOf<kKind> key;
   float factor;  // used without feedback
 
-  template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    seal.write(block);
-    const float a = words.gradient_factor(), b = words.residual_factor();
-    const auto noise = unit_noise<Unit>(block, key, words);
+  template <class Block, class NoiseOf>
+  struct Pass {
+    const CastCoder& coder;
+    const Block& block;
+    float a, b;
+    NoiseOf noise;
     unsigned overflows = 0;
-    const WrittenSum sum(block, seal, shared.written);
-    for_each_position<kRow>(
-        block, table, DoNothing{},
-        [&](const EncodeEntry& segment, const UnitPosition<kRow>& position) {
-          overflows += encode_unit(segment, position, a, b, noise);
-        },
-        [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
-          sum_written_values<Wire>(sum, segment, first, end);
-        });
-    if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, target.overflows);
-    sum.leave();
-    next.write(block);
-    seal.close(block);
-  }
 
- private:
-  /// Encodes one unit. Gradient and values may be the same span (raw values in place), so loads use
-  /// Load::kAny.
-  template <class NoiseOf>
-  TERSOR_DEVICE unsigned encode_unit(const EncodeEntry& segment, const UnitPosition<kRow>& position,
-                                     float a, float b, const NoiseOf& noise) const {
-    const Unit out =
-        Unit::of(segment, position, target.values, target.padding, is_inactive(segment));
-    const auto* gradient = static_cast<const G*>(segment.gradient);
-    Rows<kRow> p, residual;
-    load_rows<Load::kAny>(gradient, position, is_aligned_for<G, kRow>(gradient), p);
-    out.load_residual(residual);
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    /// Gradient and values may be the same span (raw values in place), so loads use Load::kAny.
+    template <class Sum>
+    TERSOR_DEVICE void encode(const EncodeEntry& segment, std::size_t first, const Sum&) {
+      const UnitPosition<kRow> position{first, segment.count, block.warp().thread_rank()};
+      const Unit out = Unit::of(segment, position, coder.target.values, coder.target.padding,
+                                is_inactive(segment));
+      const auto* gradient = static_cast<const G*>(segment.gradient);
+      Rows<kRow> p, residual;
+      load_rows<Load::kAny>(gradient, position, is_aligned_for<G, kRow>(gradient), p);
+      out.load_residual(residual);
       TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i) {
-        if constexpr (Unit::kFeedback)
-          p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
-        else
-          p[chunk][i] = p[chunk][i] * factor;
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) {
+          if constexpr (Unit::kFeedback)
+            p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
+          else
+            p[chunk][i] = p[chunk][i] * coder.factor;
+        }
       }
+      overflows += out.write(p, residual, noise(segment, position));
     }
-    return out.write(p, residual, noise(segment, position));
-  }
-};
-
-/// Copies the bits of the gradient. Inactive segments become zeros.
-template <typename T, unsigned kMost>
-struct CopyKernel : UnitKernel {
-  static constexpr unsigned kResident = kCastResident.copy;
-  static constexpr unsigned kRow = 16 / sizeof(T);
-  struct Shared {
-    ThreadSums<kThreads> written;
+    template <class Sum>
+    TERSOR_DEVICE void leave(const Sum&) const {
+      if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, coder.target.overflows);
+    }
   };
 
-  SegmentTable<EncodeEntry, kMost> table;
+  template <class Block>
+  TERSOR_DEVICE auto begin(const Block& block, const CallWords& words, Shared&) const {
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    auto noise = unit_noise<Unit>(block, key, words);
+    return Pass<Block, decltype(noise)>{*this, block, a, b, noise};
+  }
+
+  template <class Sum>
+  TERSOR_DEVICE static void sum_written(const Sum& sum, const EncodeEntry& segment,
+                                        std::size_t first, std::size_t end) {
+    sum_written_values<Wire>(sum, segment, first, end);
+  }
+};
+template <typename Wire, typename G, typename E, NoiseKind kKind, unsigned kMost>
+using CastEncodeKernel = EncodeFrame<CastCoder<Wire, G, E, kKind>, kMost>;
+
+/// Copies the bits of the gradient. Inactive segments become zeros.
+template <typename T>
+struct CopyCoder {
+  static constexpr unsigned kRow = 16 / sizeof(T);
+  using Order = InRuns;
+  using Policy = RunsPolicy<kCastResident.copy>;
+  struct Shared {};
+
   CastTarget target;
-  NextWords next;
-  FrameSeal seal;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    seal.write(block);
-    const WrittenSum sum(block, seal, shared.written);
-    for_each_position<kRow>(
-        block, table, DoNothing{},
-        [&](const EncodeEntry& segment, const UnitPosition<kRow>& position) {
-          copy_unit(segment, position);
-        },
-        [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
-          sum_written_values<T>(sum, segment, first, end);
-        });
-    sum.leave();
-    next.write(block);
-    seal.close(block);
+  struct Pass {
+    const CopyCoder& coder;
+    const Block& block;
+
+    template <class Sum>
+    TERSOR_DEVICE void encode(const EncodeEntry& segment, std::size_t first, const Sum&) const {
+      coder.copy_unit(segment, {first, segment.count, block.warp().thread_rank()});
+    }
+    template <class Sum>
+    TERSOR_DEVICE void leave(const Sum&) const {}
+  };
+
+  template <class Block>
+  TERSOR_DEVICE Pass<Block> begin(const Block& block, const CallWords&, Shared&) const {
+    return {*this, block};
+  }
+
+  template <class Sum>
+  TERSOR_DEVICE static void sum_written(const Sum& sum, const EncodeEntry& segment,
+                                        std::size_t first, std::size_t end) {
+    sum_written_values<T>(sum, segment, first, end);
   }
 
  private:
@@ -294,72 +299,74 @@ struct CopyKernel : UnitKernel {
   }
 };
 
-template <typename Wire, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
-struct CastReduceKernel : UnitKernel {
-  static constexpr unsigned kResident = kKind == NoiseKind::kAny     ? kCastResident.any
-                                        : kKind == NoiseKind::kUnits ? kCastResident.random
-                                                                     : kCastResident.reduce;
+template <typename T, unsigned kMost>
+using CopyKernel = EncodeFrame<CopyCoder<T>, kMost>;
+
+/// Encodes sums with residuals of type E. See ReduceFrames.
+template <typename Wire, typename E, NoiseKind kKind>
+struct CastSumCoder {
   static constexpr unsigned kRow = 16 / sizeof(Wire);
   using Unit = CastUnit<Wire, E, kKind, kRow>;
-  struct Shared {
-    ThreadSums<kThreads> written;
-    ThreadSums<kThreads> read;
+  using Order = InRuns;
+  using Policy = RunsPolicy<kKind == NoiseKind::kAny     ? kCastResident.any
+                            : kKind == NoiseKind::kUnits ? kCastResident.random
+                                                         : kCastResident.reduce>;
+  using Residual = E;
+  struct Shared {};
+
+  CastTarget target;
+  WideKeyOf<kKind> key;
+
+  template <class Block, class NoiseOf>
+  struct Pass {
+    const CastSumCoder& coder;
+    const Block& block;
+    float b;
+    NoiseOf noise;
+    unsigned overflows = 0;
+
+    template <class List>
+    TERSOR_DEVICE void reduce(const ReduceEntry& segment, std::size_t first, const List& list,
+                              float factor, bool sound) {
+      const UnitPosition<kRow> position{first, segment.count, block.warp().thread_rank()};
+      Rows<kRow> p = {}, residual;
+      if (sound) add_frames(segment, position, list, factor, p);
+      const Unit out =
+          Unit::of(segment, position, coder.target.values, coder.target.padding, false);
+      out.load_residual(residual);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) {
+          if constexpr (Unit::kFeedback) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
+          p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
+        }
+      }
+      overflows += out.write(p, residual, noise(segment, position));
+    }
+    TERSOR_DEVICE void leave() const {
+      if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, coder.target.overflows);
+    }
   };
 
-  SegmentTable<ReduceEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
-  CastTarget target;
-  CallWords words;
-  NextWords next;
-  FrameSeal seal;
-  WideKeyOf<kKind> key;
-  float factor;
-
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    seal.write(block);
-    const bool sound = list.check(block);
+  TERSOR_DEVICE auto begin(const Block& block, const CallWords& words, Shared&) const {
     const float b = words.residual_factor();
-    const auto noise = unit_noise<Unit>(block, key, words);
-    unsigned overflows = 0;
-    const ReadSums sums(block, list, sound, shared.read);
-    const WrittenSum written(block, seal, shared.written);
-    for_each_position<kRow>(
-        block, table,
-        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
-        [&](const ReduceEntry& segment, const UnitPosition<kRow>& position) {
-          overflows += reduce_unit(segment, position, b, sound, noise);
-        },
-        [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
-          sum_written_values<Wire>(written, segment, first, end);
-        });
-    if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, target.overflows);
-    next.write(block);
-    written.leave();
-    close_reduced<E>(block, table, sums, list, seal);
+    auto noise = unit_noise<Unit>(block, key, words);
+    return Pass<Block, decltype(noise)>{*this, block, b, noise};
+  }
+
+  template <class Sum>
+  TERSOR_DEVICE static void sum_written(const Sum& sum, const ReduceEntry& segment,
+                                        std::size_t first, std::size_t end) {
+    sum_written_values<Wire>(sum, segment, first, end);
   }
 
  private:
-  template <class NoiseOf>
-  TERSOR_DEVICE unsigned reduce_unit(const ReduceEntry& segment, const UnitPosition<kRow>& position,
-                                     float b, bool sound, const NoiseOf& noise) const {
-    Rows<kRow> p = {}, residual;
-    if (sound) add_frames(segment, position, p);
-    const Unit out = Unit::of(segment, position, target.values, target.padding, false);
-    out.load_residual(residual);
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i) {
-        if constexpr (Unit::kFeedback) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
-        p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
-      }
-    }
-    return out.write(p, residual, noise(segment, position));
-  }
-
-  TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPosition<kRow>& position,
-                                Rows<kRow>& sum) const {
+  template <class List>
+  TERSOR_DEVICE static void add_frames(const ReduceEntry& segment,
+                                       const UnitPosition<kRow>& position, const List& list,
+                                       float factor, Rows<kRow>& sum) {
     TERSOR_UNROLL_4
     for (unsigned index = 0; index < list.frames; ++index) {
       const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
@@ -374,5 +381,7 @@ struct CastReduceKernel : UnitKernel {
     }
   }
 };
+template <typename Wire, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
+using CastReduceKernel = ReduceFrames<CastSumCoder<Wire, E, kKind>, kMostSegments, kMostFrames>;
 
 }  // namespace tersor::kernels

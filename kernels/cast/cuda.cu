@@ -32,8 +32,8 @@ CastDestination framed(const DeviceFrame& frame) {
 
 template <typename Wire, NoiseKind kKind, class Kernel, class Call>
 void launch_cast(Queue& queue, Kernel& kernel, const CastDestination& to, const Call& call) {
-  kernel.target = {to.values, to.padding, overflows_of(call)};
-  if constexpr (kKind != NoiseKind::kNone) kernel.key = wide_key(call.random.key);
+  kernel.coder.target = {to.values, to.padding, overflows_of(call)};
+  if constexpr (kKind != NoiseKind::kNone) kernel.coder.key = wide_key(call.random.key);
   launch_writer<kAdvanceOf<kKind>>(queue, kernel, call, to.frame,
                                    cast_sizes(DtypeOf<Wire>::value, to.padding));
 }
@@ -59,7 +59,7 @@ void encode_as(const CastDestination& to, const EncodeCall& call) {
       });
   visit_lengths<kEncodeLengths<E, kKind>>(call.segments.size(), 0, [&](auto segments, auto) {
     CastEncodeKernel<Wire, G, E, kKind, segments()> kernel;
-    kernel.factor = to.factor;
+    kernel.coder.factor = to.factor;
     launch_cast<Wire, kKind>(queue, kernel, to, call);
   });
 }

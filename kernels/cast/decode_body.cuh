@@ -4,6 +4,7 @@
 
 #include "kernels/cast/formats.h"
 #include "kernels/device/call.cuh"
+#include "kernels/device/frame_kernels.cuh"
 #include "kernels/device/queue.cuh"
 #include "kernels/device/units.cuh"
 
@@ -33,61 +34,63 @@ constexpr CastResident kCastTuning[] = {
 };
 constexpr CastResident kCastResident = tuning_of(kCastTuning);
 
-template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
-struct CastDecodeKernel : UnitKernel {
-  static constexpr unsigned kResident = kCastResident.decode;
+/// Decodes to values of type T. See DecodeFrames.
+template <typename Wire, typename T, DecodeMode kMode>
+struct CastReader {
+  using Order = InRuns;
+  using Policy = RunsPolicy<kCastResident.decode>;
+  using Value = T;
+  static constexpr bool kSumsHeld = false;
   static constexpr unsigned kRow = 16 / sizeof(T);
-  struct Shared {
-    ThreadSums<kThreads> read;
+
+  template <class Block, class List>
+  struct Pass {
+    const Block& block;
+    const List& list;
+    float factor;
+    bool sound;
+
+    template <class Sums>
+    TERSOR_DEVICE void decode(const DecodeEntry& segment, std::size_t first, const Sums&) const {
+      const UnitPosition<kRow> position{first, segment.count, block.warp().thread_rank()};
+      auto* output = static_cast<T*>(segment.output);
+      const bool aligned = is_aligned_for<T, kRow>(output);
+      Rows<kRow> sum = {};
+      if constexpr (kMode == DecodeMode::kAdd)
+        load_rows<Load::kAny>(output, position, aligned, sum);
+      if (!sound) fill_rows<kRow>(sum, float_of(kNanBits));
+      for (unsigned index = 0; sound && index < list.frames; ++index)
+        add_frame(index, segment, position, sum);
+      store_rows(sum, reinterpret_cast<CastStored<Wire, T>*>(output), position, aligned);
+    }
+    template <class Sums>
+    TERSOR_DEVICE void leave(const Sums&) const {}
+
+    /// Adds a frame. The first frame is assigned as a product. Raw values may be stored in the
+    /// output itself.
+    TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
+                                 const UnitPosition<kRow>& position, Rows<kRow>& sum) const {
+      const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
+      const bool assigns = kMode == DecodeMode::kAssign && index == 0;
+      Rows<kRow> rows;
+      load_rows<Load::kAny>(values, position, is_aligned_for<Wire, kRow>(values), rows);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i)
+          sum[chunk][i] = assigns ? rows[chunk][i] * factor
+                                  : fused_multiply_add(rows[chunk][i], factor, sum[chunk][i]);
+      }
+    }
   };
 
-  SegmentTable<DecodeEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
-  float factor;
-
-  template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const bool sound = list.check(block);
-    const ReadSums sums(block, list, sound, shared.read);
-    for_each_position<kRow>(
-        block, table,
-        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
-        [&](const DecodeEntry& segment, const UnitPosition<kRow>& position) {
-          decode_unit(segment, position, sound);
-        },
-        DoNothing{});
-    close_decoded<T>(block, table, sums, list);
-  }
-
- private:
-  TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, const UnitPosition<kRow>& position,
-                                 bool sound) const {
-    auto* output = static_cast<T*>(segment.output);
-    const bool aligned = is_aligned_for<T, kRow>(output);
-    Rows<kRow> sum = {};
-    if constexpr (kMode == DecodeMode::kAdd) load_rows<Load::kAny>(output, position, aligned, sum);
-    if (!sound) fill_rows<kRow>(sum, float_of(kNanBits));
-    for (unsigned index = 0; sound && index < list.frames; ++index)
-      add_frame(index, segment, position, sum);
-    store_rows(sum, reinterpret_cast<CastStored<Wire, T>*>(output), position, aligned);
-  }
-
-  /// Adds a frame. The first frame is assigned as a product. Raw values may be stored in the output
-  /// itself.
-  TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
-                               const UnitPosition<kRow>& position, Rows<kRow>& sum) const {
-    const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
-    const bool assigns = kMode == DecodeMode::kAssign && index == 0;
-    Rows<kRow> rows;
-    load_rows<Load::kAny>(values, position, is_aligned_for<Wire, kRow>(values), rows);
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i)
-        sum[chunk][i] = assigns ? rows[chunk][i] * factor
-                                : fused_multiply_add(rows[chunk][i], factor, sum[chunk][i]);
-    }
+  template <class Block, class List>
+  TERSOR_DEVICE static Pass<Block, List> begin(const Block& block, const List& list, float factor,
+                                               bool sound) {
+    return {block, list, factor, sound};
   }
 };
+template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
+using CastDecodeKernel = DecodeFrames<CastReader<Wire, T, kMode>, kMostSegments, kMostFrames>;
 
 }  // namespace tersor::kernels

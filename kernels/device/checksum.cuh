@@ -58,24 +58,35 @@ constexpr unsigned kWarpBytes = 32 * sizeof(Words64);
 constexpr unsigned kFoursBytes = kChecksumProducts * kWarpBytes;  // four rows per thread
 constexpr unsigned kFoursRows = kFoursBytes / kRowBytes;
 
-/// The weights of four consecutive rows of a thread, fetched by one load.
+/// The weights of four rows of a thread, kStride rows apart, fetched by one load.
 struct ThreadWeights {
   struct alignas(16) Four {
     std::int32_t weight[kChecksumProducts];
   };
   Four of[kChecksumRows] = {};  // indexed by the first row
 };
+template <unsigned kStride>
 constexpr ThreadWeights make_thread_weights() {
   const ChecksumNumbers numbers = make_checksum_numbers();
   ThreadWeights weights;
   for (std::size_t row = 0; row < kChecksumRows; ++row) {
     for (std::size_t k = 0; k < kChecksumProducts; ++k)
-      weights.of[row].weight[k] =
-          numbers.weight[(row + k * (kWarpBytes / kRowBytes)) % kChecksumRows];
+      weights.of[row].weight[k] = numbers.weight[(row + k * kStride) % kChecksumRows];
   }
   return weights;
 }
-static __device__ const ThreadWeights kDeviceThreadWeights = make_thread_weights();
+template <unsigned kStride>
+static __device__ const ThreadWeights kDeviceThreadWeights = make_thread_weights<kStride>();
+
+/// Returns sum · base^(steps · kPowers).
+TERSOR_DEVICE std::uint64_t times_far_powers(std::uint64_t sum, std::uint64_t steps) {
+  TERSOR_KEEP_LOOP
+  for (const auto* step = kDeviceChecksumNumbers.power + 1; steps != 0; ++step) {
+    sum = fold_number(multiply_number(sum, load(*step + steps % ChecksumNumbers::kPowers)));
+    steps /= ChecksumNumbers::kPowers;
+  }
+  return sum;
+}
 
 /// A thread's sums of its two columns of a group.
 class ColumnPair {
@@ -106,14 +117,10 @@ class ColumnPair {
   /// column.
   TERSOR_DEVICE std::uint64_t value(std::uint64_t column) const {
     constexpr std::size_t kPowers = ChecksumNumbers::kPowers;
-    const ChecksumNumbers& numbers = kDeviceChecksumNumbers;
-    const std::uint64_t* powers = numbers.power[0] + column % kPowers;
-    std::uint64_t sum = fold_number(multiply_number(column_[0].reduced(), load(powers)) +
-                                    multiply_number(column_[1].reduced(), load(powers + 1)));
-    TERSOR_KEEP_LOOP
-    for (const auto* step = numbers.power + 1; (column /= kPowers) != 0; ++step)
-      sum = fold_number(multiply_number(sum, load(*step + column % kPowers)));
-    return sum;
+    const std::uint64_t* powers = kDeviceChecksumNumbers.power[0] + column % kPowers;
+    return times_far_powers(fold_number(multiply_number(column_[0].reduced(), load(powers)) +
+                                        multiply_number(column_[1].reduced(), load(powers + 1))),
+                            column / kPowers);
   }
 
  private:
@@ -129,7 +136,7 @@ TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t grou
   // A thread has the same columns wherever the warp begins.
   const unsigned at = begin + (thread * unsigned{sizeof(Words64)} - begin) % kWarpBytes;
   const std::byte* from = frame + group * std::uint64_t{kGroupBytes} + at;
-  const auto* weights = kDeviceThreadWeights.of + at / kRowBytes;
+  const auto* weights = kDeviceThreadWeights<kWarpBytes / kRowBytes>.of + at / kRowBytes;
   unsigned whole = (end - begin) / (kFours * kFoursBytes);
   int left = static_cast<int>(end - at - whole * kFours * kFoursBytes);
   ColumnPair columns;
@@ -149,6 +156,93 @@ TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t grou
   }
   return columns.value(group * std::uint64_t{kChecksumColumns} + thread * 2 % kChecksumColumns);
 }
+
+/// The place of a thread's words in a tile of a frame. Word n * kColumns + k of the thread is in
+/// column k, kGap words after column k - 1. Successive words of a column are kStride rows apart.
+template <unsigned kColumnsOf, unsigned kWordsOf, unsigned kGapOf, unsigned kStrideOf>
+struct HeldWords {
+  static constexpr unsigned kColumns = kColumnsOf, kWords = kWordsOf;  // words per column
+  static constexpr unsigned kGap = kGapOf, kStride = kStrideOf;
+};
+
+/// A thread's sums of words that the thread holds in registers. The sums end when a tile is in
+/// another group of rows than the tile before.
+template <class Held>
+class HeldColumns {
+ public:
+  using Words = std::uint32_t[Held::kColumns * Held::kWords];
+
+  /// True if a tile of `words` words at word `first` of a frame is within one group. Only such
+  /// tiles can be added. `first` is a multiple of 4.
+  TERSOR_DEVICE static bool holds(std::uint64_t first, unsigned words) {
+    return static_cast<unsigned>(first % kChecksumGroup) + words <= kChecksumGroup;
+  }
+
+  /// Adds this thread's words of the tile at word `first` of the frame. The thread's first word is
+  /// word `own` of the tile. Calls end(sum) with the sum of an earlier group.
+  template <class End>
+  TERSOR_DEVICE void add(std::uint64_t first, unsigned own, const Words& words, const End& end) {
+    const auto row = static_cast<std::uint32_t>(first / kChecksumColumns);
+    const std::uint32_t key =
+        row / kChecksumRows * kChecksumColumns + static_cast<unsigned>(first % kChecksumColumns);
+    if (key != key_) {
+      if (key_ != kNone) end(take(own));
+      key_ = key;
+    }
+    const unsigned at = key % kChecksumColumns + own, column = at % kChecksumColumns;
+    const auto* weights =
+        kDeviceThreadWeights<Held::kStride>.of + (row % kChecksumRows + at / kChecksumColumns);
+    TERSOR_UNROLL
+    for (unsigned k = 0; k < Held::kColumns; ++k) {
+      const bool next = column + k * Held::kGap >= kChecksumColumns;
+      TERSOR_UNROLL
+      for (unsigned n = 0; n < Held::kWords; n += kChecksumProducts)
+        column_[k].add(products_of(words, k, n, weights, next));
+    }
+  }
+
+  /// Returns the sum of all words added since the last call, and starts again.
+  TERSOR_DEVICE std::uint64_t take(unsigned own) {
+    if (key_ == kNone) return 0;
+    const std::uint32_t group = key_ / kChecksumColumns, first = key_ % kChecksumColumns + own;
+    constexpr unsigned kGroups = ChecksumNumbers::kPowers / kChecksumColumns;
+    const auto* powers = kDeviceChecksumNumbers.power[0] + group % kGroups * kChecksumColumns;
+    std::uint64_t sum = 0;
+    TERSOR_UNROLL
+    for (unsigned k = 0; k < Held::kColumns; ++k) {
+      const unsigned column = (first + k * Held::kGap) % kChecksumColumns;
+      sum = fold_number(sum + multiply_number(column_[k].reduced(), load(powers + column)));
+      column_[k] = {};
+    }
+    key_ = kNone;
+    return times_far_powers(sum, group / kGroups);
+  }
+
+ private:
+  static constexpr std::uint32_t kNone = ~0u;
+
+  /// Returns the sum of up to four words of column k, times the weights of their rows. If `next` is
+  /// true, the column's words are one row later.
+  TERSOR_DEVICE static std::int64_t products_of(const Words& words, unsigned k, unsigned n,
+                                                const ThreadWeights::Four* weights, bool next) {
+    const auto product = [&](unsigned i, std::int32_t weight) {
+      return std::int64_t{static_cast<std::int32_t>(words[(n + i) * Held::kColumns + k])} * weight;
+    };
+    if constexpr (Held::kWords == 1) {
+      const auto four = load(weights);  // the same for all columns
+      return product(0, next ? four.weight[1] : four.weight[0]);
+    } else {
+      const auto four = load(weights + n * Held::kStride + (next ? 1 : 0));
+      std::int64_t sum = 0;
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kChecksumProducts; ++i) sum += product(i, four.weight[i]);
+      return sum;
+    }
+  }
+
+  ProductSum column_[Held::kColumns];
+  std::uint32_t key_ = kNone;  // of the group, and the column of the tile's first word
+};
 
 /// Returns the sum over all threads of a warp.
 template <class Warp>

@@ -132,9 +132,33 @@ std::uint32_t run_of(const Queue& queue, const Kernel& kernel) {
   return 1;
 }
 
+/// True if the launch sums a checksum of the written frame or of the frames read.
+template <class Kernel>
+bool sums_frames(const Kernel& kernel) {
+  if constexpr (requires { kernel.list; })
+    if (kernel.list.sums != nullptr && !kernel.list.are_summed) return true;
+  if constexpr (requires { kernel.seal; }) return kernel.seal.has_checksum();
+  return false;
+}
+
+/// Launches a kernel whose blocks process ranges of tiles. The device starts a block when another
+/// one ends. A range of several rounds ends fewer sums and finds fewer segments.
+template <class Kernel>
+void launch_ranges(Queue& queue, Kernel& kernel) {
+  constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
+  const bool is_long = kernel.table.entries > 1 || sums_frames(kernel);
+  const std::size_t longest = is_long ? Kernel::kRounds : 1;
+  const std::size_t rounds = std::max<std::size_t>(ceil_div(kernel.table.units, kWarps), 1);
+  const std::size_t run = std::min(ceil_div(rounds, queue.resident<Kernel>()), longest);
+  kernel.table.run = static_cast<std::uint32_t>(run);
+  if constexpr (requires { kernel.list; }) kernel.list.share_in(rounds);
+  queue.launch(kernel, static_cast<unsigned>(ceil_div(rounds, run)));
+}
+
 /// Launches the kernel over all units of the kernel's table.
 template <class Kernel>
 void launch_units(Queue& queue, Kernel& kernel) {
+  if constexpr (requires { requires Kernel::Order::kRanges; }) return launch_ranges(queue, kernel);
   constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
   kernel.table.run = run_of(queue, kernel);
   const std::size_t runs = ceil_div(kernel.table.units, kernel.table.run);

@@ -159,6 +159,19 @@ class ReadSums {
     if (is_due()) sums_.clear(block_.thread_rank());
   }
 
+  /// True if this block sums the only frame. Then kernels can add the frame's words while they hold
+  /// them, instead of calling add_round.
+  TERSOR_DEVICE bool is_single() const { return is_due() && list_.frames == 1; }
+
+  /// Adds a sum of this thread to the sum of the only frame.
+  TERSOR_DEVICE void add(std::uint64_t sum) const { sums_.add(block_.thread_rank(), sum); }
+
+  /// Adds the bytes [begin, end) of the only frame's payload, multiples of 8. Call in one warp.
+  TERSOR_DEVICE void add_bytes(std::size_t begin, std::size_t end) const {
+    sum_payload<2>(list_.frame[0], begin, end, block_.warp().thread_rank(),
+                   [&](std::uint64_t sum) { add(sum); });
+  }
+
   /// Sums the pieces of round `round` of the launch, which is round number `iteration` of this
   /// block.
   TERSOR_DEVICE void add_round(std::uint32_t round, unsigned iteration) const {
@@ -169,7 +182,7 @@ class ReadSums {
     for (std::uint32_t piece = share_before(round);
          piece < share_before(std::uint64_t{round} + 1) && piece < list_.pieces; ++piece) {
       for (unsigned index = 0; index < list_.frames; ++index) {
-        if (iteration++ % Block::warps() == block_.warp_rank()) add(index, piece);
+        if (iteration++ % Block::warps() == block_.warp_rank()) add_piece(index, piece);
       }
     }
   }
@@ -190,12 +203,12 @@ class ReadSums {
  private:
   TERSOR_DEVICE bool is_due() const { return is_sound_ && list_.share != 0; }
 
-  TERSOR_DEVICE void add(unsigned index, std::uint32_t piece) const {
+  TERSOR_DEVICE void add_piece(unsigned index, std::uint32_t piece) const {
     const auto warp = block_.warp();
     std::uint64_t sum =
         sum_piece(list_.frame[index], list_.frame_bytes(), std::size_t{piece} * list_.piece_bytes,
                   list_.piece_bytes, warp.thread_rank());
-    if (list_.frames == 1) return sums_.add(block_.thread_rank(), sum);
+    if (list_.frames == 1) return add(sum);
     sum = sum_of_warp(warp, sum);
     if (warp.thread_rank() != index % kWarpThreads) return;
     if (index < kWarpThreads)

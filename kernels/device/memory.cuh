@@ -55,6 +55,15 @@ __device__ __forceinline__ void store(T* pointer, T value) {
   *pointer = value;
 }
 
+/// Returns the pointer to global memory. The compiler then adds constant offsets to the pointer,
+/// instead of computing an address for each offset.
+template <typename T>
+__device__ __forceinline__ T* base_address(T* pointer) {
+  asm("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
+
 /// Adds and returns the previous value.
 __device__ __forceinline__ std::uint32_t atomic_add(std::uint32_t* pointer, std::uint32_t value) {
   return atomicAdd(pointer, value);

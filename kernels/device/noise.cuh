@@ -59,6 +59,7 @@ class RowNoise<NoiseKind::kNone, kRow> {
  public:
   template <class Warp>
   TERSOR_DEVICE RowNoise(const Warp&, std::uint64_t, std::uint64_t, std::uint32_t, std::uint32_t) {}
+  TERSOR_DEVICE explicit RowNoise(const std::uint32_t (&)[4]) {}
 };
 
 template <unsigned kRow>
@@ -85,6 +86,11 @@ class RowNoise<NoiseKind::kAny, kRow> {
 template <unsigned kRow>
 class RowNoise<NoiseKind::kUnits, kRow> {
  public:
+  /// `words`: the random bytes of 16 values.
+  TERSOR_DEVICE explicit RowNoise(const std::uint32_t (&words)[4]) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < 4; ++i) word_[i / (kRow / 4)][i % (kRow / 4)] = words[i];
+  }
   template <class Warp>
   TERSOR_DEVICE RowNoise(const Warp& warp, std::uint64_t element, std::uint64_t key,
                          std::uint32_t step, std::uint32_t parameter) {
@@ -118,6 +124,47 @@ class RowNoise<NoiseKind::kUnits, kRow> {
 
  private:
   std::uint32_t word_[kUnitChunks<kRow>][kRow / 4];
+};
+
+/// The random bytes of the rows of a tile, computed by a warp in shared memory.
+template <NoiseKind kKind, unsigned kThreads>
+class TileNoise {
+ public:
+  template <class Warp>
+  TERSOR_DEVICE void draw(const Warp&, unsigned, std::uint64_t, std::uint64_t, std::uint32_t,
+                          std::uint32_t) {}
+  TERSOR_DEVICE std::uint32_t word(unsigned, unsigned) const { return 0; }
+};
+template <unsigned kThreads>
+class TileNoise<NoiseKind::kUnits, kThreads> {
+ public:
+  /// `element`: index of the tile's first value in the parameter.
+  template <class Warp>
+  TERSOR_DEVICE void draw(const Warp& warp, unsigned warp_rank, std::uint64_t element,
+                          std::uint64_t key, std::uint32_t step, std::uint32_t parameter) {
+    const std::uint64_t first = element / kNoiseUnit * kNoiseUnitCounters;
+    warp.sync();
+    TERSOR_UNROLL
+    for (unsigned unit = 0; unit < 2; ++unit) {
+      const unsigned counter = unit * kNoiseUnitCounters + warp.thread_rank();
+      const PhiloxWords words = noise_words(first + counter, key, step, parameter);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < 4; ++i)
+        word_.set(warp_rank * kWords + counter * 4 + i, words.word[i]);
+    }
+    warp.sync();
+  }
+
+  /// Returns the random bytes of the four values from value `index` of the tile on.
+  TERSOR_DEVICE std::uint32_t word(unsigned warp_rank, unsigned index) const {
+    const unsigned counter =
+        index / kNoiseUnit * kNoiseUnitCounters + static_cast<unsigned>(index % 128 / 4);
+    return word_.get(warp_rank * kWords + counter * 4 + noise_word(index));
+  }
+
+ private:
+  static constexpr unsigned kWords = 2 * kNoiseUnitCounters * 4;  // per warp
+  SharedArray<std::uint32_t, kThreads / kWarpThreads * kWords> word_;
 };
 
 /// The key type of a kernel with wide noise.

@@ -56,8 +56,13 @@ class Queue {
   template <class Kernel>
   unsigned blocks_for(std::size_t tasks, unsigned tasks_a_block) const {
     const std::size_t wanted = (tasks + tasks_a_block - 1) / tasks_a_block;
-    return static_cast<unsigned>(
-        std::clamp<std::size_t>(wanted, 1, resident_blocks(&run_kernel<Kernel>, Kernel::kThreads)));
+    return static_cast<unsigned>(std::clamp<std::size_t>(wanted, 1, resident<Kernel>()));
+  }
+
+  /// Returns the number of blocks that the device runs at a time.
+  template <class Kernel>
+  std::size_t resident() const {
+    return resident_blocks(&run_kernel<Kernel>, Kernel::kThreads);
   }
 
   /// Throws CudaError if the launch is refused.

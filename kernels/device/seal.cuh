@@ -50,6 +50,22 @@ TERSOR_DEVICE std::uint64_t sum_piece(const std::byte* frame, std::size_t frame_
                    thread);
 }
 
+/// Calls add(sum) with this thread's sums over the bytes [begin, end) of a frame's payload,
+/// multiples of 8. `kFours` is passed to sum_group.
+template <unsigned kFours, class Add>
+TERSOR_DEVICE void sum_payload(const std::byte* frame, std::size_t begin, std::size_t end,
+                               unsigned thread, const Add& add) {
+  begin += sizeof(FrameHeader);
+  auto group = static_cast<std::uint32_t>(begin / kGroupBytes);
+  auto first = static_cast<int>(begin % kGroupBytes);
+  int last = first + static_cast<int>(end + sizeof(FrameHeader) - begin);
+  constexpr int kGroup = kGroupBytes;
+  TERSOR_KEEP_LOOP
+  for (; first < last; ++group, first = 0, last -= kGroup)
+    add(sum_group<kFours>(frame, group, static_cast<unsigned>(first),
+                          static_cast<unsigned>(last < kGroup ? last : kGroup), thread));
+}
+
 /// A frame's header. The first launch of a call writes the header. If the frame has a checksum,
 /// some header words hold sums until the last block of the last launch writes their final content.
 /// These words are zeroed before the first launch or by the first launch.
@@ -170,28 +186,23 @@ class WrittenSum {
     if (seal_.has_checksum()) sums_.clear(block_.thread_rank());
   }
 
+  TERSOR_DEVICE bool is_due() const { return seal_.has_checksum(); }
+
+  /// Adds a sum of this thread.
+  TERSOR_DEVICE void add(std::uint64_t sum) const { sums_.add(block_.thread_rank(), sum); }
+
   /// Adds the bytes [begin, end) of the payload, multiples of 8, previously written by the warp's
   /// threads.
   TERSOR_DEVICE void add_bytes(std::size_t begin, std::size_t end) const {
-    if (!seal_.has_checksum()) return;
+    if (!is_due()) return;
     block_.warp().sync();
-    begin += sizeof(FrameHeader);
-    auto group = static_cast<std::uint32_t>(begin / kGroupBytes);
-    auto first = static_cast<int>(begin % kGroupBytes);
-    int last = first + static_cast<int>(end + sizeof(FrameHeader) - begin);
-    constexpr int kGroup = kGroupBytes;
-    TERSOR_KEEP_LOOP
-    for (; first < last; ++group, first = 0, last -= kGroup) {
-      sums_.add(block_.thread_rank(),
-                sum_group<kFours>(seal_.frame, group, static_cast<unsigned>(first),
-                                  static_cast<unsigned>(last < kGroup ? last : kGroup),
-                                  block_.warp().thread_rank()));
-    }
+    sum_payload<kFours>(seal_.frame, begin, end, block_.warp().thread_rank(),
+                        [&](std::uint64_t sum) { add(sum); });
   }
 
   /// Adds the block's sums to the frame's sums. Call after all writes. A barrier.
   TERSOR_DEVICE void leave() const {
-    if (!seal_.has_checksum()) return;
+    if (!is_due()) return;
     block_.sync();
     sums_.add_to(block_, seal_.sums());
   }

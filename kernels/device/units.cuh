@@ -23,14 +23,16 @@ constexpr unsigned kUnitChunks = kUnitValues / kChunkValues<kRow>;
 template <unsigned kRow>
 using Rows = float[kUnitChunks<kRow>][kRow];
 
-/// Fills all rows with the same value.
+/// Fills a row, or all rows, with the same value.
+template <unsigned kRow>
+TERSOR_DEVICE void fill_row(float (&row)[kRow], float value) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i) row[i] = value;
+}
 template <unsigned kRow>
 TERSOR_DEVICE void fill_rows(Rows<kRow>& rows, float value) {
   TERSOR_UNROLL
-  for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < kRow; ++i) rows[chunk][i] = value;
-  }
+  for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) fill_row<kRow>(rows[chunk], value);
 }
 
 /// The positions of a thread's rows of a unit within the segment.
@@ -202,8 +204,23 @@ TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const V
   for_each_position<kRow>(block, table, DoNothing{}, visit, DoNothing{});
 }
 
+/// The order of kernels that process runs of units of kUnitValues values. See for_each_run.
+struct InRuns {
+  static constexpr unsigned kValues = kUnitValues;
+  static constexpr bool kRanges = false;
+
+  template <class Block, class Table, class Read, class Visit, class Written>
+  TERSOR_DEVICE static void visit(const Block& block, const Table& table, const Read& read,
+                                  const Visit& visit, const Written& written) {
+    for_each_run<kUnitValues>(block, table, read, visit, written);
+  }
+  template <class Block, class Table, class Written>
+  TERSOR_DEVICE static void finish(const Block&, const Table&, const Written&) {}
+};
+
 /// Common members of kernels that process one unit per warp.
 struct UnitKernel {
+  using Order = InRuns;
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kRun = 8;  // units worth summing at once
   static constexpr bool kScans = false;

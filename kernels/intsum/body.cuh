@@ -207,7 +207,7 @@ struct IntsumEncodeKernel : UnitKernel {
 
 template <typename T>
 struct IntsumDecodeKernel : UnitKernel {
-  static constexpr unsigned kResident = kQuantizeResident.decode;
+  static constexpr unsigned kResident = kQuantizeResident.units;
   static constexpr unsigned kRow = 16 / sizeof(T);
 
   SegmentTable<IntsumDecodeEntry, kFewSegments> table;

@@ -9,16 +9,17 @@
 namespace tersor::kernels {
 namespace {
 
-template <class Format>
+template <class Format, class Kernel>
 SegmentSizes quantize_sizes(const Segment& segment) {
-  return {typename Format::Layout{segment.count}.bytes(), ceil_div(segment.count, kUnitValues)};
+  return {typename Format::Layout{segment.count}.bytes(),
+          ceil_div(segment.count, Kernel::Order::kValues)};
 }
 
 template <class Format, NoiseKind kKind, class Kernel, class Call>
 void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame) {
-  kernel.payload = frame.frame + sizeof(FrameHeader);
-  kernel.key = call.random.key;
-  launch_writer<kAdvanceOf<kKind>>(queue, kernel, call, &frame, quantize_sizes<Format>);
+  kernel.coder.payload = frame.frame + sizeof(FrameHeader);
+  kernel.coder.key = call.random.key;
+  launch_writer<kAdvanceOf<kKind>>(queue, kernel, call, &frame, quantize_sizes<Format, Kernel>);
 }
 
 }  // namespace
@@ -61,7 +62,7 @@ void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected)
       QuantizeDecodeKernel<Format, T, mode(), segments(), frames()> kernel;
       kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
                                           launches_of(kernel.table, call.segments));
-      launch_reader(queue, kernel, call, quantize_sizes<Format>);
+      launch_reader(queue, kernel, call, quantize_sizes<Format, decltype(kernel)>);
     });
   });
 }

@@ -3,8 +3,10 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
+#include "kernels/device/frame_kernels.cuh"
 #include "kernels/device/units.cuh"
 #include "kernels/quantize/rows.cuh"
+#include "kernels/quantize/tile.cuh"
 #include "kernels/quantize/tuning.cuh"
 
 #include <cstddef>
@@ -73,53 +75,145 @@ class QuantizedRows {
   std::size_t scales_, codes_;  // in bytes from the start of the payload
 };
 
-template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
-struct QuantizeDecodeKernel : UnitKernel {
-  static constexpr unsigned kResident = kDecodeResident<T, kMode, kMostFrames>;
-  static constexpr unsigned kRow = 16 / sizeof(T);
-  struct Shared {
-    ThreadSums<kThreads> read;
+/// Decodes to values of type T. See DecodeFrames.
+template <class Format, typename T, DecodeMode kMode>
+struct QuantizeReader {
+  using Order = InRanges;
+  using Policy = QuantizeDecodePolicy<kMode>;
+  using Value = T;
+  using Tile = DecodeTile<Format, T>;
+  using Sections = QuantizedSections<Format>;
+  static constexpr bool kSumsHeld = true;
+  static constexpr bool kAdds = kMode == DecodeMode::kAdd;
+  static constexpr unsigned kRow = Tile::kRow, kRows = Tile::kRows;
+
+  template <class Block, class List>
+  class Pass {
+   public:
+    TERSOR_DEVICE Pass(const Block& block, const List& list, float factor, bool sound)
+        : block_(block),
+          list_(list),
+          factor_(factor),
+          sound_(sound),
+          takes_tiles_(sound && list.frames == 1) {}
+
+    template <class Sums>
+    TERSOR_DEVICE void decode(const DecodeEntry& segment, std::size_t first, const Sums& sums) {
+      bool held = false;
+      if (takes_tiles_ && segment.count - first >= kTileValues &&
+          is_aligned_for<T, kRow>(segment.output)) {
+        held = decode_tile(segment, first, sums);
+      } else {
+        TERSOR_KEEP_LOOP
+        for (unsigned unit = 0; unit < kTileValues; unit += kUnitValues)
+          if (first + unit < segment.count) decode_unit(segment, first + unit);
+      }
+      if (sums.is_single() && !held)
+        Sections::of(segment).sum_codes(sums, first, end_of_tile(segment, first));
+    }
+
+    template <class Sums>
+    TERSOR_DEVICE void leave(const Sums& sums) {
+      if (sums.is_single()) sums.add(held_.take(tile().own_word()));
+    }
+
+   private:
+    TERSOR_DEVICE Tile tile() const { return {block_.warp().thread_rank()}; }
+
+    /// Decodes 1,024 values of a single frame to an address that is a multiple of 16. True if the
+    /// codes were added to the frame's sum.
+    template <class Sums>
+    TERSOR_DEVICE bool decode_tile(const DecodeEntry& segment, std::size_t first,
+                                   const Sums& sums) {
+      using Bytes = RowBytes<sizeof(T) * kRow>;
+      const Sections sections = Sections::of(segment);
+      const std::size_t codes = sections.codes_of(first);
+      const std::byte* payload = list_.payload(0);
+      auto* to = base_address(static_cast<T*>(segment.output) + first + tile().index());
+      typename Tile::Rows rows;
+      tile().load(payload + codes, payload + sections.scale_of(first), rows);
+      Bytes old[kAdds ? kRows : 1];
+      TERSOR_UNROLL
+      for (unsigned row = 0; kAdds && row < kRows; ++row)
+        old[row] = Bytes::template load_from<Load::kAny>(to + row * Tile::kStep);
+      TERSOR_UNROLL
+      for (unsigned row = 0; row < kRows; ++row) {
+        float sum[kRow];
+        if constexpr (kAdds)
+          unpack_row<T>(old[row], sum);
+        else
+          fill_row<kRow>(sum, -0.0f);
+        add_row(rows, row, sum);
+        pack_row<T>(sum).store_to(to + row * Tile::kStep);
+      }
+      const std::uint64_t word = (sizeof(FrameHeader) + codes) / sizeof(std::uint32_t);
+      if (!sums.is_single() || !held_.holds(word, kTileValues * Format::kBits / 32)) return false;
+      typename HeldColumns<typename Tile::Held>::Words words;
+      tile().words_of(rows, words);
+      held_.add(word, tile().own_word(), words, [&](std::uint64_t part) { sums.add(part); });
+      return true;
+    }
+
+    /// sum += values of a row.
+    TERSOR_DEVICE void add_row(const typename Tile::Rows& rows, unsigned row,
+                               float (&sum)[kRow]) const {
+      float values[kRow];
+      RowCodes<Format>::template values<kRow>(rows.codes[row], values);
+      const float scale = rows.scales[row] * factor_;
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) sum[i] = fused_multiply_add(values[i], scale, sum[i]);
+    }
+
+    /// Decodes up to 512 values at any address.
+    TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, std::size_t first) const {
+      const UnitPosition<kRow> position{first, segment.count, block_.warp().thread_rank()};
+      auto* output = static_cast<T*>(segment.output);
+      const bool aligned = is_aligned_for<T, kRow>(output);
+      Rows<kRow> sum;
+      if constexpr (kAdds)
+        load_rows<Load::kAny>(output, position, aligned, sum);
+      else  // adding to -0 keeps the first frame's products and their signs
+        fill_rows<kRow>(sum, list_.frames == 0 ? 0.0f : -0.0f);
+      const QuantizedRows<Format, kRow> rows(position, segment.offset);
+      if (!sound_)
+        fill_rows<kRow>(sum, float_of(kNanBits));
+      else if (position.is_whole())
+        add_frames<UnitKind::kWhole>(rows, sum);
+      else
+        add_frames<UnitKind::kPart>(rows, sum);
+      store_rows(sum, output, position, aligned);
+    }
+
+    template <UnitKind kUnit>
+    TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows, Rows<kRow>& sum) const {
+      TERSOR_KEEP_LOOP
+      for (unsigned index = 0; index < list_.frames; ++index)
+        rows.template add<kUnit>(list_.payload(index), factor_, sum);
+    }
+
+    const Block& block_;
+    const List& list_;
+    float factor_;
+    bool sound_, takes_tiles_;
+    HeldColumns<typename Tile::Held> held_;
   };
 
-  SegmentTable<DecodeEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
-  float factor;
-
-  template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const bool sound = list.check(block);
-    const ReadSums sums(block, list, sound, shared.read);
-    for_each_position<kRow>(
-        block, table,
-        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
-        [&](const DecodeEntry& segment, const UnitPosition<kRow>& position) {
-          auto* output = static_cast<T*>(segment.output);
-          const bool aligned = is_aligned_for<T, kRow>(output);
-          Rows<kRow> sum;
-          if constexpr (kMode == DecodeMode::kAdd)
-            load_rows<Load::kAny>(output, position, aligned, sum);
-          else  // adding to -0 keeps the first frame's products and their signs
-            fill_rows<kRow>(sum, list.frames == 0 ? 0.0f : -0.0f);
-          const QuantizedRows<Format, kRow> rows(position, segment.offset);
-          if (!sound)
-            fill_rows<kRow>(sum, float_of(kNanBits));
-          else if (position.is_whole())
-            add_frames<UnitKind::kWhole>(rows, sum);
-          else
-            add_frames<UnitKind::kPart>(rows, sum);
-          store_rows(sum, output, position, aligned);
-        },
-        DoNothing{});
-    close_decoded<T>(block, table, sums, list);
+  template <class Block, class List>
+  TERSOR_DEVICE static Pass<Block, List> begin(const Block& block, const List& list, float factor,
+                                               bool sound) {
+    return {block, list, factor, sound};
   }
 
- private:
-  template <UnitKind kUnit>
-  TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows, Rows<kRow>& sum) const {
-    TERSOR_KEEP_LOOP
-    for (unsigned index = 0; index < list.frames; ++index)
-      rows.template add<kUnit>(list.payload(index), factor, sum);
+  /// Adds the scales. decode adds the codes.
+  template <class Sums>
+  TERSOR_DEVICE static void sum_read(const Sums& sums, const DecodeEntry& segment,
+                                     std::size_t first, std::size_t end) {
+    Sections::of(segment).sum_scales(sums, first, end, segment.count);
   }
 };
+
+template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
+using QuantizeDecodeKernel =
+    DecodeFrames<QuantizeReader<Format, T, kMode>, kMostSegments, kMostFrames>;
 
 }  // namespace tersor::kernels

@@ -1,6 +1,7 @@
-// Minimum resident blocks of 256 threads per multiprocessor, for each kernel of quantising formats.
-// More blocks hide more memory latency, but leave fewer registers: 65,536 / (256 · blocks) per
-// thread. Each number is the maximum without register spills in any format (`ctest -L resources`).
+// The policies of the kernels of quantising formats: threads per block, minimum resident blocks per
+// multiprocessor and rounds per block, for each kernel and architecture. More blocks hide more
+// memory latency, but leave fewer registers: 65,536 / (threads · blocks) per thread. Each number of
+// blocks is the maximum without register spills in any format (`ctest -L resources`).
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -11,77 +12,95 @@
 namespace tersor::kernels {
 
 struct QuantizeResident {
-  unsigned from;     // first architecture of this row, as in __CUDA_ARCH__
-  unsigned plain;    // encode without feedback
-  unsigned plain16;  // encode of short lists of 16-bit gradients, nearest rounding, no feedback
-  unsigned fed;      // encode with feedback: a second row of each chunk
-  unsigned reduced;  // reduce
-  unsigned any;      // encode with NoiseKind::kAny: one counter per value
-  unsigned reduced_any;
+  unsigned from;  // first architecture of this row, as in __CUDA_ARCH__
+  // Encode and decode, in blocks of 128 threads:
+  unsigned plain;   // encode without feedback and noise, codes of 8 bits
+  unsigned plain4;  // the same, narrower codes: sums of four columns
+  unsigned fed;     // encode with feedback
+  unsigned random;  // encode with NoiseKind::kUnits
+  unsigned any;     // encode with NoiseKind::kAny: one counter per value
   unsigned decode;
-  unsigned decode16;    // decode of few frames to 16-bit values
-  unsigned added;       // decode with DecodeMode::kAdd
-  unsigned added_many;  // decode of many frames with DecodeMode::kAdd
+  unsigned added;  // decode with DecodeMode::kAdd
+  // Reduce, and the kernels of intsum, in blocks of 256 threads:
+  unsigned reduced;
+  unsigned reduced_any;
+  unsigned units;  // encode without feedback; decode
+  unsigned units_fed;
+  unsigned units_any;
 };
 
 /// The newest architecture is last. The first row also applies to the PTX from which drivers
 /// compile code for other architectures.
 constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
-     .plain = 4,
-     .plain16 = 5,
-     .fed = 3,
-     .reduced = 3,
-     .any = 1,
-     .reduced_any = 2,
-     .decode = 4,
-     .decode16 = 4,
-     .added = 4,
-     .added_many = 3},
-    {.from = 900,
-     .plain = 4,
-     .plain16 = 5,
-     .fed = 3,
-     .reduced = 3,
+     .plain = 8,
+     .plain4 = 7,
+     .fed = 5,
+     .random = 6,
      .any = 2,
-     .reduced_any = 2,
-     .decode = 4,
-     .decode16 = 5,
-     .added = 4,
-     .added_many = 3},
-    {.from = 1000,
-     .plain = 4,
-     .plain16 = 4,
-     .fed = 3,
+     .decode = 8,
+     .added = 6,
      .reduced = 3,
-     .any = 1,
+     .reduced_any = 2,
+     .units = 4,
+     .units_fed = 3,
+     .units_any = 1},
+    {.from = 900,
+     .plain = 8,
+     .plain4 = 7,
+     .fed = 5,
+     .random = 6,
+     .any = 3,
+     .decode = 8,
+     .added = 6,
+     .reduced = 3,
+     .reduced_any = 2,
+     .units = 4,
+     .units_fed = 3,
+     .units_any = 2},
+    {.from = 1000,
+     .plain = 8,
+     .plain4 = 7,
+     .fed = 5,
+     .random = 6,
+     .any = 2,
+     .decode = 8,
+     .added = 6,
+     .reduced = 3,
      .reduced_any = 1,
-     .decode = 4,
-     .decode16 = 4,
-     .added = 4,
-     .added_many = 3},
+     .units = 4,
+     .units_fed = 3,
+     .units_any = 1},
 };
 constexpr QuantizeResident kQuantizeResident = tuning_of(kQuantizeTuning);
 
+/// The policy of an encoding kernel. See FrameCoder.
+template <class Format, typename E, NoiseKind kKind>
+struct QuantizeEncodePolicy {
+  static constexpr unsigned kThreads = 128;
+  static constexpr unsigned kRounds = 8;  // per block at most; a warp processes a tile per round
+  static constexpr unsigned kResident = kKind == NoiseKind::kAny         ? kQuantizeResident.any
+                                        : !std::is_same_v<E, NoResidual> ? kQuantizeResident.fed
+                                        : kKind == NoiseKind::kUnits     ? kQuantizeResident.random
+                                        : Format::kBits == 8             ? kQuantizeResident.plain
+                                                                         : kQuantizeResident.plain4;
+  static constexpr unsigned kFours = 1;
+};
+
+/// The policy of a decoding kernel. See FrameReader.
+template <DecodeMode kMode>
+struct QuantizeDecodePolicy {
+  static constexpr unsigned kThreads = 128;
+  static constexpr unsigned kRounds = 8;
+  static constexpr unsigned kResident =
+      kMode == DecodeMode::kAdd ? kQuantizeResident.added : kQuantizeResident.decode;
+};
+
+/// Resident blocks of kernels that encode in units.
 template <typename E, NoiseKind kKind>
-constexpr unsigned kEncodeResident = kKind == NoiseKind::kAny        ? kQuantizeResident.any
-                                     : std::is_same_v<E, NoResidual> ? kQuantizeResident.plain
-                                                                     : kQuantizeResident.fed;
-/// Resident blocks for gradients of type G, with up to kMost segments.
-template <typename G, typename E, NoiseKind kKind, unsigned kMost>
-constexpr unsigned kQuantizeEncodeResident = sizeof(G) == 2 && std::is_same_v<E, NoResidual>&& kKind
-                                                                   == NoiseKind::kNone&& kMost
-                                                                   == kFewSegments
-                                                 ? kQuantizeResident.plain16
-                                                 : kEncodeResident<E, kKind>;
-template <typename T, DecodeMode kMode, unsigned kMostFrames>
-constexpr unsigned kDecodeResident = kMode == DecodeMode::kAdd
-                                         ? (kMostFrames == kFewFrames
-                                                ? kQuantizeResident.added
-                                                : kQuantizeResident.added_many)
-                                     : sizeof(T) == 4 || kMostFrames != kFewFrames
-                                         ? kQuantizeResident.decode
-                                         : kQuantizeResident.decode16;
+constexpr unsigned kEncodeResident = kKind == NoiseKind::kAny        ? kQuantizeResident.units_any
+                                     : std::is_same_v<E, NoResidual> ? kQuantizeResident.units
+                                                                     : kQuantizeResident.units_fed;
 template <NoiseKind kKind>
 constexpr unsigned kReduceResident =
     kKind == NoiseKind::kAny ? kQuantizeResident.reduced_any : kQuantizeResident.reduced;

@@ -2,8 +2,9 @@
 
 A loop is a strongly connected component of the flow graph. A path of the loop begins at the entry
 and ends at an edge back to the entry. The hot path is the path that, in this order,
-  1. has no call, no atomic addition, no store of padding, and no inner loop without global memory
-     (the search for a segment in a list of segments);
+  1. has no call, no atomic addition, no store of padding, no end of a checksum (a store of 64 bits
+     to shared memory), and no inner loop without global memory (the search for a segment in a list
+     of segments);
   2. has the widest accesses to global memory, by the sum of the squares of the bytes. Whole aligned
      rows win over single values, and stores win over skipped stores. A load counts if the kernels
      load whole rows with the instruction: at least 8 bytes without a predicate (the tail of a
@@ -58,7 +59,8 @@ def _importance(loop: Loop) -> tuple[bool, int]:
 
 
 def _weigh(instruction: Instruction) -> Weight:
-    rare = instruction.name in ("CALL", "ATOM", "ATOMG") or instruction.pads
+    ends_sum = instruction.name == "STS" and "64" in instruction.opcode.split(".")
+    rare = instruction.name in ("CALL", "ATOM", "ATOMG") or instruction.pads or ends_sum
     return (-int(rare), _width(instruction) ** 2, int(instruction.name in WORK), -1)
 
 

@@ -6,6 +6,8 @@ import re
 import typing
 
 UNIT_VALUES = 16  # per thread; a warp takes 512 (kUnitValues)
+TILE_VALUES = 32  # per thread; a warp takes 1,024 (kTileValues)
+FRAMES = ("EncodeFrame", "DecodeFrames", "ReduceFrames")
 REDUCED_FRAMES = 8
 FEW = "48"  # shortest list length (kFewSegments, kFewFrames), used by a large tensor
 
@@ -49,13 +51,28 @@ def shorten(demangled: str) -> str:
 
 def work_of(short_name: str) -> Work | None:
     """Returns None if the kernel is not a main kernel."""
-    kernel, _, rest = short_name.partition("<")
-    arguments = [argument.strip() for argument in rest.rstrip(">").split(",")]
+    kernel, arguments = _parts(short_name)
+    if kernel in FRAMES:  # EncodeFrame<QuantizeCoder<...>, 48>
+        kernel, inner = _parts(arguments[0])
+        arguments = inner + arguments[1:]
     maker = MAKERS.get(kernel)
     try:
         return maker(*arguments) if maker else None
     except (KeyError, TypeError, ValueError):  # a struct of the same name with other arguments
         return None
+
+
+def _parts(name: str) -> tuple[str, list[str]]:
+    """The name of a template and its arguments, which may be templates."""
+    kernel, _, rest = name.partition("<")
+    arguments, depth = [""], 0
+    for letter in rest.removesuffix(">"):
+        depth += {"<": 1, ">": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            arguments.append("")
+        else:
+            arguments[-1] += letter
+    return kernel, [argument.strip() for argument in arguments]
 
 
 def _feedback(residual: str) -> str:
@@ -66,20 +83,16 @@ def _quantize_encode(codec: str, value: str, residual: str, noise: str, most: st
     if most != FEW or noise == "2":
         return None
     title = f"{WORDS[codec]} encode {WORDS[value]}{NOISES[noise]}{_feedback(residual)}"
-    return Work(title, BYTES[value] + CODE_BYTES[codec] + 2 * BYTES[residual])
+    moved = BYTES[value] + CODE_BYTES[codec] + 2 * BYTES[residual]
+    return Work(title, moved, values=TILE_VALUES)
 
 
 def _quantize_decode(codec: str, value: str, mode: str, most: str, frames: str) -> Work | None:
     if (most, frames) != (FEW, DECODED_FRAMES[mode]):
         return None
-    row = 16 // int(BYTES[value])
     moved = BYTES[value] * (1 + int(mode))
-    return Work(
-        f"{WORDS[codec]} decode{ADDS[mode]} {WORDS[value]}",
-        CODE_BYTES[codec] + moved,
-        frames=1,
-        frame_load_bytes=_frame_load_bytes(codec, row),
-    )
+    title = f"{WORDS[codec]} decode{ADDS[mode]} {WORDS[value]}"
+    return Work(title, CODE_BYTES[codec] + moved, values=TILE_VALUES)
 
 
 def _quantize_reduce(codec: str, residual: str, noise: str, most: str, frames: str) -> Work | None:
@@ -178,16 +191,16 @@ def _topk_scan(value: str, residual: str) -> Work:
 
 
 MAKERS: dict[str, typing.Callable[..., Work | None]] = {
-    "QuantizeEncodeKernel": _quantize_encode,
-    "QuantizeDecodeKernel": _quantize_decode,
-    "QuantizeReduceKernel": _quantize_reduce,
-    "CastEncodeKernel": _cast_encode,
-    "CastDecodeKernel": _cast_decode,
-    "CastReduceKernel": _cast_reduce,
+    "QuantizeCoder": _quantize_encode,
+    "QuantizeReader": _quantize_decode,
+    "QuantizeSumCoder": _quantize_reduce,
+    "CastCoder": _cast_encode,
+    "CastReader": _cast_decode,
+    "CastSumCoder": _cast_reduce,
     "HadamardEncodeKernel": _hadamard_encode,
     "HadamardDecodeKernel": _hadamard_decode,
     "HadamardReduceKernel": _hadamard_reduce,
-    "CopyKernel": _copy,
+    "CopyCoder": _copy,
     "ChecksumKernel": _checksum,
     "TopkScanKernel": _topk_scan,
 }

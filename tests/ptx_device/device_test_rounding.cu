@@ -137,6 +137,13 @@ __global__ void find_extremes(const float* a, const float* b, float* most, float
                : "f"(a[threadIdx.x]), "f"(b[threadIdx.x]));
 }
 
+/// The larger ones of pairs of bf16 and of f16, and bf16 without .NaN.
+__global__ void find_larger_halves(unsigned* most, unsigned a, unsigned b) {
+  asm volatile("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most[0]) : "r"(a), "r"(b));
+  asm volatile("max.NaN.f16x2 %0, %1, %2;" : "=r"(most[1]) : "r"(a), "r"(b));
+  asm volatile("max.bf16x2 %0, %1, %2;" : "=r"(most[2]) : "r"(a), "r"(b));
+}
+
 void test_extremes() {
   const float nan = -std::numeric_limits<float>::quiet_NaN();
   const OnDevice<float> a(std::vector<float>{1, nan, -3, nan, -0.0f}),
@@ -147,6 +154,9 @@ void test_extremes() {
   EXPECT(most.host() == std::vector<unsigned>{0x40000000, 0x7fffffff, 0x7fffffff, 0x7fffffff, 0});
   EXPECT(least.host() ==
          std::vector<unsigned>{0x3f800000, 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x80000000});
+  const OnDevice<unsigned> halves(std::vector<unsigned>(3));
+  find_larger_halves<<<1, 1>>>(halves.pointer, 0x3f807fc1, 0x40003f80);
+  EXPECT(halves.host() == std::vector<unsigned>{0x40007fff, 0x40007fff, 0x40003f80});
 }
 
 }  // namespace

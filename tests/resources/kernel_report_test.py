@@ -51,8 +51,9 @@ Resource usage:
 """
 
 REDUCE = (
-    "void tersor::kernels::run_kernel<tersor::kernels::QuantizeReduceKernel<tersor::kernels::"
-    "Int8Format, tersor::Bf16, (tersor::kernels::NoiseKind)0, 48u, 48u> >(tersor::kernels::X)"
+    "void tersor::kernels::run_kernel<tersor::kernels::ReduceFrames<tersor::kernels::"
+    "QuantizeSumCoder<tersor::kernels::Int8Format, tersor::Bf16, (tersor::kernels::NoiseKind)0>, "
+    "48u, 48u> >(tersor::kernels::X)"
 )
 
 
@@ -101,7 +102,7 @@ class HotPath(unittest.TestCase):
 
 class Kernels(unittest.TestCase):
     def test_shortens_names(self) -> None:
-        short = "QuantizeReduceKernel<Int8Format, Bf16, 0, 48, 48>"
+        short = "ReduceFrames<QuantizeSumCoder<Int8Format, Bf16, 0>, 48, 48>"
         self.assertEqual(kernels.shorten(REDUCE), short)
         self.assertEqual(kernels.shorten("device_image()"), "device_image")
 
@@ -116,8 +117,12 @@ class Kernels(unittest.TestCase):
         self.assertEqual(hadamard.title, "hadamard:bits=4 reduce of 8 + feedback f32")
         self.assertAlmostEqual(hadamard.bytes_a_value, 9 * (0.5 + 2 / 256) + 2 * 4)
         self.assertIsNone(kernels.work_of("HadamardDecodeKernel<float, 48, 1000>"))
-        self.assertIsNone(kernels.work_of("QuantizeReduceKernel<Int8Format, Bf16, 0, 500, 48>"))
-        self.assertIsNone(kernels.work_of("CopyKernel<Unknown, 48>"))
+        long_list = "ReduceFrames<QuantizeSumCoder<Int8Format, Bf16, 0>, 500, 48>"
+        self.assertIsNone(kernels.work_of(long_list))
+        encode = kernels.work_of("EncodeFrame<QuantizeCoder<Int4Format, Bf16, NoResidual, 1>, 48>")
+        assert encode is not None
+        self.assertEqual((encode.title, encode.values), ("int4 encode bf16 stochastic", 32))
+        self.assertIsNone(kernels.work_of("EncodeFrame<CopyCoder<Unknown>, 48>"))
         self.assertIsNone(kernels.work_of("Another<float>"))
 
 

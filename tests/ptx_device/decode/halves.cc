@@ -2,6 +2,7 @@
 // rounding gives the same results as a single rounding.
 #include "tests/ptx_device/decode/arithmetic.h"
 #include "tests/ptx_device/decode/decoder.h"
+#include "tests/ptx_device/decode/functions.h"
 #include "tests/ptx_device/decode/lanes.h"
 
 namespace ptx {
@@ -28,7 +29,15 @@ WarpFunction half_function_of(const std::string& type) {
 
 template <auto F>
 void decode_half(Decoder& decoder, Instruction& ins) {
+  decoder.refuse_parts({"NaN", "xorsign"});
   decoder.same_bytes(ins, half_function_of<F>(decoder.type()), 2);
+}
+
+template <auto F>
+void decode_extreme_of_halves(Decoder& decoder, Instruction& ins) {
+  if (!decoder.has("NaN")) return decode_half<F>(decoder, ins);
+  decoder.refuse_parts({"xorsign"});
+  decoder.same_bytes(ins, half_function_of<kOrNan<F>>(decoder.type()), 2);
 }
 
 }  // namespace
@@ -37,8 +46,8 @@ void add_halves(Handlers& handlers) {
   handlers["add.half"] = decode_half<kAdd>;
   handlers["sub.half"] = decode_half<kSub>;
   handlers["mul.half"] = decode_half<kMul>;
-  handlers["min.half"] = decode_half<kMin>;
-  handlers["max.half"] = decode_half<kMax>;
+  handlers["min.half"] = decode_extreme_of_halves<kMin>;
+  handlers["max.half"] = decode_extreme_of_halves<kMax>;
 }
 
 }  // namespace ptx

@@ -1,0 +1,179 @@
+// Times the kernels of int8 and int4 with several numbers of rounds per block, without and with
+// checksums, next to a copy of the same number of bytes. scripts/gpu-ranges builds and runs this
+// file.
+#include "kernels/device/device_call.cuh"
+#include "kernels/quantize/body.cuh"
+#include "kernels/quantize/int4.h"
+#include "kernels/quantize/int8.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+using namespace tersor;
+using namespace tersor::kernels;
+
+struct Memory {
+  Memory(std::size_t bytes, int fill) {
+    check_cuda(cudaMalloc(&pointer, bytes), "allocating");
+    check_cuda(cudaMemset(pointer, fill, bytes), "filling");
+  }
+  ~Memory() { cudaFree(pointer); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::byte* pointer = nullptr;
+};
+
+/// Returns the median time of a launch in microseconds.
+float time_of(const std::function<void()>& launch, int launches, int samples) {
+  cudaEvent_t begin, end;
+  check_cuda(cudaEventCreate(&begin), "creating an event");
+  check_cuda(cudaEventCreate(&end), "creating an event");
+  for (int i = 0; i < launches; ++i) launch();
+  std::vector<float> times;
+  for (int sample = 0; sample < samples; ++sample) {
+    check_cuda(cudaEventRecord(begin), "recording");
+    for (int i = 0; i < launches; ++i) launch();
+    check_cuda(cudaEventRecord(end), "recording");
+    check_cuda(cudaEventSynchronize(end), "running kernels");
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, begin, end), "reading events");
+    times.push_back(milliseconds * 1000 / static_cast<float>(launches));
+  }
+  std::ranges::sort(times);
+  return times[times.size() / 2];
+}
+
+class Bench {
+ public:
+  Bench(std::size_t count, int launches, int samples)
+      : count_(count), launches_(launches), samples_(samples) {}
+
+  template <class Format, typename G, typename E>
+  void encode(const char* name) {
+    using Kernel = QuantizeEncodeKernel<Format, G, E, NoiseKind::kNone, kFewSegments>;
+    constexpr std::size_t kResidual = std::is_same_v<E, NoResidual> ? 0 : sizeof(E);
+    Kernel kernel;
+    Memory residual(kResidual * count_ + 16, 0);
+    kernel.table.add({.gradient = values_.pointer,
+                      .residual_in = residual.pointer,
+                      .residual_out = residual.pointer,
+                      .active = nullptr,
+                      .count = count_,
+                      .first_index = 0,
+                      .offset = 0,
+                      .parameter = 0,
+                      .first_unit = 0},
+                     count_ / kTileValues);
+    kernel.coder.payload = frame_.pointer + sizeof(FrameHeader);
+    kernel.coder.key = 0;
+    const std::size_t bytes = count_ * (sizeof(G) + 2 * kResidual) + frame_bytes<Format>();
+    for (const bool sums : {false, true}) {
+      FrameHeader header{};
+      header.payload_bytes = frame_bytes<Format>();
+      header.flags = sums ? kFrameHasChecksum : 0;
+      kernel.seal = seal_of({frame_.pointer, header}, {.is_first = true, .is_last = true});
+      run(name, kernel, bytes, sums, sums ? FrameSeal::sums_of(frame_.pointer) : nullptr,
+          FrameSeal::kSumsBytes);
+    }
+  }
+
+  template <class Format, typename T>
+  void decode(const char* name) {
+    using Kernel = QuantizeDecodeKernel<Format, T, DecodeMode::kAssign, kFewSegments, kFewFrames>;
+    Kernel kernel;
+    kernel.factor = 1;
+    kernel.table.add(
+        {.output = values_.pointer, .count = count_, .offset = 0, .first_unit = 0, .reserved = 0},
+        count_ / kTileValues);
+    kernel.list.frames = 1;
+    kernel.list.frame[0] = frame_.pointer;
+    kernel.list.expected.payload_bytes = frame_bytes<Format>();
+    Memory sums(device_frames_bytes(1), 0);
+    const std::size_t bytes = count_ * sizeof(T) + frame_bytes<Format>();
+    check_cuda(cudaMemset(frame_.pointer, 0, sizeof(FrameHeader)), "clearing the header");
+    for (const bool summed : {false, true}) {
+      FrameHeader header{};
+      header.payload_bytes = frame_bytes<Format>();
+      check_cuda(cudaMemcpy(frame_.pointer, &header, sizeof header, cudaMemcpyHostToDevice),
+                 "writing the header");
+      kernel.list.expected = header;
+      kernel.list.sums = summed ? reinterpret_cast<ChecksumParts*>(sums.pointer) : nullptr;
+      // The header claims no checksum, so the last block would fill the output with NaN.
+      // A ticket that does not start at zero has no last block.
+      run(name, kernel, bytes, summed, nullptr, 0, [&] {
+        if (summed)
+          check_cuda(cudaMemsetAsync(kernel.list.ticket(), 0x40, sizeof(std::uint32_t)),
+                     "clearing");
+      });
+    }
+  }
+
+ private:
+  template <class Format>
+  std::size_t frame_bytes() const {
+    return typename Format::Layout{count_}.bytes();
+  }
+
+  /// Prints a line per number of rounds.
+  template <class Kernel>
+  void run(
+      const char* name, Kernel& kernel, std::size_t bytes, bool sums, void* clear,
+      std::size_t clear_bytes, const std::function<void()>& before = [] {}) {
+    Memory from(bytes / 2, 1), to(bytes / 2, 2);
+    const float copy = time_of(
+        [&] {
+          check_cuda(cudaMemcpyAsync(to.pointer, from.pointer, bytes / 2, cudaMemcpyDeviceToDevice),
+                     "copying");
+        },
+        launches_, samples_);
+    Queue queue(StreamView{});
+    constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
+    const std::size_t rounds = ceil_div(std::size_t{kernel.table.units}, kWarps);
+    const std::size_t resident = queue.resident<Kernel>();
+    for (std::size_t run : {std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{8},
+                            std::size_t{16}, ceil_div(rounds, resident)}) {
+      kernel.table.run = static_cast<std::uint32_t>(run);
+      if constexpr (requires { kernel.list; }) kernel.list.share_in(rounds);
+      const float time = time_of(
+          [&] {
+            if (clear != nullptr) check_cuda(cudaMemsetAsync(clear, 0, clear_bytes), "clearing");
+            before();
+            queue.launch(kernel, static_cast<unsigned>(ceil_div(rounds, run)));
+          },
+          launches_, samples_);
+      std::printf("%-28s %-8s %4zu rounds per block  %8.2f us  %7.1f GB/s  %6.3f of a copy\n", name,
+                  sums ? "checksum" : "", run, time, static_cast<double>(bytes) / time / 1e3,
+                  copy / time);
+    }
+  }
+
+  std::size_t count_;
+  int launches_, samples_;
+  Memory values_{count_ * sizeof(float), 0x3e};
+  Memory frame_{2 * count_ + sizeof(FrameHeader), 0x11};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::size_t tiles = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 1 << 16;
+  const bool once = tiles < 1024;
+  Bench bench(tiles * kTileValues, once ? 1 : 8, once ? 1 : 9);
+  bench.encode<Int8Format, float, NoResidual>("int8 encode f32");
+  bench.encode<Int4Format, float, NoResidual>("int4 encode f32");
+  bench.encode<Int8Format, Bf16, NoResidual>("int8 encode bf16");
+  bench.encode<Int4Format, Bf16, NoResidual>("int4 encode bf16");
+  bench.encode<Int8Format, float, float>("int8 encode f32 + feedback");
+  bench.decode<Int8Format, float>("int8 decode f32");
+  bench.decode<Int4Format, float>("int4 decode f32");
+  bench.decode<Int4Format, Bf16>("int4 decode bf16");
+}
