@@ -6,8 +6,8 @@ This module needs NumPy only. Use ``tersor.torch`` with PyTorch, ``tersor.mpi`` 
 
 from typing import TYPE_CHECKING, Any
 
-from tersor import _build, _cuda_package, _renamed  # noqa: F401  # before tersor._core
-from tersor._build import BuildInfo, build_info
+from tersor import _cuda_package, _renamed  # noqa: F401  # before tersor._core
+from tersor._build import BuildInfo, build_info, warn_if_portable
 from tersor._core import (
     AddressError,
     CollectiveStatistics,
@@ -59,7 +59,7 @@ for _name in __all__:
     if _name.endswith("Error"):
         globals()[_name].__module__ = __name__
 
-_build.warn_if_portable()
+warn_if_portable()
 
 if not TYPE_CHECKING:
 
