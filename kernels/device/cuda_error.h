@@ -3,10 +3,16 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <tersor/stream.h>
 
 #include <cstddef>
 
 namespace tersor::kernels {
+
+/// Returns the CUDA stream of a view.
+inline cudaStream_t stream_of(StreamView stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
 
 /// Throws OutOfMemoryError or CudaError for a failed status. The message contains `doing`.
 void check_cuda(cudaError_t status, const char* doing);

@@ -16,8 +16,6 @@ namespace tersor::kernels {
 #if TERSOR_HAS_CUDA
 namespace {
 
-cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
-
 /// Throws if an allocation failed. `where` names the kind of memory.
 void check_allocation(cudaError_t status, std::size_t bytes, const std::string& where) {
   if (status == cudaSuccess) return;

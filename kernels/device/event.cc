@@ -11,7 +11,6 @@ namespace tersor::kernels {
 #if TERSOR_HAS_CUDA
 namespace {
 
-cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t event_of(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
 }  // namespace
