@@ -10,7 +10,7 @@ from typing import Any
 INK = "#1f2328"
 PAPER = "#ffffff"
 GRID = "#d9dee4"
-QUIET = "#6a737d"  # secondary text and bars
+QUIET = "#57606a"  # secondary text and bars
 
 _CODECS = {
     "none": "#868686", "bf16": "#2f7fc1", "f16": "#66b8e8", "int8": "#e39a00", "int8+ef": "#a86f00",
