@@ -79,7 +79,7 @@ class Coder {
     code_ordinary(first, end, std::ilogb(absmax));
   }
 
-  void abort(std::size_t first, std::size_t end) {
+  void poison(std::size_t first, std::size_t end) {
     coded_.scales.push_back(0x7fc0);
     for (std::size_t i = first; i < end; ++i) {
       coded_.overflows += std::isfinite(p_[i]);
