@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <tersor/error.h>
 
+#include <chrono>
 #include <cstdio>
 
 #include "bench/common/arguments.h"
@@ -46,14 +47,18 @@ void run_threads(const FleetParts& fleet, const std::function<void(Rank&)>& body
 
 }  // namespace
 
+// A rank may work alone for long, for example in a debugger.
+Operation Rank::operation(std::string_view name) {
+  return {.name = name, .tag = control_.reserve_tags(1), .timeout = std::chrono::hours(1)};
+}
+
 void Rank::meet() {
   for (int round = 0; round < fleet_.barriers; ++round)
-    control_.barrier({.name = "meeting", .tag = control_.reserve_tags(1)}).wait_synchronize();
+    control_.barrier(operation("meeting")).wait_synchronize();
 }
 
 std::vector<std::vector<std::byte>> Rank::gather_bytes(ConstByteSpan own) {
-  Handle handle =
-      control_.all_gather({.name = "gathering", .tag = control_.reserve_tags(1)}, own, own.size());
+  Handle handle = control_.all_gather(operation("gathering"), own, own.size());
   handle.wait_synchronize();
   std::vector<std::vector<std::byte>> all;
   for (int rank = 0; rank < control_.ranks(); ++rank) {

@@ -93,6 +93,8 @@ class Rank {
   }
 
  private:
+  Operation operation(std::string_view name);
+
   Transport& measured_;
   Transport& control_;
   const FleetParts& fleet_;

@@ -33,19 +33,23 @@ class BuildInfo:
     """SIMD instructions in use: ``"portable"``, ``"avx2"``, ``"avx512"`` or ``"neon"``."""
     cuda: bool
     """True if the package contains CUDA kernels. False: device memory raises ``CudaError``."""
-    gpu: str
-    """Name of the current GPU, or the reason why device memory cannot be used."""
     nccl: bool
     """True if the package contains the NCCL transport."""
     mpi: bool
     """True if the package contains ``tersor.mpi``'s extension module."""
+
+    @property
+    def gpu(self) -> str:
+        """Name of the current GPU, or the reason for no GPU. Initialises CUDA if present."""
+        return _core.gpu()
 
     def missing(self) -> dict[str, str]:
         """Returns the missing parts by name, each with the way to add the part."""
         return {name: how for name, how in _HOW_TO_ADD.items() if not getattr(self, name)}
 
     def __str__(self) -> str:
-        lines = [f"{field.name}: {getattr(self, field.name)}" for field in fields(self)]
+        names = [*(field.name for field in fields(self)), "gpu"]
+        lines = [f"{name}: {getattr(self, name)}" for name in names]
         return "\n".join(lines + [f"to add {name}: {how}" for name, how in self.missing().items()])
 
 
@@ -72,7 +76,6 @@ def build_info() -> BuildInfo:
         compiler=compiler,
         instruction_set=_core.instruction_set(),
         cuda=cuda,
-        gpu=_core.gpu(),
         nccl=nccl,
         mpi=importlib.util.find_spec("tersor._mpi") is not None,
     )

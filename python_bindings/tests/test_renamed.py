@@ -151,3 +151,28 @@ else:
     assert len(told) == 2, ended.stderr
     assert "use GradientReducer.check_faults" in told[0]
     assert "use Transport.abort" in told[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_former_calls_with_two_meanings_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    tersor_torch = importlib.import_module("tersor.torch")
+    a, b = torch.ones(3), torch.zeros(3)
+    model = torch.nn.Linear(2, 2)
+    calls: list[tuple[Any, str]] = [
+        (lambda: tersor_torch.gather(a, b), "pass output= by keyword"),
+        (lambda: tersor_torch.gather(a, torch.zeros(6), output=b), "multiple values for argument"),
+        (lambda: tersor_torch.reduce(a, b, tensor=a), "multiple values for argument 'tensor'"),
+        (lambda: tersor_torch.reduce(a, b, 0, root=1), "multiple values for argument 'root'"),
+        (
+            lambda: tersor_torch.broadcast_parameters(model, 0, "int8", group=None),
+            "nothing after src",
+        ),
+        (
+            lambda: tersor_torch.all_to_all_single(a, None, None, "none", codec="int8"),
+            "multiple values for argument 'codec'",
+        ),
+    ]
+    for call, message in calls:
+        with pytest.raises(TypeError, match=message):
+            call()

@@ -29,6 +29,20 @@ def _decorator(convert: Convert) -> Callable[[Function], Function]:
     return decorate
 
 
+def _by_name(name: str, names: tuple[str, ...], args: Arguments, options: Keywords) -> Keywords:
+    """Returns positional arguments by name. Raises TypeError if some are given twice or unknown."""
+    if len(args) > len(names):
+        raise TypeError(f"{name}() takes at most {len(names)} arguments by position")
+    if twice := set(names[: len(args)]) & options.keys():
+        raise TypeError(f"{name}() got multiple values for argument {min(twice)!r}")
+    return dict(zip(names, args, strict=False))
+
+
+def _have_equal_counts(first: Any, second: Any) -> bool:
+    tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+    return tensors and first.numel() == second.numel()
+
+
 def accept_group_ranks(word: str) -> Callable[[Function], Function]:
     """Accepts ``root=``, and a positional rank beside ``group=``: both are ranks of the group.
 
@@ -41,6 +55,8 @@ def accept_group_ranks(word: str) -> Callable[[Function], Function]:
         if "group" in options:
             position = list(inspect.signature(function).parameters).index(word)
             if isinstance((*args, None, None, None)[position], int):
+                if len(args) > position + 1:
+                    raise TypeError(f"{function.__name__}() takes nothing after {word} by position")
                 args, options["root"] = args[:position], args[position]
         move_keywords(function, options, new_names)
         return args
@@ -63,8 +79,10 @@ def accept_tensors(*names: str) -> Callable[[Function], Function]:
             former = f"{name}({', '.join(names)}, root)".replace("tensor", "input")
             if len(args) > 3:
                 raise TypeError(f"{name}() takes one tensor; the former order is {former}")
+            if names == ("output", "tensor") and _have_equal_counts(*args[:2]):  # of one rank
+                raise TypeError(f"{name}() takes one tensor by position: pass output= by keyword")
             deprecated(former, f"use {name}(tensor, output=output, dst=dst)")
-            options |= dict(zip((*names, "root"), args, strict=False))
+            options |= _by_name(name, (*names, "root"), args, options)
             new_names |= {"root": "group_dst", "group": "process_group"}
             args = ()
         move_keywords(function, options, new_names, warns=not is_former)
@@ -84,7 +102,7 @@ def accept_without_output(function: Any, args: Arguments, options: Keywords) -> 
         old = "all_to_all_single(input, output_splits, input_splits)"
         new = "use all_to_all_single(output, input, output_split_sizes, input_split_sizes)"
         deprecated(old, new)
-        options |= dict(zip(names, args, strict=False))
+        options |= _by_name("all_to_all_single", names, args, options)
         args = ()
     new_names = (*names[1:3], "process_group")
     moved = dict(zip(old_names, new_names, strict=True))

@@ -239,7 +239,9 @@ class Stragglers:
     # The thread.
 
     def _run(self) -> None:
-        with torch.no_grad(), torch.cuda.stream(self._stream):  # None: nothing to select
+        stream = self._stream
+        on_device = contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+        with torch.no_grad(), on_device:
             while not self._ended:
                 try:
                     with self.busy:
