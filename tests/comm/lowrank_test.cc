@@ -218,7 +218,7 @@ TEST(LowrankReducer, WithoutShapesAndInShardsItIsRefusedBeforeAnythingIsSent) {
   run_ranks(2, {}, [](Transport& transport) {
     Values whole(20000), shard(10000);
     const CollectiveOptions options{.codec = "lowrank"};
-    EXPECT_TRUE(says(error_of([&] { allreduce(transport, whole, options); }), "GradientReducer"));
+    EXPECT_TRUE(says(error_of([&] { allreduce(transport, whole, options); }), "reducer"));
     const char* scattered = "supports only allreduce";
     EXPECT_TRUE(
         says(error_of([&] { reduce_scatter(transport, whole, shard, options); }), scattered));

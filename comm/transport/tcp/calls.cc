@@ -89,8 +89,10 @@ Socket OutgoingCall::release() {
 
 bool OutgoingCall::act() {
   if (!socket_) return false;
-  if (!caller_) return writable_ && connect();
-  return readable_ && prove();
+  const bool begins = !caller_;
+  if (begins && !(writable_ && connect())) return false;
+  if (!caller_) return true;                // not reached
+  return (readable_ && prove()) || begins;  // the reactor reports a peer that speaks first once
 }
 
 bool OutgoingCall::connect() {
