@@ -1,4 +1,4 @@
-"""Functions on several processes at once, each a rank of a gloo group, for the tests.
+"""Runs functions of tests on several processes, each a rank of a gloo group.
 
     def body(rank, ranks, text):            # a function of a test module, not nested in another
         ...                                 # torch.distributed is initialised here
@@ -45,7 +45,7 @@ PRELOADED = ["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"]
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a function on one rank."""
+    """The outcome of a function on a rank."""
 
     value: Any = None
     error: BaseException | None = None  #: what it raised; as RuntimeError where it has no pickle
@@ -72,7 +72,7 @@ class _Task:
 
 
 class _Process:
-    """One process that runs what it is sent, forked from one that has imported what takes long."""
+    """A process that runs tasks, forked from a process with the slow imports."""
 
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload(PRELOADED)
@@ -251,7 +251,7 @@ def environment(rank: int, ranks: int) -> None:
 
 
 def close() -> None:
-    """Ends the processes that are kept."""
+    """Ends the kept processes."""
     while _idle:
         _idle.pop().end(time.monotonic())
 

@@ -1,4 +1,4 @@
-"""What goes wrong under DistributedDataParallel, and that training can go on."""
+"""Errors under DistributedDataParallel, and training after an error."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_mistakes_are_named() -> None:
 
 
 class DeepSpeedEngine(torch.nn.Module):
-    """By its name, as DeepSpeed need not be there."""
+    """Found by name, because DeepSpeed may be missing."""
 
 
 @ranks.on(1)
@@ -100,7 +100,7 @@ class NoRank(tersor.TransportError):
 
 @ranks.on(2)
 def test_what_is_no_second_hook_is_not_called_one(rank: int, count: int) -> None:
-    """Each fault by its own name, and nothing of it stays with DDP."""
+    """Each fault has its own message, and leaves nothing in DDP."""
     model = wrap(mlp())
     refused: list[tuple[str, dict[str, Any]]] = [
         ("nonsense", {"codec": "nonsense"}),

@@ -27,7 +27,7 @@ MIDDLE = 4  # of eight layers
 
 
 class Nested(nn.Module):
-    """Layers whose gradients come in passes of their own, but for the first one's."""
+    """Layers with separate backward passes, except the first layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def test_errors_are_raised_and_training_goes_on(
 
 
 def waits_once(rank: int, count: int) -> int:
-    """How often a pass waited for all that it had sent."""
+    """Returns the number of waits of a pass for all sent gradients."""
     ours = sharded(Nested())
     tersor.torch.compress(ours, codec="int8")
     assert one_backward(ours, rank, 0) is None

@@ -1,4 +1,4 @@
-"""torchft: replicas that die, that come back, and that train by its DDP, LocalSGD and DiLoCo."""
+"""torchft: killed and restarted replicas, and training with torchft's DDP, LocalSGD and DiLoCo."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lighthouse(least: int) -> Iterator[str]:
 
 
 class Replicas:
-    """Processes, each a replica."""
+    """A process per replica."""
 
     def __init__(self, trainer: str, steps: int, address: str) -> None:
         self._trainer, self._steps = trainer, str(steps)
@@ -57,7 +57,7 @@ class Replicas:
 
 
 class Replica:
-    """What it writes goes to files: torchft logs more than a pipe holds."""
+    """Output goes to files, because torchft logs more than a pipe holds."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._files = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115
@@ -77,14 +77,14 @@ class Replica:
 
 
 def trained(trainer: str, count: int, steps: int = STEPS, **words: Any) -> list[Any]:
-    """What so many replicas found, all of which live."""
+    """Returns the results of all replicas. No replica may die."""
     with lighthouse(count) as address:
         made = Replicas(trainer, steps, address)
         return [one.result() for one in [made.start(i, **words) for i in range(count)]]
 
 
 def apart(one: Any, other: Any) -> float:
-    """The relative distance of their weights."""
+    """The relative distance between the weights."""
     pairs = list(zip(one["weights"], other["weights"], strict=True))
     between = sum((a - b) ** 2 for a, b in pairs)
     return float((between / sum(b * b for _, b in pairs)) ** 0.5)

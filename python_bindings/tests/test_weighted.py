@@ -1,4 +1,4 @@
-"""Ranks whose batches differ in size: ``weighted=True`` and ``samples`` of the handles."""
+"""Ranks with batches of different sizes: ``weighted=True`` and ``samples`` of the handles."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def part(rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def backward(training: Training, rank: int, step: int, size: int, scale: float = 1.0) -> None:
-    """The mean over this rank's samples; of none it is NaN."""
+    """The mean over this rank's samples; NaN without samples."""
     inputs, targets = part(rank, step, size)
     (mse_loss(training.model(inputs), targets) * scale).backward()
 
@@ -169,7 +169,7 @@ def test_of_accumulated_gradients_samples_are_of_the_pass_that_sends(
     assert_close(arrived(training), {key: (first[key] + second[key]) / 2 for key in first})
 
 
-# What it owes is its own, and its state needs no weights.
+# A residual belongs to a rank, and the state needs no weights.
 @weighed_handle
 @ranks.on(2)
 def test_a_rank_that_never_has_samples_keeps_its_weights_and_residuals(
@@ -219,7 +219,7 @@ def test_a_copied_model_takes_no_samples(rank: int, count: int) -> None:
 
 
 class Mixed(torch.nn.Module):
-    """Of two types, one of which no codec takes."""
+    """Parameters of two types; no codec supports the second type."""
 
     def __init__(self) -> None:
         super().__init__()
