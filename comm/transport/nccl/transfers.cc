@@ -17,6 +17,9 @@ int NcclTransfer::source() const {
 // block.
 QueuedTransfer::~QueuedTransfer() {
   try {
+    // After an exception, the caller may free memory that queued kernels still use.
+    if (!operation_.in_order && (waits_ || failed_))
+      queue_->order(queue_->wire(), operation_.stream);
     if (block_ != nullptr && !waits_ && !failed_) queue_->pool().give_back(*block_);
     if (!waits_ && queued_.has_value()) queue_->give_back(std::move(*queued_));
   } catch (const std::exception&) {

@@ -103,35 +103,41 @@ const Registered kBetweenReplays("dead_between_replays",
                                  survive<Steps::kReplayed, Death::kBetweenSteps>);
 const Registered kInAReplay("dead_in_a_replay", survive<Steps::kReplayed, Death::kInTheMiddle>);
 
-/// Memory freed in stream order after an error must outlive the kernels that read the memory.
-const Registered kOrdered("ordered_after_an_error", [](const RankIdentity& identity) {
+/// Memory freed in stream order after an error must outlive the kernels that read the memory, even
+/// if nobody waits for the handle.
+template <bool waits>
+void order_after_an_error(const RankIdentity& identity) {
   const Stream stream;
   const auto transport = make_nccl_transport(meet(identity));
   constexpr std::size_t kBytes = 1000;
   const Buffer sent(kBytes, Memory::kDevice);
-  const Operation operation{.name = "gather",
-                            .timeout = kDeadline,
-                            .memory = Memory::kDevice,
-                            .stream = stream.view()};
+  const Operation operation{
+      .name = "gather", .timeout = kDeadline, .memory = Memory::kDevice, .stream = stream.view()};
   transport->begin(operation);  // outside of a collective, all_gather itself orders the stream
   Handle handle = transport->all_gather(operation, sent.span(), kBytes);
   transport->abort("an error between the start and the wait");
   const std::size_t before = hooks().calls("cudaStreamWaitEvent");
+  bool reported = !waits;
   try {
-    handle.wait_synchronize();
+    if (waits) handle.wait_synchronize();
   } catch (const TransportError&) {
-    require(hooks().calls("cudaStreamWaitEvent") > before, "the stream has no order");
-    stream.synchronize();
-    return;
+    reported = true;
   }
-  throw Error("the wait did not report the error");
-});
+  if (!waits) handle = Handle();
+  require(reported, "the wait did not report the error");
+  require(hooks().calls("cudaStreamWaitEvent") > before, "the stream has no order");
+  stream.synchronize();
+}
+
+const Registered kOrdered("ordered_after_an_error", order_after_an_error<true>);
+const Registered kOrderedByDrop("ordered_by_a_dropped_handle", order_after_an_error<false>);
 
 class NcclFailure : public OverNccl {};
 
 TEST_F(NcclFailure, OrdersTheStreamAfterQueuedKernels) {
   if (!hooks().are_there()) GTEST_SKIP() << "this device counts no calls";
   expect_passes(kOrdered, 2);
+  expect_passes(kOrderedByDrop, 2);
 }
 
 TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenCallsGoOn) {
