@@ -130,7 +130,7 @@ std::vector<std::string> Judge::causes() const {
     case FaultKind::kLeave:
       return departures(who + " left");
     case FaultKind::kDisagree:
-      return {" calls ", " sends "};
+      return {" calls ", " sends ", " sent "};
     case FaultKind::kOtherRoot:
       return {" with other arguments"};
     case FaultKind::kDamage:
