@@ -96,23 +96,20 @@ void refuse_feedback(const CollectiveOptions& options, std::string_view operatio
 
 Key make_key(const Call& call, const CollectiveOptions& options) {
   const ConstValueSpan param = call.param();
-  return {.transport = &call.transport,
-          .kind = call.kind,
-          .codec = options.codec,
-          .dtype = param.dtype(),
-          .memory = param.memory(),
-          .count = param.count(),
-          .reduction = options.reduction,
-          .algorithm = options.algorithm,
-          .parameter = options.parameter,
-          .order = options.order,
-          .root = call.root,
-          .chunk_count = chunk_count_of(call.transport, options.chunk_count),
-          .threads = options.threads == nullptr ? 1 : options.threads->count(),
-          .hosts = {options.hosts.begin(), options.hosts.end()},
-          .dims = {options.dims.begin(), options.dims.end()},
-          .error_growth = options.error_growth,
-          .host_codec = options.host_codec};
+  return {
+      .transport = &call.transport,
+      .kind = call.kind,
+      .root = call.root,
+      .values = {param.count(), param.dtype(), param.memory(), options.parameter, options.order},
+      .codec = options.codec,
+      .reduction = options.reduction,
+      .algorithm = options.algorithm,
+      .chunk_count = chunk_count_of(call.transport, options.chunk_count),
+      .threads = options.threads == nullptr ? 1 : options.threads->count(),
+      .grid = {.hosts = {options.hosts.begin(), options.hosts.end()},
+               .dims = {options.dims.begin(), options.dims.end()},
+               .error_growth = options.error_growth,
+               .host_codec = options.host_codec}};
 }
 
 }  // namespace tersor

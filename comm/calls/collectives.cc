@@ -19,13 +19,13 @@ namespace {
 void advance_words(const ExchangeContext& context, const CollectiveOptions& options) {
   if (options.state == nullptr || options.state->words == nullptr) return;
   if (context.on_device())
-    return kernels::advance_step(options.state->words, nullptr, context.stream);
+    return kernels::advance_step(options.state->words, nullptr, context.device.stream);
   options.state->words->step += 1;
   options.state->words->overflows += context.overflows;
 }
 
 void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics) {
-  statistics.algorithm = prepared.algorithm;
+  statistics.algorithm = prepared.algorithm();
   statistics.chunks = prepared.chunks.size();
   statistics.overflows = prepared.context.overflows;
   statistics.gradient_bytes = 0;
@@ -41,7 +41,7 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
 // A call under capture has not reached any rank: the call ends here, and the transport stays
 // usable.
 bool gave_up_capture(const ExchangeContext& context, Transport& transport) {
-  if (!context.on_device() || kernels::capture_of(context.stream) == 0) return false;
+  if (!context.on_device() || kernels::capture_of(context.device.stream) == 0) return false;
   transport.end(bracket_of(context));
   return true;
 }
@@ -108,7 +108,7 @@ CollectiveWorkspace& CollectiveWorkspace::operator=(CollectiveWorkspace&&) noexc
 namespace {
 
 bool is_captured(const Key& key, StreamView stream) {
-  return key.memory == Memory::kDevice && kernels::capture_of(stream) != 0;
+  return key.values.memory == Memory::kDevice && kernels::capture_of(stream) != 0;
 }
 
 // Preparing allocates and waits for other ranks. Both would invalidate a capture.
@@ -146,14 +146,14 @@ class Lease {
 // The whole input or output holds the shards contiguously.
 void bind_values(Prepared& prepared, const Call& call) {
   const bool of_input = has(call.kind, kWholeInput), of_output = has(call.kind, kWholeOutput);
-  std::vector<ExchangeParameter>& params = prepared.params;
-  for (std::size_t i = 0; call.has_whole() && i < params.size(); ++i) {
-    const std::size_t count = params[i].count;
-    if (of_input) params[i].input = call.input.subspan(i * count, count);
-    if (of_output) params[i].output = call.output.subspan(i * count, count);
+  std::vector<ParameterBinding>& bindings = prepared.bindings;
+  for (std::size_t i = 0; call.has_whole() && i < bindings.size(); ++i) {
+    const std::size_t count = prepared.params[i].count;
+    if (of_input) bindings[i].input = call.input.subspan(i * count, count);
+    if (of_output) bindings[i].output = call.output.subspan(i * count, count);
   }
   const auto rank = static_cast<std::size_t>(call.transport.rank());
-  ExchangeParameter& own = params.size() == 1 ? params.front() : params[rank];
+  ParameterBinding& own = bindings.size() == 1 ? bindings.front() : bindings[rank];
   if (!of_input) own.input = call.input;
   if (!of_output) own.output = call.output;
   if (call.kind != Kind::kReduceScatter) return;
@@ -217,7 +217,7 @@ void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, st
   check_call(call, options);
   Rows rows = rows_of(transport, input, output, columns, splits);
   Key key = make_key(call, options);
-  key.count = columns;
+  key.values.count = columns;
   Lease lease(transport, key, options, stream);
   if (transport.ranks() == 1) return copy_values(input, output, stream);
   if (!is_captured(key, stream)) learn_passing(*lease, transport, rows);

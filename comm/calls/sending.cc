@@ -83,7 +83,7 @@ namespace {
 std::size_t count_of_chunk(const Prepared& prepared) {
   constexpr std::size_t kShort = std::size_t{1} << 18, kLong = std::size_t{1} << 20;
   constexpr std::size_t kWanted = 16, kMost = 256;
-  const std::size_t count = prepared.key.count;
+  const std::size_t count = prepared.key.values.count;
   if (prepared.context.on_device()) return count;
   const std::size_t wanted = std::clamp(ceil_div(count, kWanted), kShort, kLong);
   return std::max(std::min(prepared.key.chunk_count, wanted), ceil_div(count, kMost));
@@ -95,7 +95,7 @@ std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValue
   KnownHierarchy none;
   auto prepared =
       prepare(transport, make_key({transport, Kind::kSend, values, {}}, options), options, none);
-  if (to == transport.rank()) prepared->context.name = "receive";
+  if (to == transport.rank()) prepared->context.call.name = "receive";
   const Group all = everybody(transport.rank(), transport.ranks());
   prepared->chunks =
       Planner(prepared->context)
@@ -138,7 +138,7 @@ Sending send(Transport& transport, ConstValueSpan values, int peer,
   check_between(transport, values, peer, options, "send");
   Sending sending(std::make_unique<Sending::State>(
       transport, prepare_message(transport, values, transport.rank(), peer, options)));
-  sending.state_->prepared->params.front().input = values;
+  sending.state_->prepared->bindings.front().input = values;
   sending.state_->begin(options, stream);
   return sending;
 }
@@ -148,7 +148,7 @@ Sending receive(Transport& transport, ValueSpan values, int peer, const Collecti
   check_between(transport, values, peer, options, "receive");
   Sending receiving(std::make_unique<Sending::State>(
       transport, prepare_message(transport, values, peer, transport.rank(), options)));
-  receiving.state_->prepared->params.front().output = values;
+  receiving.state_->prepared->bindings.front().output = values;
   receiving.state_->begin(options, stream);
   return receiving;
 }

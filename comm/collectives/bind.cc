@@ -7,22 +7,22 @@ namespace {
 
 void bind_device(Prepared& prepared, Transport& transport, StreamView stream) {
   ExchangeContext& context = prepared.context;
-  context.stream = stream;
-  context.fault = transport.fault();
-  context.in_order = prepared.chunks.size() == 1;
+  context.device.stream = stream;
+  context.device.fault = transport.fault();
+  context.device.in_order = prepared.chunks.size() == 1;
   // The words are in device memory: only the address is used.
-  auto* words = const_cast<StateWords*>(context.words);
-  context.device_overflows = words == nullptr ? nullptr : &words->overflows;
+  auto* words = const_cast<StateWords*>(context.call.words);
+  context.device.overflows = words == nullptr ? nullptr : &words->overflows;
 }
 
 SegmentState both_in(const ValueSpan& residual) { return {residual, residual}; }
 
 void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_t count,
                  std::string_view which) {
-  if (count != 0 && !residual.empty() && residual.memory() != prepared.key.memory)
+  if (count != 0 && !residual.empty() && residual.memory() != prepared.key.values.memory)
     throw InvalidArgumentError(
         "the state's " + std::string(which) + " is " + std::string(memory_text(residual.memory())) +
-        ", but the values are " + std::string(memory_text(prepared.key.memory)));
+        ", but the values are " + std::string(memory_text(prepared.key.values.memory)));
   if (residual.count() == count) return;
   throw InvalidArgumentError("the state's " + std::string(which) + " has " +
                              std::to_string(residual.count()) + " values, but this rank needs " +
@@ -34,7 +34,7 @@ int params_of(const Prepared& prepared) { return static_cast<int>(prepared.param
 /// True if this rank encodes a parameter. A rank encodes its own parameter and all added
 /// parameters. The owners of parameters encoded in a hierarchical call have this rank's local rank.
 bool encodes(const Prepared& prepared, int param) {
-  const int rank = prepared.context.rank;
+  const int rank = prepared.context.ranks.rank;
   if (!prepared.is(kAdds)) return param == rank;
   if (!prepared.by_hosts) return true;
   const HostGroups& groups = prepared.hierarchy->groups();
@@ -43,17 +43,19 @@ bool encodes(const Prepared& prepared, int param) {
 
 /// Binds the state of a collective with a single parameter of all values.
 void bind_only_state(Prepared& prepared, const CollectiveOptions& options) {
-  ExchangeParameter& param = prepared.params.front();
-  const StateRanges ranges = state_ranges(prepared.context, param, prepared.context.rank);
+  const ExchangeParameter& param = prepared.params.front();
+  ParameterFeedback& feedback = prepared.feedback.front();
+  const StateRanges ranges =
+      state_ranges(prepared.context.ranks, param, prepared.context.ranks.rank);
   check_state(prepared, options.state->residual, ranges.encoded.count,
               prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
-  param.residual = both_in(options.state->residual);
-  param.residual_first = ranges.encoded.first;
+  feedback.sender = both_in(options.state->residual);
+  feedback.sender_first = ranges.encoded.first;
   if (prepared.encoded != Algorithm::kTwoShot) return;
   check_state(prepared, options.state->owner_residual, ranges.owned.count(),
               "owner_residual (see owned_count)");
-  param.owner = both_in(options.state->owner_residual);
-  param.owned = ranges.owned;
+  feedback.owner = both_in(options.state->owner_residual);
+  feedback.owned = ranges.owned;
 }
 
 /// Binds the state of a collective with shards as parameters.
@@ -68,9 +70,10 @@ void bind_states(Prepared& prepared, const CollectiveOptions& options) {
   std::size_t offset = 0;
   for (int i = 0; i < params_of(prepared); ++i) {
     if (!encodes(prepared, i)) continue;
-    ExchangeParameter& param = prepared.params[static_cast<std::size_t>(i)];
-    param.residual = both_in(state.residual.subspan(offset, param.count));
-    offset += param.count;
+    const auto index = static_cast<std::size_t>(i);
+    const std::size_t count = prepared.params[index].count;
+    prepared.feedback[index].sender = both_in(state.residual.subspan(offset, count));
+    offset += count;
   }
 }
 
@@ -93,12 +96,12 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   ExchangeContext& context = prepared.context;
   context.transport = &transport;
   context.adder = adder_of(context);
-  context.seed = options.seed;
-  context.step = options.step;
-  context.words = options.state == nullptr ? nullptr : options.state->words;
-  context.reduction = prepared.is(kAdds) ? options.reduction : Reduction::kSum;
-  context.checksum = options.checksum;
-  context.timeout = options.timeout;
+  context.call.seed = options.seed;
+  context.call.step = options.step;
+  context.call.words = options.state == nullptr ? nullptr : options.state->words;
+  context.call.reduction = prepared.is(kAdds) ? options.reduction : Reduction::kSum;
+  context.call.checksum = options.checksum;
+  context.call.timeout = options.timeout;
   context.threads = options.threads;
   context.overflows = 0;
   for (ParamCounters& counters : context.counters) counters = {};
@@ -114,14 +117,14 @@ void bind_state(Prepared& prepared, const CollectiveOptions& options) {
 void bind_host_sums(Prepared& prepared, const ValueSpan& shard) {
   if (!prepared.by_hosts) return;
   const HostGroups& groups = prepared.hierarchy->groups();
-  const int rank = prepared.context.rank;
+  const int rank = prepared.context.ranks.rank;
   std::size_t offset = 0;
   for (const int owner : groups.owners(groups.local_rank(rank))) {
-    ExchangeParameter& param = prepared.params[static_cast<std::size_t>(owner)];
-    param.host_sum = shard;
+    ValueSpan& host_sum = prepared.bindings[static_cast<std::size_t>(owner)].host_sum;
+    host_sum = shard;
     if (owner == rank) continue;
-    param.host_sum = {prepared.host_sums.pointer() + offset, shard.count(), shard.dtype(),
-                      shard.memory()};
+    host_sum = {prepared.host_sums.pointer() + offset, shard.count(), shard.dtype(),
+                shard.memory()};
     offset += shard.bytes();
   }
 }

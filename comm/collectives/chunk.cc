@@ -86,16 +86,16 @@ void ChunkTask::tick() {
 // follows.
 Operation ChunkTask::operation() const {
   const auto step = static_cast<std::uint32_t>(this->step().forwards ? 0 : step_);
-  return {.name = context_->name,
+  return {.name = context_->call.name,
           .signature = plan_->signature == 0 ? context_->signature : plan_->signature,
-          .agreement = context_->agreement,
+          .agreement = context_->call.agreement,
           .tag = tag_ + step,
           .takes_all = tag_ != kUnorderedTag && !plan_->followed,
-          .timeout = context_->timeout,
+          .timeout = context_->call.timeout,
           .memory = context_->memory,
-          .stream = context_->stream,
-          .in_order = context_->in_order,
-          .whole_bytes = context_->whole_bytes,
+          .stream = context_->device.stream,
+          .in_order = context_->device.in_order,
+          .whole_bytes = context_->call.whole_bytes,
           .keep_alive = made_[step_ % 2],
           .block = this->step().is_native() ? nullptr : &blocks_[step_ % 2]};
 }
@@ -107,7 +107,7 @@ ValueSpan ChunkTask::raw_space(const Shard& shard, std::size_t offset) const {
   if (!frame.in_place())
     return {space().data() + offset, frame.rounds[step().round].native_count, dtype, plan_->memory};
   const Piece& piece = frame.pieces.front();
-  return context_->params[piece.param].output.subspan(piece.range.first, piece.range.count);
+  return context_->bindings[piece.param].output.subspan(piece.range.first, piece.range.count);
 }
 
 // Receivers of the messages from two steps ago may still read a block, but not a buffer.
@@ -161,7 +161,7 @@ bool ChunkTask::is_in_place() const {
 void ChunkTask::count_peers() {
   peers_.assign(step().shard_count, 0);
   for (const StepMessage& message : step().sends)
-    for (std::size_t i = 0; message.peer != context_->rank && i < message.shards; ++i)
+    for (std::size_t i = 0; message.peer != context_->ranks.rank && i < message.shards; ++i)
       peers_[message.shard - step().first_shard + i] += 1;
 }
 
@@ -219,10 +219,12 @@ void ChunkTask::start_messages() {
   receives_.clear();
   std::size_t largest = 0;
   for (const StepMessage& message : step().sends)
-    if (message.peer != context_->rank) sends_.push_back({message.peer, own_message(message)});
+    if (message.peer != context_->ranks.rank)
+      sends_.push_back({message.peer, own_message(message)});
   for (const StepMessage& message : step().receives) {
     largest = std::max(largest, capacity(message));
-    if (message.peer != context_->rank) receives_.push_back({message.peer, capacity(message)});
+    if (message.peer != context_->ranks.rank)
+      receives_.push_back({message.peer, capacity(message)});
   }
   Transport& transport = *context_->transport;
   const bool gathers = step().gathers && !(context_->on_device() && shards_differ());
@@ -244,7 +246,7 @@ void ChunkTask::finish_step() {
 void ChunkTask::collect() {
   received_.clear();
   for (const StepMessage& message : step().receives) {
-    const bool own = message.peer == context_->rank;  // the last of the sent messages
+    const bool own = message.peer == context_->ranks.rank;  // the last of the sent messages
     ConstByteSpan rest = own ? own_message(step().sends.back()) : handle_.received(message.peer);
     for (std::size_t left = message.shards, i = message.shard; left > 0;
          --left, i += message.apart) {

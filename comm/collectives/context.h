@@ -1,7 +1,7 @@
 // The state shared by the steps of an exchange, and the counters.
 #pragma once
 
-#include "comm/collectives/plan.h"
+#include "comm/collectives/ranks.h"
 #include "comm/collectives/trace.h"
 
 #include <tersor/agreement.h>
@@ -18,8 +18,6 @@
 
 namespace tersor {
 
-class Hierarchy;
-
 /// Work done for a parameter since the counters were last cleared. Seconds and bytes of a frame are
 /// divided among the frame's parameters in proportion to the counts.
 struct ParamCounters {
@@ -28,17 +26,9 @@ struct ParamCounters {
   double decode_seconds = 0;
 };
 
-/// All properties fixed during an exchange.
-struct ExchangeContext {
-  Transport* transport = nullptr;
-  Transport* adder = nullptr;  ///< sums raw values: the transport or a split of it
-  int rank = 0;
-  int ranks = 1;
-  Grid grid = {};                        ///< of all ranks, if there is no hierarchy
-  const Hierarchy* hierarchy = nullptr;  ///< null: all ranks exchange with all ranks
-  std::span<const ExchangeParameter> params;
-  std::string_view name;  ///< of the operation, for error texts
-  std::uint64_t signature = 0;
+/// The properties of a call that its operations and codecs share.
+struct ExchangeCall {
+  std::string_view name;                            ///< of the operation, for error texts
   std::shared_ptr<const Agreement> agreement = {};  ///< the options behind the signature
   std::uint64_t seed = 0;
   std::uint32_t step = 0;                 ///< used without `words`
@@ -46,42 +36,60 @@ struct ExchangeContext {
   Reduction reduction = Reduction::kSum;  ///< a mean is divided during addition (Shard::shares)
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  Threads* threads = nullptr;
-  std::size_t whole_bytes = 0;    ///< of native sums whose order is left to the transport
-  Memory memory = Memory::kHost;  ///< of all values, states, words and messages
-  // On a device: the stream for all work, the report of damaged frames, and the overflow counter.
-  // `in_order` is true if only a single chunk is under way.
+  std::size_t whole_bytes = 0;  ///< of native sums whose order is left to the transport
+};
+
+/// The work on a device: the stream for all work, the report of damaged frames, and the overflow
+/// counter.
+struct DeviceWork {
   StreamView stream = {};
   FrameFault* fault = nullptr;
-  std::uint64_t* device_overflows = nullptr;
-  bool in_order = false;
+  std::uint64_t* overflows = nullptr;
+  bool in_order = false;  ///< True if only a single chunk is under way
+};
 
-  std::uint32_t step_on_host() const {
-    return words == nullptr || on_device() ? step : words->step;
-  }
-  unsigned thread_count() const { return threads == nullptr ? 1 : threads->count(); }
-  bool on_device() const { return memory == Memory::kDevice; }
-  /// True if the library below runs everything on the device and adds in its own order.
-  bool queues() const { return on_device() && transport->traits().queues; }
-
-  void set_agreement(Agreement own) {
-    signature = own.signature();
-    agreement = std::make_shared<const Agreement>(std::move(own));
-  }
-
+/// All properties fixed during an exchange, and the counters.
+struct ExchangeContext : ExchangeShape {
+  Transport* transport = nullptr;
+  Transport* adder = nullptr;  ///< sums raw values: the transport or a split of it
+  // One entry per parameter:
+  std::span<const ParameterBinding> bindings;
+  std::span<const ParameterFeedback> feedback;
+  ExchangeCall call;
+  DeviceWork device;
   std::vector<ParamCounters> counters = {};  ///< one per parameter
   std::uint64_t overflows = 0;
   TraceRing* trace = nullptr;  ///< of host work, if requested
+
+  std::uint32_t step_on_host() const {
+    return call.words == nullptr || on_device() ? call.step : call.words->step;
+  }
+  void set_agreement(Agreement own) {
+    signature = own.signature();
+    call.agreement = std::make_shared<const Agreement>(std::move(own));
+  }
+  void set_memory(Memory of_values) {
+    memory = of_values;
+    queues = on_device() && transport->traits().queues;
+  }
+  /// An operation of the host.
+  Operation operation(std::string_view name) const {
+    return {.name = name,
+            .signature = signature,
+            .agreement = call.agreement,
+            .tag = transport->reserve_tags(1),
+            .timeout = call.timeout};
+  }
 };
 
 /// The bracket of a device call's operations.
 inline Operation bracket_of(const ExchangeContext& context) {
-  return {.name = context.name,
+  return {.name = context.call.name,
           .signature = context.signature,
-          .agreement = context.agreement,
-          .timeout = context.timeout,
+          .agreement = context.call.agreement,
+          .timeout = context.call.timeout,
           .memory = context.memory,
-          .stream = context.stream};
+          .stream = context.device.stream};
 }
 
 /// Seconds since `start`.

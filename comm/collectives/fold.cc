@@ -6,11 +6,11 @@ namespace tersor {
 namespace {
 
 /// The ranges of a rank's residual of `count` values in the parameter, in residual order.
-std::vector<Range> residual_ranges(const ExchangeParameter& param, std::size_t count) {
-  if (param.encoded_shards.empty()) return {{param.residual_first, count}};
-  const std::size_t shard = count / param.encoded_shards.size();
+std::vector<Range> residual_ranges(const ParameterFeedback& feedback, std::size_t count) {
+  if (feedback.encoded_shards.empty()) return {{feedback.sender_first, count}};
+  const std::size_t shard = count / feedback.encoded_shards.size();
   std::vector<Range> ranges;
-  for (const int owner : param.encoded_shards)
+  for (const int owner : feedback.encoded_shards)
     ranges.push_back({static_cast<std::size_t>(owner) * shard, shard});
   return ranges;
 }
@@ -19,10 +19,10 @@ std::vector<Range> residual_ranges(const ExchangeParameter& param, std::size_t c
 /// of the parameter and at index `offset` of the residual. Only values among the first `known` of
 /// the parameter count.
 template <typename Take>
-void for_each_part(const ExchangeParameter& param, std::size_t count, std::size_t known,
+void for_each_part(const ParameterFeedback& feedback, std::size_t count, std::size_t known,
                    const Take& take) {
   std::size_t offset = 0;
-  for (const Range& range : residual_ranges(param, count)) {
+  for (const Range& range : residual_ranges(feedback, count)) {
     const std::size_t first = std::min(range.first, known);
     take(first, offset, std::min(range.count, known - first));
     offset += range.count;
@@ -31,33 +31,33 @@ void for_each_part(const ExchangeParameter& param, std::size_t count, std::size_
 
 }  // namespace
 
-void fold_owner(std::span<const float> owner, const ExchangeParameter& param, const Owed& owed,
+void fold_owner(std::span<const float> owner, const ParameterFeedback& feedback, const Owed& owed,
                 const FoldInto& into) {
   if (owner.empty()) return;
   auto value = owner.begin();
   for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
-    const Range& range = param.owned.stages[stage];
+    const Range& range = feedback.owned.stages[stage];
     for (std::size_t i = 0; i < range.count; ++i)
       into.values[range.first - into.first + i] += owed.owner[stage] / into.unit * *value++;
   }
 }
 
-std::vector<float> folded(const RankResiduals& own, const ExchangeParameter& param,
+std::vector<float> folded(const RankResiduals& own, const ParameterFeedback& feedback,
                           const Owed& owed, std::size_t count) {
   std::vector<float> whole(count);
-  for_each_part(param, own.sender.size(), count,
+  for_each_part(feedback, own.sender.size(), count,
                 [&](std::size_t first, std::size_t stored, std::size_t known) {
                   for (std::size_t i = 0; i < known; ++i)
                     whole[first + i] = owed.sender * own.sender[stored + i];
                 });
-  fold_owner(own.owner, param, owed, {whole});
+  fold_owner(own.owner, feedback, owed, {whole});
   return whole;
 }
 
-std::vector<float> residual_part(std::span<const float> whole, const ExchangeParameter& param,
+std::vector<float> residual_part(std::span<const float> whole, const ParameterFeedback& feedback,
                                  std::size_t count) {
   std::vector<float> part(count);
-  for_each_part(param, count, whole.size(),
+  for_each_part(feedback, count, whole.size(),
                 [&](std::size_t first, std::size_t stored, std::size_t known) {
                   std::copy_n(whole.data() + first, known, part.data() + stored);
                 });

@@ -13,9 +13,9 @@ namespace tersor {
 
 /// The residuals of a parameter on a rank.
 struct RankResiduals {
-  /// Residual of the encoded values, from ExchangeParameter::residual_first or of the shards.
+  /// Residual of the encoded values, from ParameterFeedback::sender_first or of the shards.
   std::span<const float> sender;
-  std::span<const float> owner;  ///< of ExchangeParameter::owned, stage by stage
+  std::span<const float> owner;  ///< of ParameterFeedback::owned, stage by stage
 };
 
 /// The values of a parameter from `first`. Each is expressed in multiples of `unit` of the
@@ -27,16 +27,16 @@ struct FoldInto {
 };
 
 /// Adds the owner's residual of a rank.
-void fold_owner(std::span<const float> owner, const ExchangeParameter& param, const Owed& owed,
+void fold_owner(std::span<const float> owner, const ParameterFeedback& feedback, const Owed& owed,
                 const FoldInto& into);
 
 /// The folded residual of a parameter of `count` values, without padding, in units of the undivided
 /// sum of a mean. The sum over ranks is the residual of all ranks.
-std::vector<float> folded(const RankResiduals& own, const ExchangeParameter& param,
+std::vector<float> folded(const RankResiduals& own, const ParameterFeedback& feedback,
                           const Owed& owed, std::size_t count);
 
 /// The `count` values of a whole residual stored by a rank as a sender; 0 in the padding.
-std::vector<float> residual_part(std::span<const float> whole, const ExchangeParameter& param,
+std::vector<float> residual_part(std::span<const float> whole, const ParameterFeedback& feedback,
                                  std::size_t count);
 
 }  // namespace tersor

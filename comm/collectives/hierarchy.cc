@@ -38,30 +38,30 @@ Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std:
   return hosts;
 }
 
-const Hierarchy* hierarchy_of(const ExchangeContext& context, const ExchangeParameter& param) {
-  const Hierarchy* hierarchy = context.hierarchy;
+const Hierarchy* hierarchy_of(const Ranks& ranks, const ExchangeParameter& param) {
+  const Hierarchy* hierarchy = ranks.hierarchy;
   const bool scatters = param.collective == Collective::kReduceScatter;
   const bool fits = hierarchy != nullptr && (!scatters || hierarchy->groups().even());
   return fits ? hierarchy : nullptr;
 }
 
-int encoding_ranks(const ExchangeContext& context, const ExchangeParameter& param) {
-  const Hierarchy* hierarchy = hierarchy_of(context, param);
-  return hierarchy == nullptr ? context.ranks : hierarchy->groups().hosts();
+int encoding_ranks(const Ranks& ranks, const ExchangeParameter& param) {
+  const Hierarchy* hierarchy = hierarchy_of(ranks, param);
+  return hierarchy == nullptr ? ranks.count : hierarchy->groups().hosts();
 }
 
-StateRanges state_ranges(const ExchangeContext& context, const ExchangeParameter& param, int rank) {
+StateRanges state_ranges(const Ranks& ranks, const ExchangeParameter& param, int rank) {
   const Range whole{0, param.count};
-  const Hierarchy* hierarchy = hierarchy_of(context, param);
+  const Hierarchy* hierarchy = hierarchy_of(ranks, param);
   if (hierarchy == nullptr)
-    return {whole, context.grid.owned(whole, rank, param.parameter, param.unit())};
+    return {whole, ranks.grid.owned(whole, rank, param.parameter, param.unit())};
   if (param.collective == Collective::kReduceScatter)
     return {hierarchy->groups().scattered(param.count, rank), {}};
   return hierarchy->groups().state_ranges(param.count, rank, param.parameter, param.unit());
 }
 
 Transport* adder_of(const ExchangeContext& context) {
-  return context.hierarchy == nullptr ? context.transport : context.hierarchy->owners();
+  return context.ranks.hierarchy == nullptr ? context.transport : context.ranks.hierarchy->owners();
 }
 
 std::uint64_t sent_bytes(const ExchangeContext& context) {
@@ -92,14 +92,8 @@ void check_even(const HostGroups& groups, std::string_view what) {
       sizes + ": choose an algorithm other than hierarchical, or leave hosts out");
 }
 
-void agree(Transport& transport, const ExchangeContext& context) {
-  transport
-      .barrier({.name = context.name,
-                .signature = context.signature,
-                .agreement = context.agreement,
-                .tag = transport.reserve_tags(1),
-                .timeout = context.timeout})
-      .wait_synchronize();
+void agree(const ExchangeContext& context) {
+  context.transport->barrier(context.operation(context.call.name)).wait_synchronize();
 }
 
 }  // namespace tersor

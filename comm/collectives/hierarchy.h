@@ -51,17 +51,6 @@ struct Hosts {
 Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std::string_view codec,
                  double error_growth);
 
-/// The hierarchy of a parameter. Null without a hierarchy and for a reduce-scatter over unequal
-/// hosts.
-const Hierarchy* hierarchy_of(const ExchangeContext& context, const ExchangeParameter& param);
-
-/// The number of ranks exchanging a parameter's encoded values: all ranks, or the owners of a host
-/// shard.
-int encoding_ranks(const ExchangeContext& context, const ExchangeParameter& param);
-
-/// The values a rank encodes of an added parameter, and the owned values in a two-shot allreduce.
-StateRanges state_ranges(const ExchangeContext& context, const ExchangeParameter& param, int rank);
-
 /// The transport for adding raw values: the whole transport, or the split of the host shard's
 /// owners.
 Transport* adder_of(const ExchangeContext& context);
@@ -80,6 +69,6 @@ void check_even(const HostGroups& groups, std::string_view what);
 
 /// Throws TransportError on all ranks if signatures differ. Called before splitting, because splits
 /// of mismatched groups would fail.
-void agree(Transport& transport, const ExchangeContext& context);
+void agree(const ExchangeContext& context);
 
 }  // namespace tersor

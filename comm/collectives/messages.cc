@@ -21,23 +21,24 @@ SegmentState state_part(const SegmentState& state, Range range) {
   return {part(state.residual_in, range), part(state.residual_out, range)};
 }
 
-SegmentState sender_part(const ExchangeParameter& param, Range range, int ranks) {
-  if (param.encoded_shards.empty())
-    return state_part(param.residual, {range.first - param.residual_first, range.count});
-  const std::size_t length = shard_range(param.count, 0, ranks).count;
-  const int shard = index_in(param.encoded_shards, static_cast<int>(range.first / length));
-  const std::size_t first = static_cast<std::size_t>(shard) * length + range.first % length;
-  return state_part(param.residual, {first, range.count});
+/// `shard_count`: the values of a shard of a reduce-scatter.
+SegmentState sender_part(const ParameterFeedback& feedback, Range range, std::size_t shard_count) {
+  if (feedback.encoded_shards.empty())
+    return state_part(feedback.sender, {range.first - feedback.sender_first, range.count});
+  const int shard = index_in(feedback.encoded_shards, static_cast<int>(range.first / shard_count));
+  const std::size_t first =
+      static_cast<std::size_t>(shard) * shard_count + range.first % shard_count;
+  return state_part(feedback.sender, {first, range.count});
 }
 
 // A host's sum is stored separately if the values are read-only.
-ConstValueSpan input_part(const Shard& shard, const ExchangeParameter& param, Range range) {
+ConstValueSpan input_part(const Shard& shard, const ParameterBinding& param, Range range) {
   if (shard.source == Source::kOfHost && !param.host_sum.empty())
     return part(param.host_sum, range);
   return param.input.subspan(range.first, range.count);
 }
 
-ValueSpan output_part(const Shard& shard, const ExchangeParameter& param, Range range) {
+ValueSpan output_part(const Shard& shard, const ParameterBinding& param, Range range) {
   if (shard.source == Source::kToHost && !param.host_sum.empty())
     return part(param.host_sum, range);
   if (param.window) return param.output;
@@ -45,9 +46,9 @@ ValueSpan output_part(const Shard& shard, const ExchangeParameter& param, Range 
 }
 
 // The owner's residuals start at the owned part of the parameter, stage by stage.
-SegmentState owner_part(const ExchangeParameter& param, Range range, std::size_t stage) {
-  const std::size_t first = range.first - param.owned.stages[stage].first;
-  return state_part(param.owner, {param.owned.offset(stage) + first, range.count});
+SegmentState owner_part(const ParameterFeedback& feedback, Range range, std::size_t stage) {
+  const std::size_t first = range.first - feedback.owned.stages[stage].first;
+  return state_part(feedback.owner, {feedback.owned.offset(stage) + first, range.count});
 }
 
 }  // namespace
@@ -56,25 +57,26 @@ void Messages::gather_inputs(const Shard& shard, const FramePlan& frame) {
   inputs_.clear();
   states_.clear();
   for (const Piece& piece : frame.pieces) {
-    const ExchangeParameter& param = context_->params[piece.param];
-    inputs_.push_back(input_part(shard, param, piece.range));
-    if (frame.codec->has_feedback())
-      states_.push_back(sender_part(param, piece.range, context_->ranks));
+    inputs_.push_back(input_part(shard, context_->bindings[piece.param], piece.range));
+    if (!frame.codec->has_feedback()) continue;
+    const std::size_t shard_count = context_->params[piece.param].count / context_->ranks.count;
+    states_.push_back(sender_part(context_->feedback[piece.param], piece.range, shard_count));
   }
 }
 
 void Messages::gather_owners(const FramePlan& frame, std::size_t stage) {
   states_.clear();
   for (const Piece& piece : frame.pieces) {
-    const ExchangeParameter& param = context_->params[piece.param];
-    if (!param.owner.residual_out.empty()) states_.push_back(owner_part(param, piece.range, stage));
+    const ParameterFeedback& feedback = context_->feedback[piece.param];
+    if (!feedback.owner.residual_out.empty())
+      states_.push_back(owner_part(feedback, piece.range, stage));
   }
 }
 
 void Messages::gather_memories(const FramePlan& frame) {
   memories_.clear();
   for (const Piece& piece : frame.pieces) {
-    const SegmentMemory& memory = context_->params[piece.param].memory;
+    const SegmentMemory& memory = context_->feedback[piece.param].memory;
     if (!memory.out.empty()) memories_.push_back(memory);
   }
 }
@@ -82,7 +84,7 @@ void Messages::gather_memories(const FramePlan& frame) {
 void Messages::gather_outputs(const Shard& shard, const FramePlan& frame) {
   outputs_.clear();
   for (const Piece& piece : frame.pieces)
-    outputs_.push_back(output_part(shard, context_->params[piece.param], piece.range));
+    outputs_.push_back(output_part(shard, context_->bindings[piece.param], piece.range));
 }
 
 // Takes the next frame from each message. Only finds the end of the frame: the codec checks the
@@ -101,8 +103,9 @@ void Messages::next_frames(const FramePlan& frame, std::span<const Received> mes
 }
 
 void Messages::throw_damaged(int rank, const WireError& error) const {
-  throw WireError(std::string(context_->name) + " on rank " + std::to_string(context_->rank) +
-                  ": the frame of rank " + std::to_string(rank) + ": " + error.what());
+  throw WireError(std::string(context_->call.name) + " on rank " +
+                  std::to_string(context_->ranks.rank) + ": the frame of rank " +
+                  std::to_string(rank) + ": " + error.what());
 }
 
 // Codecs do not know ranks. If a codec refuses the frames, each frame is read alone to find the
@@ -124,13 +127,14 @@ void Messages::read_frames(std::span<const Received> messages, const Read& read)
 // Distinct for the sender and for the owner after each reduction.
 RandomSource Messages::random(const Shard& shard, std::size_t stage) const {
   const auto group_rank = static_cast<std::uint32_t>(shard.group_rank);
-  return {.key = kernels::noise_key(context_->seed, group_rank, static_cast<std::uint32_t>(stage)),
-          .step = context_->step};
+  return {
+      .key = kernels::noise_key(context_->call.seed, group_rank, static_cast<std::uint32_t>(stage)),
+      .step = context_->call.step};
 }
 
 FrameIdentity Messages::identity(const Shard& shard) const {
   return {.signature = shard.signature == 0 ? context_->signature : shard.signature,
-          .checksum = context_->checksum,
+          .checksum = context_->call.checksum,
           .round = round_};
 }
 
@@ -140,9 +144,9 @@ Execution Messages::execution(const FramePlan& frame) const {
   execution.workspace = workspace_;
   execution.round_state = round_state_.subspan(frame.round_state_offset, frame.round_state_bytes);
   execution.memory = context_->memory;
-  execution.stream = context_->stream;
-  execution.fault = context_->fault;
-  execution.overflows = context_->device_overflows;
+  execution.stream = context_->device.stream;
+  execution.fault = context_->device.fault;
+  execution.overflows = context_->device.overflows;
   return execution;
 }
 
@@ -184,7 +188,8 @@ void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers)
 // A device counts overflows itself.
 void Messages::count_overflows() {
   if (context_->on_device()) return;
-  const std::uint64_t before = context_->words == nullptr ? 0 : context_->words->overflows;
+  const std::uint64_t before =
+      context_->call.words == nullptr ? 0 : context_->call.words->overflows;
   context_->overflows += words_out_.overflows - std::min(before, words_out_.overflows);
   words_out_ = {};
 }
@@ -224,7 +229,7 @@ std::size_t Messages::reduce(const Shard& shard, std::span<const Received> messa
                            .frames = frames,
                            .factor = factor(shard, stage - 1),
                            .states = states_,
-                           .words = context_->words,
+                           .words = context_->call.words,
                            .words_out = words_out(),
                            .random = random(shard, stage),
                            .identity = identity(shard),
@@ -238,7 +243,7 @@ std::size_t Messages::reduce(const Shard& shard, std::span<const Received> messa
 
 // Checks before forwarding, because later receivers would blame the wrong rank.
 void Messages::check_checksum(ConstByteSpan frame, int rank) const {
-  if (context_->on_device() || context_->checksum == Checksum::kOff) return;
+  if (context_->on_device() || context_->call.checksum == Checksum::kOff) return;
   try {
     encoding::check_checksum(frame, context_->threads);
   } catch (const WireError& error) {
@@ -261,7 +266,7 @@ std::size_t Messages::forward(const Shard& shard, const Received& received, Byte
 
 void Messages::copy(ByteSpan to, ConstByteSpan from) const {
   if (context_->on_device())
-    return kernels::copy_bytes(to.data(), from.data(), from.size(), context_->stream);
+    return kernels::copy_bytes(to.data(), from.data(), from.size(), context_->device.stream);
   std::ranges::copy(from, to.begin());
 }
 
@@ -285,7 +290,7 @@ EncodeCall Messages::encode_call(const Shard& shard, const FramePlan& frame) {
           .gradients = inputs_,
           .states = states_,
           .memories = memories_,
-          .words = context_->words,
+          .words = context_->call.words,
           .words_out = words_out(),
           .random = random(shard, 0),
           .identity = identity(shard),
@@ -306,7 +311,7 @@ DecodeCall Messages::decode_call(const Shard& shard, const FramePlan& frame, flo
           .execution = execution(frame),
           .window_first = frame.pieces.empty()
                               ? std::nullopt
-                              : context_->params[frame.pieces.front().param].window,
+                              : context_->bindings[frame.pieces.front().param].window,
           .contributions = shard.contributions};
 }
 

@@ -76,7 +76,7 @@ class Messages {
   FrameIdentity identity(const Shard& shard) const;
   /// The factor for values added after `stage` reductions.
   float factor(const Shard& shard, std::size_t stage) const {
-    return context_->reduction == Reduction::kMean ? 1.0f / shard.shares[stage] : 1.0f;
+    return context_->call.reduction == Reduction::kMean ? 1.0f / shard.shares[stage] : 1.0f;
   }
   Execution execution(const FramePlan& frame) const;
   void encode_native(const Shard& shard, ValueSpan values);

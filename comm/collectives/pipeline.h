@@ -66,7 +66,7 @@ class Pipeline {
     std::function<void()> on_done;
   };
 
-  bool ticks() const { return context_.queues(); }
+  bool ticks() const { return context_.queues; }
   void tick();
   void activate_next();
   bool start_next();

@@ -23,7 +23,7 @@
 
 namespace tersor {
 
-/// A parameter in an exchange. Spans may be bound again between exchanges.
+/// A parameter in an exchange: the properties that plans depend on.
 struct ExchangeParameter {
   std::uint32_t parameter = 0;
   std::size_t count = 0;
@@ -32,31 +32,38 @@ struct ExchangeParameter {
   std::size_t columns = 0;
   Dtype dtype = Dtype::kF32;
   std::shared_ptr<const Codec> codec;
-  Algorithm algorithm =
-      Algorithm::kAuto;         ///< algorithm of this parameter; kAuto: the common algorithm
+  /// The algorithm of this parameter; kAuto: the common algorithm.
+  Algorithm algorithm = Algorithm::kAuto;
   std::size_t chunk_count = 0;  ///< values, chosen for this parameter; 0: the common length
   std::size_t least_unit = 0;   ///< minimum cut unit, if codecs with other units may be substituted
   Collective collective = Collective::kAllreduce;
+  const std::uint32_t* active = nullptr;
 
+  /// The parameter is cut at multiples of this number of values.
+  std::size_t unit() const { return std::max(least_unit, unit_of(*codec, count)); }
+};
+
+/// The values of a parameter. Spans may be bound again between exchanges.
+struct ParameterBinding {
   ConstValueSpan input = {};  ///< contribution of this rank
   ValueSpan output = {};      ///< result; may be the input's memory
   ValueSpan host_sum = {};    ///< intermediate sum of a host; empty: in the output
   /// Start of the output in the parameter: in a reduce-scatter, this rank's shard.
   std::size_t output_first = 0;
-  SegmentState residual = {};      ///< of the sender, for the encoded values; empty: none
-  std::size_t residual_first = 0;  ///< start of the residual in the parameter
-  SegmentState owner = {};         ///< of the owner, for the owned values; empty: none
-  OwnedRanges owned = {};          ///< owned values
+  /// If set, only output.count() values from this index are decoded.
+  std::optional<std::uint64_t> window = {};
+};
+
+/// The residuals of a parameter on this rank, and the codec's own state.
+struct ParameterFeedback {
+  SegmentState sender = {};      ///< for the encoded values; empty: none
+  std::size_t sender_first = 0;  ///< start of the sender's residual in the parameter
   /// In a hierarchical reduce-scatter: owners of the shards encoded by this rank, ascending. The
   /// residuals are contiguous.
   std::vector<int> encoded_shards = {};
+  SegmentState owner = {};    ///< for the owned values; empty: none
+  OwnedRanges owned = {};     ///< owned values
   SegmentMemory memory = {};  ///< the codec's own state for the whole parameter; empty: none
-  const std::uint32_t* active = nullptr;
-  std::optional<std::uint64_t> window =
-      {};  ///< if set, only output.count() values from this index are decoded
-
-  /// The parameter is cut at multiples of this number of values.
-  std::size_t unit() const { return std::max(least_unit, unit_of(*codec, count)); }
 };
 
 /// A part of a parameter.

@@ -46,25 +46,26 @@ Owed owed_over(const Grid& grid, float adds, float sender) {
 // A reduce-scatter has one shard per rank.
 Grid Planner::grid(const ExchangeParameter& param) const {
   if (climbs(param)) return groups().grid();
-  return param.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
+  return param.collective == Collective::kReduceScatter ? Grid(shape_.ranks.count)
+                                                        : shape_.ranks.grid;
 }
 
 // The context for an exchange of all ranks.
 PlanContext Planner::context(const ExchangeParameter& param) const {
-  return {.params = context_.params,
-          .ranks = context_.ranks,
+  return {.params = shape_.params,
+          .ranks = shape_.ranks.count,
           .grid = grid(param),
-          .group_rank = context_.rank,
-          .threads = context_.thread_count(),
-          .memory = context_.memory,
-          .adds = static_cast<float>(context_.ranks)};
+          .group_rank = shape_.ranks.rank,
+          .threads = shape_.thread_count(),
+          .memory = shape_.memory,
+          .adds = static_cast<float>(shape_.ranks.count)};
 }
 
 PlanContext Planner::encoded_context(int host_shard, const ExchangeParameter& param) const {
   PlanContext context = this->context(param);
   if (!climbs(param)) return context;
   context.ranks = encoding_ranks(param);
-  context.group_rank = index_in(groups().owners(host_shard), context_.rank);
+  context.group_rank = index_in(groups().owners(host_shard), shape_.ranks.rank);
   context.sharding = {host_shard, groups().host_shards()};
   context.source = Source::kOfHost;
   context.adds /= host_share();
@@ -78,19 +79,19 @@ Owed Planner::owed(const ExchangeParameter& param) const {
 
 // Sums within a host continue between hosts. The returned results are already means.
 PlanContext Planner::host_context(Source source) const {
-  return {.params = context_.params,
-          .ranks = static_cast<int>(groups().neighbours(context_.rank).size()),
-          .group_rank = groups().local_rank(context_.rank),
-          .threads = context_.thread_count(),
+  return {.params = shape_.params,
+          .ranks = static_cast<int>(groups().neighbours(shape_.ranks.rank).size()),
+          .group_rank = groups().local_rank(shape_.ranks.rank),
+          .threads = shape_.thread_count(),
           .source = source,
-          .codec = &context_.hierarchy->codec(),
-          .memory = context_.memory,
+          .codec = &shape_.ranks.hierarchy->codec(),
+          .memory = shape_.memory,
           .adds = source == Source::kToHost ? host_share() : 1.0f};
 }
 
 // A library adding values in place divides the values by itself.
 bool Planner::stays_whole(const ExchangeParameter& param, Algorithm algorithm) const {
-  return algorithm == Algorithm::kNative && context_.queues() &&
+  return algorithm == Algorithm::kNative && shape_.queues &&
          adds_in_place(*param.codec, param.dtype);
 }
 
@@ -100,8 +101,8 @@ std::vector<Exchange> Planner::exchanges(const ExchangeParameter& param,
 }
 
 Schedule Planner::schedule(const ExchangeParameter& param, std::span<const Exchange> rounds) const {
-  if (climbs(param)) return hierarchical(groups(), context_.rank, rounds);
-  const Group all = everybody(context_.rank, grid(param));
+  if (climbs(param)) return hierarchical(groups(), shape_.ranks.rank, rounds);
+  const Group all = everybody(shape_.ranks.rank, grid(param));
   return param.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
                                                         : allreduce_by(rounds, all);
 }
@@ -109,8 +110,7 @@ Schedule Planner::schedule(const ExchangeParameter& param, std::span<const Excha
 std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Shards> shards) const {
   const auto shared = std::make_shared<const Schedule>(schedule);
   std::vector<ChunkPlan> plans;
-  for (Shards& chunk : shards)
-    plans.push_back(make_chunk(shared, std::move(chunk), context_.memory));
+  for (Shards& chunk : shards) plans.push_back(make_chunk(shared, std::move(chunk), shape_.memory));
   return plans;
 }
 
@@ -118,7 +118,7 @@ std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Sha
 Shards Planner::with_hosts(std::vector<Shards> host_shards) const {
   std::vector<std::vector<Piece>> pieces;
   for (const Shards& host_shard : host_shards) pieces.push_back(pieces_of(host_shard));
-  const auto own = static_cast<std::size_t>(groups().local_rank(context_.rank));
+  const auto own = static_cast<std::size_t>(groups().local_rank(shape_.ranks.rank));
   Shards shards = plan_pieces(host_context(Source::kToHost), pieces);
   append(shards, own < host_shards.size() ? std::move(host_shards[own])
                                           : Shards(host_shards.front().size()));
@@ -155,18 +155,18 @@ std::vector<ChunkPlan> Planner::cut(std::uint32_t param, Algorithm algorithm,
 /// The range of a parameter for each rank.
 std::vector<Piece> Planner::shares(std::uint32_t param) const {
   std::vector<Piece> shares;
-  for (int rank = 0; rank < context_.ranks; ++rank)
-    shares.push_back({param, shard_range(params()[param].count, rank, context_.ranks)});
+  for (int rank = 0; rank < shape_.ranks.count; ++rank)
+    shares.push_back({param, shard_range(params()[param].count, rank, shape_.ranks.count)});
   return shares;
 }
 
 ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> params) const {
-  std::vector<std::vector<Piece>> all(static_cast<std::size_t>(context_.ranks));
+  std::vector<std::vector<Piece>> all(static_cast<std::size_t>(shape_.ranks.count));
   for (const std::uint32_t param : params) {
     const std::vector<Piece> own = shares(param);
     for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].push_back(own[rank]);
   }
-  const Schedule schedule = hierarchical_reduce_scatter(groups(), context_.rank);
+  const Schedule schedule = hierarchical_reduce_scatter(groups(), shape_.ranks.rank);
   return std::move(chunks(schedule, {scattered_shards(all)}).front());
 }
 
@@ -207,7 +207,7 @@ std::vector<ChunkPlan> Planner::by_rank(const Group& group, const Schedule& sche
 }
 
 Shards Planner::scattered_shards(std::span<const std::vector<Piece>> shares) const {
-  const int group_rank = groups().local_rank(context_.rank);
+  const int group_rank = groups().local_rank(shape_.ranks.rank);
   std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups().host_shards())), between;
   for (std::size_t i = 0; i < within.size(); ++i)
     for (const int owner : groups().owners(static_cast<int>(i)))
@@ -231,26 +231,26 @@ std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
     for (const Piece& piece : chunk) cut.push_back({piece});
     shards.push_back(scattered_shards(cut));
   }
-  return chunks(hierarchical_reduce_scatter(groups(), context_.rank), std::move(shards));
+  return chunks(hierarchical_reduce_scatter(groups(), shape_.ranks.rank), std::move(shards));
 }
 
 // Frames between two ranks contain the row counts of both directions. Both ranks therefore detect
 // different counts.
 std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
                                       std::size_t received) const {
-  const bool first = context_.rank < static_cast<int>(peer);
+  const bool first = shape_.ranks.rank < static_cast<int>(peer);
   return Signature()
-      .add(context_.signature)
+      .add(shape_.signature)
       .add(static_cast<std::uint64_t>(first ? sent : received))
       .add(static_cast<std::uint64_t>(first ? received : sent))
       .value();
 }
 
 void Planner::name_rows(const Group& group, std::size_t columns, Shards& shards) const {
-  for (int group_rank = 0; group_rank < context_.ranks; ++group_rank) {
+  for (int group_rank = 0; group_rank < shape_.ranks.count; ++group_rank) {
     const std::size_t to = shard_to(group, group_rank), from = shard_from(group, group_rank);
     const int peer = group.rank_at(group_rank);
-    shards[to].group_rank = context_.rank + context_.ranks * peer;
+    shards[to].group_rank = shape_.ranks.rank + shape_.ranks.count * peer;
     shards[to].signature = shards[from].signature =
         signature_with(static_cast<std::size_t>(peer), params()[to].count / columns,
                        params()[from].count / columns);
@@ -261,7 +261,7 @@ void Planner::name_rows(const Group& group, std::size_t columns, Shards& shards)
 // Sends all rows at once on a grid, because ranks forward rows of other ranks, and on devices.
 std::size_t Planner::rows_at_once(const Group& group, std::size_t columns,
                                   std::size_t chunk_count) const {
-  if (group.grid.dimensions() > 1 || context_.on_device())
+  if (group.grid.dimensions() > 1 || shape_.on_device())
     return std::numeric_limits<std::size_t>::max() / columns;
   const std::size_t rows = ceil_div(shard_length(chunk_count, group.members.size()), columns);
   return align_up(rows, std::max<std::size_t>(1, joined_rows(params().front(), columns)));
@@ -270,7 +270,7 @@ std::size_t Planner::rows_at_once(const Group& group, std::size_t columns,
 std::vector<ChunkPlan> Planner::by_rows(const Group& group, std::size_t columns,
                                         std::size_t chunk_count) const {
   PlanContext context = this->context(params().front());
-  context.grid = context_.grid;
+  context.grid = shape_.ranks.grid;
   context.ranks = 1;  // a receiver decodes one rank's message at a time
   const std::size_t longest =
       std::ranges::max(params(), {}, &ExchangeParameter::count).count / columns;
@@ -281,7 +281,7 @@ std::vector<ChunkPlan> Planner::by_rows(const Group& group, std::size_t columns,
     name_rows(group, columns, shards);
     const auto schedule =
         std::make_shared<const Schedule>(without_empty(all_to_all(group), shards));
-    plans.push_back(make_chunk(schedule, std::move(shards), context_.memory));
+    plans.push_back(make_chunk(schedule, std::move(shards), shape_.memory));
     plans.back().followed = longest - first > step;
   }
   return plans;

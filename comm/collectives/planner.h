@@ -1,9 +1,9 @@
 // Plans chunks: the shards and the schedule of each chunk.
 #pragma once
 
-#include "comm/collectives/context.h"
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/plan.h"
+#include "comm/collectives/ranks.h"
 
 #include <array>
 #include <cstddef>
@@ -26,12 +26,18 @@ Owed owed_over(const Grid& grid, float adds, float sender = 1);
 
 class Planner {
  public:
-  /// The context must outlive the planner and the chunks.
-  explicit Planner(const ExchangeContext& context) : context_(context) {}
+  /// The shape must outlive the planner, and its parameters also the chunks. Needs no transport.
+  explicit Planner(const ExchangeShape& shape) : shape_(shape) {}
 
-  std::span<const ExchangeParameter> params() const { return context_.params; }
+  std::span<const ExchangeParameter> params() const { return shape_.params; }
   int encoding_ranks(const ExchangeParameter& param) const {
-    return tersor::encoding_ranks(context_, param);
+    return tersor::encoding_ranks(shape_.ranks, param);
+  }
+  /// True if every rank receives all values of a reduce-scatter, because an indivisible codec
+  /// selects among all values.
+  bool gathers_whole(const ExchangeParameter& param) const {
+    return param.collective == Collective::kReduceScatter && !climbs(param) &&
+           !param.codec->traits().divisible;
   }
   /// The divisors of a parameter's residuals in a mean.
   Owed owed(const ExchangeParameter& param) const;
@@ -57,9 +63,9 @@ class Planner {
 
  private:
   bool climbs(const ExchangeParameter& param) const {
-    return hierarchy_of(context_, param) != nullptr;
+    return hierarchy_of(shape_.ranks, param) != nullptr;
   }
-  const HostGroups& groups() const { return context_.hierarchy->groups(); }
+  const HostGroups& groups() const { return shape_.ranks.hierarchy->groups(); }
   bool scatters_by_hosts(const ExchangeParameter& param) const {
     return param.collective == Collective::kReduceScatter && climbs(param);
   }
@@ -83,7 +89,7 @@ class Planner {
   std::size_t rows_at_once(const Group& group, std::size_t columns, std::size_t chunk_count) const;
   void name_rows(const Group& group, std::size_t columns, Shards& shards) const;
 
-  const ExchangeContext& context_;
+  const ExchangeShape& shape_;
 };
 
 }  // namespace tersor

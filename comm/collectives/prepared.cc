@@ -10,62 +10,42 @@
 namespace tersor {
 namespace {
 
-std::vector<std::string> kind_names() {
-  std::vector<std::string> names;
-  for (const KindInfo& kind : kKinds) names.emplace_back(kind.name);
-  return names;
-}
-
-Agreement agreement_of(const Prepared& prepared, const CollectiveOptions& options,
-                       const Hosts& hosts) {
-  Agreement agreement;
-  agreement.add("operation", prepared.key.kind, kind_names())
-      .add("reduction", options.reduction, reduction_names())
-      .add("algorithm", prepared.algorithm, algorithm_names())
-      .add("ranks", static_cast<std::uint32_t>(prepared.context.ranks))
-      .add("chunk_count", static_cast<std::uint64_t>(prepared.key.chunk_count));
-  for (const ExchangeParameter& param : prepared.own_params())
-    agreement.add("dtype", param.dtype, dtype_names())
-        .add("count", static_cast<std::uint64_t>(param.count))
-        .add("first_index", param.first_index)
-        .add("codec", prepared.codec->spec().text());
-  if (prepared.context.on_device()) agreement.add("memory", std::string_view("device"));
-  agreement.add_unless_zero("root", static_cast<std::uint32_t>(prepared.key.root))
-      .add_unless_zero("order in memory", options.order, order_mark());
-  add_grid(agreement, prepared.context.grid);
-  if (hosts.groups) add_groups(agreement, *hosts.groups, options.host_codec);
-  return agreement;
-}
-
 void make_params(Prepared& prepared) {
-  const std::size_t count =
-      prepared.gathers_whole() ? prepared.key.count * prepared.context.ranks : prepared.key.count;
+  const std::size_t count = prepared.gathers_whole()
+                                ? prepared.key.values.count * prepared.context.ranks.count
+                                : prepared.key.values.count;
   for (int i = 0; i < prepared.param_count(); ++i)
-    prepared.params.push_back({.parameter = prepared.key.parameter,
+    prepared.params.push_back({.parameter = prepared.key.values.parameter,
                                .count = count,
                                .first_index = count * static_cast<std::uint64_t>(i),
-                               .dtype = prepared.key.dtype,
+                               .dtype = prepared.key.values.dtype,
                                .codec = prepared.codec});
+  prepared.bindings.resize(prepared.params.size());
+  prepared.feedback.resize(prepared.params.size());
+  prepared.context.params = prepared.params;
+  prepared.context.bindings = prepared.bindings;
+  prepared.context.feedback = prepared.feedback;
+  prepared.context.counters.resize(prepared.params.size());
 }
 
 /// The hosts of a hierarchical call. Named hosts must suit shards. Hosts found by the transport are
 /// ignored if unsuitable.
 Hosts hosts_of(const Prepared& prepared, const Transport& transport) {
   const Key& key = prepared.key;
-  if (!key.hosts.empty()) check_hosts(key.hosts, transport.ranks());
+  if (!key.grid.hosts.empty()) check_hosts(key.grid.hosts, transport.ranks());
   const bool climbs = key.kind == Kind::kAllreduce || prepared.is(kShares);
   if (!climbs || key.algorithm != Algorithm::kHierarchical) return {};
-  Hosts hosts = find_hosts(transport, key.hosts, key.host_codec, key.error_growth);
+  Hosts hosts = find_hosts(transport, key.grid.hosts, key.grid.host_codec, key.grid.error_growth);
   if (!hosts.groups || key.kind == Kind::kAllreduce || hosts.groups->even()) return hosts;
-  if (!key.hosts.empty()) check_even(*hosts.groups, prepared.context.name);
+  if (!key.grid.hosts.empty()) check_even(*hosts.groups, prepared.context.call.name);
   return {};
 }
 
 /// On a grid, sums are encoded again, but a reduce-scatter keeps no residual for them.
 void check_grid(const Prepared& prepared) {
-  const Grid& grid = prepared.context.grid;
+  const Grid& grid = prepared.context.ranks.grid;
   if (!prepared.is(kShares) || prepared.by_hosts || grid.is_direct()) return;
-  const std::string name(prepared.context.name);
+  const std::string name(prepared.context.call.name);
   if (grid.owners() != grid.group_size())
     throw InvalidArgumentError(name + " needs dims with a product of " +
                                std::to_string(grid.group_size()) + ", the number of ranks, not " +
@@ -86,8 +66,9 @@ constexpr std::size_t kLeastRelayed = std::size_t{1} << 15;  // values per chunk
 /// chunks are short compared with the whole.
 std::size_t relayed_count(const Prepared& prepared) {
   constexpr std::size_t kChunksPerRank = 32;
-  const auto chunks = kChunksPerRank * static_cast<std::size_t>(prepared.context.ranks);
-  return std::min(std::max(prepared.key.count / chunks, kLeastRelayed), prepared.key.chunk_count);
+  const auto chunks = kChunksPerRank * static_cast<std::size_t>(prepared.context.ranks.count);
+  return std::min(std::max(prepared.key.values.count / chunks, kLeastRelayed),
+                  prepared.key.chunk_count);
 }
 
 /// True if a chain is faster than two-shot. Two-shot sends 2 (n-1)/n of the values over the root's
@@ -96,41 +77,38 @@ std::size_t relayed_count(const Prepared& prepared) {
 /// encodes the sum. A mean is impossible, because a mean is divided during addition.
 bool chain_is_quicker(const Prepared& prepared) {
   const Key& key = prepared.key;
-  const auto ranks = static_cast<std::size_t>(prepared.context.ranks);
-  const bool exact = prepared.codec->traits().lossless && key.dtype == Dtype::kF32;
+  const auto ranks = static_cast<std::size_t>(prepared.context.ranks.count);
+  const bool exact = prepared.codec->traits().lossless && key.values.dtype == Dtype::kF32;
   if (!exact || key.reduction != Reduction::kSum || ranks < 3 ||
-      key.algorithm != Algorithm::kAuto || !key.dims.empty() || prepared.context.queues())
+      key.algorithm != Algorithm::kAuto || !key.grid.dims.empty() || prepared.context.queues)
     return false;
   const std::size_t waited = (ranks - 2) * (relayed_count(prepared) + kLeastRelayed);
-  return ranks * (key.count + waited) < 2 * (ranks - 1) * key.count;
+  return ranks * (key.values.count + waited) < 2 * (ranks - 1) * key.values.count;
 }
 
 /// Chooses the algorithm.
 void choose_grid_and_hosts(Prepared& prepared, const std::optional<HostGroups>& groups) {
-  prepared.algorithm = Algorithm::kOneShot;
   if (prepared.key.kind != Kind::kAllreduce) {  // checked before anything is sent
-    choose_scatter(*prepared.codec, prepared.key.dtype, prepared.context.name);
+    choose_scatter(*prepared.codec, prepared.key.values.dtype, prepared.context.call.name);
     if (prepared.key.kind == Kind::kReduce && !chain_is_quicker(prepared))
-      prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
-                                             .dtype = prepared.key.dtype,
-                                             .count = prepared.key.count,
-                                             .ranks = prepared.context.ranks,
-                                             .wanted = Algorithm::kTwoShot});
-    prepared.encoded = prepared.algorithm;
-    if (groups) prepared.algorithm = Algorithm::kHierarchical;
+      prepared.encoded = choose_algorithm({.codec = prepared.codec.get(),
+                                           .dtype = prepared.key.values.dtype,
+                                           .count = prepared.key.values.count,
+                                           .ranks = prepared.context.ranks.count,
+                                           .wanted = Algorithm::kTwoShot});
     return;
   }
   const auto host_shards = groups ? static_cast<std::size_t>(groups->host_shards()) : 1;
-  prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
-                                         .dtype = prepared.key.dtype,
-                                         .count = ceil_div(prepared.key.count, host_shards),
-                                         .ranks = groups ? groups->hosts() : prepared.context.ranks,
-                                         .wanted = prepared.key.algorithm,
-                                         .alone = !groups && !prepared.context.queues()});
-  prepared.encoded = prepared.algorithm;
-  if (groups) prepared.algorithm = Algorithm::kHierarchical;
-  if (prepared.algorithm == Algorithm::kNative)
-    prepared.context.whole_bytes = prepared.key.count * dtype_bytes(prepared.key.dtype);
+  prepared.encoded =
+      choose_algorithm({.codec = prepared.codec.get(),
+                        .dtype = prepared.key.values.dtype,
+                        .count = ceil_div(prepared.key.values.count, host_shards),
+                        .ranks = groups ? groups->hosts() : prepared.context.ranks.count,
+                        .wanted = prepared.key.algorithm,
+                        .alone = !groups && !prepared.context.queues});
+  if (!groups && prepared.encoded == Algorithm::kNative)
+    prepared.context.call.whole_bytes =
+        prepared.key.values.count * dtype_bytes(prepared.key.values.dtype);
 }
 
 void find_hierarchy(Transport& transport, Prepared& prepared, Hosts hosts, KnownHierarchy& known) {
@@ -141,93 +119,139 @@ void find_hierarchy(Transport& transport, Prepared& prepared, Hosts hosts, Known
                     known.hierarchy->groups().grid().dimensions() == groups.grid().dimensions() &&
                     std::ranges::equal(known.hierarchy->groups().numbers(), groups.numbers());
   if (!same) {
-    agree(transport, prepared.context);
+    agree(prepared.context);
     known = {&transport, std::make_shared<Hierarchy>(transport, *std::move(hosts.groups),
                                                      std::move(hosts.codec), between)};
   }
   prepared.hierarchy = known.hierarchy;
-  prepared.context.hierarchy = prepared.hierarchy.get();
+  prepared.context.ranks.hierarchy = prepared.hierarchy.get();
 }
 
 void make_host_sums(Prepared& prepared) {
   if (!prepared.by_hosts || prepared.key.kind != Kind::kReduceScatter) return;
   const auto others = static_cast<std::size_t>(prepared.hierarchy->groups().hosts() - 1);
   prepared.host_sums =
-      Buffer(others * prepared.key.count * dtype_bytes(prepared.key.dtype), prepared.key.memory);
+      Buffer(others * prepared.key.values.count * dtype_bytes(prepared.key.values.dtype),
+             prepared.key.values.memory);
+}
+
+Group every_rank(const Prepared& prepared) {
+  return everybody(prepared.context.ranks.rank, prepared.context.ranks.count);
+}
+
+using Plans = std::vector<ChunkPlan>;
+
+Plans plan_allreduce(const Prepared& prepared) {
+  return Planner(prepared.context).cut(0, prepared.encoded, prepared.key.chunk_count);
+}
+
+/// Plans a collective with a shard per rank.
+Plans plan_by_rank(const Prepared& prepared, const Group& group, const Schedule& schedule) {
+  return Planner(prepared.context).by_rank(group, schedule, prepared.key.chunk_count);
+}
+
+Plans plan_reduce_scatter(const Prepared& prepared) {
+  if (prepared.gathers_whole()) return plan_allreduce(prepared);
+  if (!prepared.by_hosts) {
+    const Group all = everybody(prepared.context.ranks.rank, prepared.context.ranks.grid);
+    return plan_by_rank(prepared, all, reduce_scatter(all));
+  }
+  std::vector<Piece> shares;
+  for (std::uint32_t rank = 0; rank < prepared.params.size(); ++rank)
+    shares.push_back({rank, {0, prepared.key.values.count}});
+  return Planner(prepared.context).scattered(shares, prepared.key.chunk_count);
+}
+
+Plans plan_allgather(const Prepared& prepared) {
+  return plan_by_rank(prepared, prepared.group(), all_gather(prepared.group()));
 }
 
 // Short values use a tree.
-std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& planner,
-                                      const Group& all) {
+Plans plan_broadcast(const Prepared& prepared) {
   const Key& key = prepared.key;
-  const std::size_t bytes = key.count * dtype_bytes(key.dtype);
-  if (bytes <= kOneShotBytes)
+  const Group all = every_rank(prepared);
+  const Planner planner(prepared.context);
+  if (key.values.count * dtype_bytes(key.values.dtype) <= kOneShotBytes)
     return planner.cut_by(tree_broadcast(all, key.root), Exchange::kGather, key.chunk_count);
   return planner.cut_by(chain_broadcast(all, key.root), Exchange::kGather, relayed_count(prepared));
 }
 
-std::vector<ChunkPlan> plan_reduce(const Prepared& prepared, const Planner& planner,
-                                   const Group& all) {
+Plans plan_reduce(const Prepared& prepared) {
   const Key& key = prepared.key;
-  if (prepared.algorithm == Algorithm::kOneShot)
-    return planner.cut_by(chain_reduce(all, key.root), Exchange::kGather, relayed_count(prepared));
+  const Planner planner(prepared.context);
+  if (prepared.encoded == Algorithm::kOneShot)
+    return planner.cut_by(chain_reduce(every_rank(prepared), key.root), Exchange::kGather,
+                          relayed_count(prepared));
   return planner.cut_by(reduce_to(prepared.group(), key.root), Exchange::kTwoShot, key.chunk_count);
 }
 
-std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Planner& planner) {
-  const Key& key = prepared.key;
-  if (prepared.gathers_whole()) return planner.cut(0, prepared.encoded, key.chunk_count);
-  if (!prepared.by_hosts) {
-    const Group all = everybody(prepared.context.rank, prepared.context.grid);
-    return planner.by_rank(all, reduce_scatter(all), key.chunk_count);
-  }
-  std::vector<Piece> shares;
-  for (std::uint32_t rank = 0; rank < prepared.params.size(); ++rank)
-    shares.push_back({rank, {0, key.count}});
-  return planner.scattered(shares, key.chunk_count);
+Plans plan_gather(const Prepared& prepared) {
+  const Group all = every_rank(prepared);
+  return plan_by_rank(prepared, all, gather_to(all, prepared.key.root));
 }
 
-std::vector<ChunkPlan> plans_of(const Prepared& prepared) {
-  const Key& key = prepared.key;
-  const Planner planner(prepared.context);
-  const Group all = everybody(prepared.context.rank, prepared.context.ranks);
-  switch (key.kind) {
-    case Kind::kAllreduce:
-      return planner.cut(0, prepared.encoded, key.chunk_count);
-    case Kind::kReduceScatter:
-      return plan_reduce_scatter(prepared, planner);
-    case Kind::kAllgather:
-      return planner.by_rank(prepared.group(), all_gather(prepared.group()), key.chunk_count);
-    case Kind::kBroadcast:
-      return plan_broadcast(prepared, planner, all);
-    case Kind::kReduce:
-      return plan_reduce(prepared, planner, all);
-    case Kind::kGather:
-      return planner.by_rank(all, gather_to(all, key.root), key.chunk_count);
-    case Kind::kScatter:
-      return planner.by_rank(all, scatter_from(all, key.root), key.chunk_count);
-    case Kind::kAllToAll:  // planned by splits.h and sending.cc
-    case Kind::kSend:
-      break;
-  }
-  return {};
+Plans plan_scatter(const Prepared& prepared) {
+  const Group all = every_rank(prepared);
+  return plan_by_rank(prepared, all, scatter_from(all, prepared.key.root));
+}
+
+constexpr KindInfo kKinds[] = {
+    {"allreduce", "the gradient", "", kAdds | kOneParam | kFeedsBack, plan_allreduce},
+    {"reduce_scatter", "the input", "the shard", kAdds | kShares | kFeedsBack | kWholeInput,
+     plan_reduce_scatter},
+    {"allgather", "the shard", "the output", kShares | kFeedsBack | kWholeOutput, plan_allgather},
+    {"broadcast", "the values", "", kOneParam | kRooted, plan_broadcast},
+    {"reduce", "the input", "", kAdds | kOneParam | kRooted | kFeedsBack, plan_reduce},
+    {"gather", "the shard", "", kRooted | kFeedsBack | kWholeOutput, plan_gather},
+    {"scatter", "", "the shard", kRooted | kWholeInput, plan_scatter},
+    {"all_to_all", "the input", "the output", kShares, nullptr},
+    {"send", "", "", kOneParam, nullptr}};
+
+std::vector<std::string> kind_names() {
+  std::vector<std::string> names;
+  for (const KindInfo& kind : kKinds) names.emplace_back(kind.name);
+  return names;
+}
+
+Agreement agreement_of(const Prepared& prepared, const CollectiveOptions& options,
+                       const Hosts& hosts) {
+  Agreement agreement;
+  agreement.add("operation", prepared.key.kind, kind_names())
+      .add("reduction", options.reduction, reduction_names())
+      .add("algorithm", prepared.algorithm(), algorithm_names())
+      .add("ranks", static_cast<std::uint32_t>(prepared.context.ranks.count))
+      .add("chunk_count", static_cast<std::uint64_t>(prepared.key.chunk_count));
+  for (const ExchangeParameter& param : prepared.own_params())
+    agreement.add("dtype", param.dtype, dtype_names())
+        .add("count", static_cast<std::uint64_t>(param.count))
+        .add("first_index", param.first_index)
+        .add("codec", prepared.codec->spec().text());
+  if (prepared.context.on_device()) agreement.add("memory", std::string_view("device"));
+  agreement.add_unless_zero("root", static_cast<std::uint32_t>(prepared.key.root))
+      .add_unless_zero("order in memory", options.order, order_mark());
+  add_grid(agreement, prepared.context.ranks.grid);
+  if (hosts.groups) add_groups(agreement, *hosts.groups, options.host_codec);
+  return agreement;
 }
 
 void make_context(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
   ExchangeContext& context = prepared.context;
   context.transport = &transport;
-  context.rank = transport.rank();
-  context.ranks = transport.ranks();
-  const bool asked = !prepared.key.dims.empty() || !prepared.is(kShares);
-  context.grid = asked ? Grid::of(prepared.key.dims, context.ranks, prepared.key.error_growth)
-                       : Grid(context.ranks);
-  context.name = info_of(prepared.key.kind).name;
-  context.timeout = options.timeout;
+  context.ranks.rank = transport.rank();
+  context.ranks.count = transport.ranks();
+  const bool asked = !prepared.key.grid.dims.empty() || !prepared.is(kShares);
+  context.ranks.grid =
+      asked ? Grid::of(prepared.key.grid.dims, context.ranks.count, prepared.key.grid.error_growth)
+            : Grid(context.ranks.count);
+  context.call.name = info_of(prepared.key.kind).name;
+  context.call.timeout = options.timeout;
   context.threads = options.threads;
-  context.memory = prepared.key.memory;
+  context.set_memory(prepared.key.values.memory);
 }
 
 }  // namespace
+
+const KindInfo& info_of(Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 
 std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const CollectiveOptions& options,
                                   KnownHierarchy& known) {
@@ -239,12 +263,10 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   check_grid(*prepared);
   make_params(*prepared);
   choose_grid_and_hosts(*prepared, hosts.groups);
-  prepared->context.params = prepared->params;
-  prepared->context.counters.resize(prepared->params.size());
   prepared->context.set_agreement(agreement_of(*prepared, options, hosts));
   if (prepared->by_hosts) find_hierarchy(transport, *prepared, std::move(hosts), known);
   make_host_sums(*prepared);
-  prepared->chunks = plans_of(*prepared);
+  if (const auto plan = info_of(prepared->key.kind).plan) prepared->chunks = plan(*prepared);
   prepared->pipeline = std::make_unique<Pipeline>(prepared->context);
   for (const ChunkPlan& chunk : prepared->chunks)
     prepared->pipeline->prepare(chunk, prepared->chunks.size());

@@ -41,46 +41,53 @@ enum KindTrait : unsigned {
   kWholeOutput = 64
 };
 
+struct Prepared;
+
 /// The description of a kind.
 struct KindInfo {
   std::string_view name;
   std::string_view input, output;  ///< names of the spans in error texts, if given by all ranks
   unsigned traits;
+  /// Plans all chunks; null if the caller plans the chunks (splits.h, sending.cc).
+  std::vector<ChunkPlan> (*plan)(const Prepared& prepared);
 };
 
-inline constexpr KindInfo kKinds[] = {
-    {"allreduce", "the gradient", "", kAdds | kOneParam | kFeedsBack},
-    {"reduce_scatter", "the input", "the shard", kAdds | kShares | kFeedsBack | kWholeInput},
-    {"allgather", "the shard", "the output", kShares | kFeedsBack | kWholeOutput},
-    {"broadcast", "the values", "", kOneParam | kRooted},
-    {"reduce", "the input", "", kAdds | kOneParam | kRooted | kFeedsBack},
-    {"gather", "the shard", "", kRooted | kFeedsBack | kWholeOutput},
-    {"scatter", "", "the shard", kRooted | kWholeInput},
-    {"all_to_all", "the input", "the output", kShares},
-    {"send", "", "", kOneParam}};
-
-inline const KindInfo& info_of(Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
+const KindInfo& info_of(Kind kind);
 inline bool has(Kind kind, KindTrait trait) { return (info_of(kind).traits & trait) != 0; }
+
+/// The options of a call that determine the ranks' grid and hosts.
+struct GridOptions {
+  std::vector<int> hosts;  ///< as given
+  std::vector<int> dims;
+  double error_growth = kDefaultErrorGrowth;
+  std::string host_codec;
+
+  bool operator==(const GridOptions&) const = default;
+};
+
+/// The values of a call: a parameter, or in all_to_all a row.
+struct CallValues {
+  std::size_t count = 0;
+  Dtype dtype = Dtype::kF32;
+  Memory memory = Memory::kHost;
+  std::uint32_t parameter = 0;
+  std::uint32_t order = 0;
+
+  bool operator==(const CallValues&) const = default;
+};
 
 /// The inputs of a prepared collective. Equal keys allow reuse.
 struct Key {
   const Transport* transport = nullptr;
   Kind kind = Kind::kAllreduce;
+  int root = 0;
+  CallValues values;
   std::string codec;
-  Dtype dtype = Dtype::kF32;
-  Memory memory = Memory::kHost;
-  std::size_t count = 0;  ///< of a parameter; in all_to_all, of a row
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kAuto;
-  std::uint32_t parameter = 0;
-  std::uint32_t order = 0;
-  int root = 0;
   std::size_t chunk_count = 0;
   unsigned threads = 1;
-  std::vector<int> hosts;  ///< as given
-  std::vector<int> dims;
-  double error_growth = kDefaultErrorGrowth;
-  std::string host_codec;
+  GridOptions grid;
 
   bool operator==(const Key&) const = default;
 };
@@ -96,31 +103,34 @@ struct Prepared {
   }
 
   bool is(KindTrait trait) const { return has(key.kind, trait); }
+  Algorithm algorithm() const { return by_hosts ? Algorithm::kHierarchical : encoded; }
 
   /// Parameters for agreed or contributed values: a parameter of all values, or a parameter per
   /// rank.
-  int own_param_count() const { return is(kOneParam) || gathers_whole() ? 1 : context.ranks; }
+  int own_param_count() const { return is(kOneParam) || gathers_whole() ? 1 : context.ranks.count; }
   std::span<const ExchangeParameter> own_params() const {
     return std::span(params).first(static_cast<std::size_t>(own_param_count()));
   }
   /// An all_to_all has a parameter per shard: first the sent shards, then on a grid the forwarded
   /// shards, finally the received shards.
   int param_count() const {
-    const int dimensions = by_hosts ? 2 : context.grid.dimensions();
-    return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks : own_param_count();
+    const int dimensions = by_hosts ? 2 : context.ranks.grid.dimensions();
+    return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks.count : own_param_count();
   }
   /// All ranks, each an owner: hierarchical, or on the grid of the context.
   Group group() const {
-    return by_hosts ? tersor::by_hosts(hierarchy->groups(), context.rank)
-                    : everybody(context.rank, context.grid);
+    return by_hosts ? tersor::by_hosts(hierarchy->groups(), context.ranks.rank)
+                    : everybody(context.ranks.rank, context.ranks.grid);
   }
 
   Key key;
   std::shared_ptr<const Codec> codec;
-  Algorithm algorithm = Algorithm::kAuto;
   /// Algorithm of the encoded values; between hosts if hierarchical.
   Algorithm encoded = Algorithm::kOneShot;
+  // One entry per parameter:
   std::vector<ExchangeParameter> params;
+  std::vector<ParameterBinding> bindings;
+  std::vector<ParameterFeedback> feedback;
   ExchangeContext context;
   bool by_hosts = false;                 ///< True if there is a hierarchy
   std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all ranks

@@ -64,7 +64,7 @@ std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
   const Group group = prepared.group();
   std::vector<std::size_t> counts(prepared.params.size());
   std::ranges::transform(prepared.params, counts.begin(), &ExchangeParameter::count);
-  const std::size_t columns = prepared.key.count, n = group.members.size();
+  const std::size_t columns = prepared.key.values.count, n = group.members.size();
   for (std::size_t i = 0; i < rows.passing.size(); ++i) counts[n + i] = rows.passing[i] * columns;
   for (int group_rank = 0; group_rank < static_cast<int>(n); ++group_rank) {
     const auto rank = static_cast<std::size_t>(group.rank_at(group_rank));
@@ -104,7 +104,7 @@ Counts with_checksums(const Counts& counts, std::size_t each) {
 /// host messages sends all counts to all ranks.
 std::vector<Counts> exchange_counts(const ExchangeContext& context, Transport& transport,
                                     std::span<const int> subgroup, const Counts& own) {
-  const auto index = static_cast<std::size_t>(index_in(subgroup, context.rank));
+  const auto index = static_cast<std::size_t>(index_in(subgroup, context.ranks.rank));
   const std::size_t each = own.size() / subgroup.size(), bytes = (each + 1) * sizeof own.front();
   const Counts announced = with_checksums(own, each);
   const auto all = std::as_bytes(std::span(announced));
@@ -115,11 +115,7 @@ std::vector<Counts> exchange_counts(const ExchangeContext& context, Transport& t
     sends.push_back({subgroup[i], all.subspan(i * bytes, bytes)});
     receives.push_back({subgroup[i], bytes});
   }
-  const Operation operation{.name = context.name,
-                            .signature = context.signature,
-                            .agreement = context.agreement,
-                            .tag = transport.reserve_tags(1),
-                            .timeout = context.timeout};
+  const Operation operation = context.operation(context.call.name);
   const bool everything = !transport.traits().host;
   Handle handle = everything ? transport.all_gather(operation, all, all.size())
                              : transport.exchange(operation, sends, receives);
@@ -128,14 +124,14 @@ std::vector<Counts> exchange_counts(const ExchangeContext& context, Transport& t
   for (std::size_t i = 0; i < subgroup.size(); ++i) {
     ConstByteSpan from = i == index ? all : handle.received(subgroup[i]);
     if (from.size() < (i == index || everything ? all.size() : bytes))
-      throw TransportError(std::string(context.name) + ": rank " + std::to_string(subgroup[i]) +
-                           " sent the row counts of too few ranks");
+      throw TransportError(std::string(context.call.name) + ": rank " +
+                           std::to_string(subgroup[i]) + " sent the row counts of too few ranks");
     if (i == index || everything) from = from.subspan(index * bytes);
     std::memcpy(counts[i].data(), from.first(bytes).data(), bytes);
     if (counts[i].back() != checksum_of(counts[i].data(), each))
-      throw WireError(std::string(context.name) + " on rank " + std::to_string(context.rank) +
-                      ": the row counts of rank " + std::to_string(subgroup[i]) +
-                      " were damaged in transit");
+      throw WireError(std::string(context.call.name) + " on rank " +
+                      std::to_string(context.ranks.rank) + ": the row counts of rank " +
+                      std::to_string(subgroup[i]) + " were damaged in transit");
     counts[i].pop_back();
   }
   return counts;
@@ -184,23 +180,23 @@ void plan(Prepared& prepared, const Rows& rows) {
   }
   prepared.chunks.clear();
   const Key& key = prepared.key;
-  prepared.chunks = Planner(prepared.context).by_rows(prepared.group(), key.count, key.chunk_count);
+  prepared.chunks =
+      Planner(prepared.context).by_rows(prepared.group(), key.values.count, key.chunk_count);
   prepared.pipeline->prepare(prepared.chunks.front(), prepared.chunks.size());
-  prepared.context.in_order = prepared.context.on_device();
+  prepared.context.device.in_order = prepared.context.on_device();
 }
 
 void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output) {
   const Group group = prepared.group();
-  std::vector<int> by_rank = all_ranks(prepared.context.ranks);
+  std::vector<int> by_rank = all_ranks(prepared.context.ranks.count);
   std::ranges::sort(by_rank, {}, [&](int group_rank) { return group.rank_at(group_rank); });
   std::size_t sent = 0, received = 0;
   for (const int group_rank : by_rank) {
-    ExchangeParameter& from = prepared.params[shard_to(group, group_rank)];
-    from.input = input.subspan(sent, from.count);
-    sent += from.count;
-    ExchangeParameter& to = prepared.params[shard_from(group, group_rank)];
-    to.output = output.subspan(received, to.count);
-    received += to.count;
+    const std::size_t to = shard_to(group, group_rank), from = shard_from(group, group_rank);
+    prepared.bindings[to].input = input.subspan(sent, prepared.params[to].count);
+    sent += prepared.params[to].count;
+    prepared.bindings[from].output = output.subspan(received, prepared.params[from].count);
+    received += prepared.params[from].count;
   }
 }
 

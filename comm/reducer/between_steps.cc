@@ -12,10 +12,10 @@ namespace {
 /// True on the first rank that encodes the parameter. Other ranks may never have received the
 /// codec's memory.
 bool has_codec_memory(const ExchangeContext& context, const ExchangeParameter& param) {
-  if (param.count == 0) return context.rank == 0;
+  if (param.count == 0) return context.ranks.rank == 0;
   int rank = 0;
-  while (state_ranges(context, param, rank).encoded.count == 0) ++rank;
-  return rank == context.rank;
+  while (state_ranges(context.ranks, param, rank).encoded.count == 0) ++rank;
+  return rank == context.ranks.rank;
 }
 
 ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_t i,
@@ -28,11 +28,11 @@ ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_
       .name = own.name,
       .codec = own.predictions.empty() ? param.codec->spec().text() : policy.chosen_codec(i),
       .count = own.count,
-      .residual_first = param.residual_first,
+      .residual_first = parameters.feedback[i].sender_first,
       .residual = to_floats(residuals.current_sender(i), stream),
       .owner = to_floats(residuals.current_owner(i), stream),
       .memory = to_floats(residuals.current_memory(i, memory_count(param)), stream)};
-  for (int rank = 0; rank < context.ranks; ++rank) {
+  for (int rank = 0; rank < context.ranks.count; ++rank) {
     const StateRanges ranges = feedback_ranges(context, own, param, rank);
     state.longest_residual = std::max<std::uint64_t>(state.longest_residual, ranges.encoded.count);
     state.longest_owner = std::max<std::uint64_t>(state.longest_owner, ranges.owned.count());
@@ -51,7 +51,8 @@ void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Param
     from_floats(found.owner, 1.0f, parameters.residuals.current_owner(i), stream);
   } else {
     const float factor = loading_factor(state, whom, parameters, i);
-    from_floats(residual_part(found.residual, param, residual.count()), factor, residual, stream);
+    from_floats(residual_part(found.residual, parameters.feedback[i], residual.count()), factor,
+                residual, stream);
   }
   if (found.codec == param.codec->spec().text())
     from_floats(found.memory, 1.0f, parameters.residuals.current_memory(i, memory_count(param)),
@@ -67,8 +68,8 @@ void fold(ReducerState& state, const Parameters& parameters) {
     const ExchangeParameter& param = parameters.params[i];
     ReducerState::Parameter& parameter = state.parameters[i];
     const std::size_t count = param.codec->has_feedback() ? parameter.count : 0;
-    parameter.residual =
-        folded({parameter.residual, parameter.owner}, param, owed(context, param), count);
+    parameter.residual = folded({parameter.residual, parameter.owner}, parameters.feedback[i],
+                                owed(context, param), count);
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
@@ -102,7 +103,7 @@ void load_residuals(const ReducerState& state, OwedBy whom, Parameters& paramete
 
 // Queueing transports do all work on the trainer's thread, so a single channel is enough.
 Transport& GradientReducer::Impl::control() {
-  if (context_.queues()) return *channel_;
+  if (context_.queues) return *channel_;
   if (control_ == nullptr) control_ = transport_.channel();
   return *control_;
 }
@@ -115,16 +116,16 @@ void GradientReducer::Impl::sum(std::vector<float>& values) {
   const ValueSpan all = buffer.values(values.size(), Dtype::kF32);
   from_floats(values, 1.0f, all, stream());
   std::vector<ValueSpan> parts;
-  for (int part = 0; part < context_.ranks; ++part) {
-    const Range range = part_range(all.count(), part, context_.ranks);
+  for (int part = 0; part < context_.ranks.count; ++part) {
+    const Range range = part_range(all.count(), part, context_.ranks.count);
     parts.push_back(all.subspan(range.first, range.count));
   }
   transport
       .sum({.name = "gradient reducer (portable state)",
             .signature = context_.signature,
-            .agreement = context_.agreement,
+            .agreement = context_.call.agreement,
             .tag = transport.reserve_tags(1),
-            .timeout = context_.timeout,
+            .timeout = context_.call.timeout,
             .memory = all.memory(),
             .stream = stream()},
            parts)
@@ -137,8 +138,8 @@ ReducerState GradientReducer::Impl::exact_state() {
   finalize(step);
   ReducerState state{.form = ReducerState::Form::kExact,
                      .reduction = options_.reduction,
-                     .ranks = static_cast<std::uint32_t>(context_.ranks),
-                     .rank = static_cast<std::uint32_t>(context_.rank),
+                     .ranks = static_cast<std::uint32_t>(context_.ranks.count),
+                     .rank = static_cast<std::uint32_t>(context_.ranks.rank),
                      .step = backend_->step(),
                      .order = step->order(),
                      .parameters = {}};

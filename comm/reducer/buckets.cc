@@ -26,11 +26,6 @@ bool is_rider(const ExchangeParameter& param) {
          can_go(*param.codec, param.dtype, Algorithm::kTwoShot);
 }
 
-// An all-gathered parameter with an output window has its own bucket.
-bool can_share(const ExchangeParameter& a, const ExchangeParameter& b) {
-  return a.collective == b.collective && !a.window && !b.window;
-}
-
 bool equal_wire(const ExchangeParameter& a, const ExchangeParameter& b) {
   return a.codec == b.codec && a.dtype == b.dtype;
 }
@@ -74,6 +69,12 @@ class Filling {
 
  private:
   const ExchangeParameter& param_at(std::uint32_t index) const { return planner_->params()[index]; }
+
+  // A gathered parameter, which decodes a window, has its own bucket.
+  bool can_share(const ExchangeParameter& a, const ExchangeParameter& b) const {
+    return a.collective == b.collective && !planner_->gathers_whole(a) &&
+           !planner_->gathers_whole(b);
+  }
 
   Algorithm algorithm_of(const ExchangeParameter& param) const {
     return preferred_algorithm(param, planner_->encoding_ranks(param), options_.algorithm);

@@ -70,7 +70,7 @@ void CodecPolicy::choose(ReducerParameter& own, ExchangeParameter& param) {
 void CodecPolicy::choose_automatically(ReducerParameter& own, ExchangeParameter& param) {
   check_tuner_memory(*tuner_, parameters_.memory());
   own.predictions = tuner_->predict_each(param.dtype, count_of_message(param), param.collective,
-                                         parameters_.context().grid.digits());
+                                         parameters_.context().ranks.grid.digits());
   for (const AutoPrediction& prediction : own.predictions)
     param.least_unit =
         std::max(param.least_unit, unit_of(*rules_.codec(prediction.choice.codec), param.count));
@@ -100,11 +100,10 @@ void CodecPolicy::set_codec(ReducerParameter& own, ExchangeParameter& param,
                             std::shared_ptr<const Codec> codec) const {
   param.codec = std::move(codec);
   own.algorithm =
-      preferred_algorithm(param, encoding_ranks(parameters_.context(), param), algorithm_);
-  if (!param.encoded_shards.empty()) own.algorithm = Algorithm::kHierarchical;
-  param.window.reset();
-  if (param.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
-    param.window = param.output_first;
+      preferred_algorithm(param, encoding_ranks(parameters_.context().ranks, param), algorithm_);
+  if (param.collective == Collective::kReduceScatter &&
+      hierarchy_of(parameters_.context().ranks, param) != nullptr)
+    own.algorithm = Algorithm::kHierarchical;
 }
 
 void CodecPolicy::set_choice(ReducerParameter& own, ExchangeParameter& param,
@@ -182,12 +181,12 @@ void CodecPolicy::check_capture(std::uint32_t step) const {
 }
 
 bool CodecPolicy::may_learn() const {
-  return learner_ != nullptr && learner_->has_choice() && parameters_.context().ranks > 1 &&
+  return learner_ != nullptr && learner_->has_choice() && parameters_.context().ranks.count > 1 &&
          options_.auto_learning == AutoLearning::kOn;
 }
 
 bool CodecPolicy::settled(bool begun) const {
-  if (begun || !automatic() || parameters_.context().ranks == 1)
+  if (begun || !automatic() || parameters_.context().ranks.count == 1)
     return !learns() || learner_->settled();
   return options_.auto_learning == AutoLearning::kOff;
 }

@@ -37,9 +37,9 @@ double relative_error(const ExchangeParameter& param, std::uint32_t parameter,
   const PlannedCodec alone = plan_alone(
       param.codec->spec().text(),
       {.count = param.count, .parameter = parameter, .rows = param.rows, .columns = param.columns},
-      static_cast<std::size_t>(context.ranks));
-  if (!alone.has_frames() && context.reduction == Reduction::kMean)
-    for (float& value : wanted) value /= static_cast<float>(context.ranks);
+      static_cast<std::size_t>(context.ranks.count));
+  if (!alone.has_frames() && context.call.reduction == Reduction::kMean)
+    for (float& value : wanted) value /= static_cast<float>(context.ranks.count);
   return measure_loss(alone, wanted).relative_error();
 }
 
@@ -68,7 +68,7 @@ void Gradients::check_given(std::uint32_t parameter, const Given& given) const {
   check_values(parameter, given.gradient, param.count);
   if (scatters(param))
     check_values(parameter, given.shard,
-                 shard_range(param.count, 0, parameters_.context().ranks).count);
+                 shard_range(param.count, 0, parameters_.context().ranks.count).count);
   else if (!given.shard.empty())
     throw InvalidArgumentError("\"" + parameters_.all[parameter].name +
                                "\" is all-reduced: do not pass a shard");
@@ -86,7 +86,7 @@ void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
                             const std::optional<Given>& given) {
   const Given& memory = given ? *given : Given{parameters_.all[parameter].gradient, {}};
   take_memory(step, parameter, memory.gradient);
-  const auto rank = static_cast<std::size_t>(parameters_.context().rank);
+  const auto rank = static_cast<std::size_t>(parameters_.context().ranks.rank);
   if (memory.shard.pointer() != memory.gradient.pointer() + rank * memory.shard.bytes())
     take_memory(step, parameter, memory.shard);
 }
@@ -125,11 +125,16 @@ void Gradients::take(std::uint32_t parameter, const std::optional<Given>& given,
 }
 
 void Gradients::bind(std::uint32_t parameter, const Given& given) {
-  ExchangeParameter& param = parameters_.params[parameter];
-  parameters_.all[parameter].gradient = given.gradient;
-  param.input = given.gradient;
-  param.output = scatters(param) ? given.shard : given.gradient;
-  if (!param.encoded_shards.empty()) param.host_sum = given.gradient;
+  const ExchangeParameter& param = parameters_.params[parameter];
+  ParameterBinding& binding = parameters_.bindings[parameter];
+  ReducerParameter& own = parameters_.all[parameter];
+  own.gradient = given.gradient;
+  binding.input = given.gradient;
+  binding.output = scatters(param) ? given.shard : given.gradient;
+  if (!parameters_.feedback[parameter].encoded_shards.empty()) binding.host_sum = given.gradient;
+  binding.window.reset();
+  if (scatters(param) && own.algorithm == Algorithm::kOneShot)
+    binding.window = binding.output_first;
 }
 
 void Gradients::weigh(std::uint32_t parameter) {
@@ -144,7 +149,7 @@ bool Gradients::contributes(std::uint32_t parameter, Contribution contribution) 
   if (weights_.factor() == 0) return false;
   if (contribution != Contribution::kGradientUnlessZero)
     return contribution == Contribution::kGradient;
-  return !backend_->all_zero(parameters_.params[parameter].input);
+  return !backend_->all_zero(parameters_.bindings[parameter].input);
 }
 
 void Gradients::leave_out(std::uint32_t parameter) {
@@ -156,24 +161,25 @@ void Gradients::leave_out(std::uint32_t parameter) {
 
 // Updates of an owner's residual and of the codec's memory go to idle memory that no step reads.
 void Gradients::leave_alone(std::uint32_t parameter) {
-  ExchangeParameter& param = parameters_.params[parameter];
+  ParameterFeedback& feedback = parameters_.feedback[parameter];
+  Residuals& residuals = parameters_.residuals;
   nowhere_[parameter] = true;
-  if (!param.owner.residual_out.empty()) param.owner = parameters_.residuals.idle_owner(parameter);
-  if (!param.memory.out.empty()) param.memory.out = parameters_.residuals.idle_memory(parameter);
+  if (!feedback.owner.residual_out.empty()) feedback.owner = residuals.idle_owner(parameter);
+  if (!feedback.memory.out.empty()) feedback.memory.out = residuals.idle_memory(parameter);
   leave_out(parameter);
 }
 
 void Gradients::measure_error(std::uint32_t parameter) {
   const ExchangeParameter& param = parameters_.params[parameter];
-  const HostCopy gradient(param.input, parameters_.options().stream);
+  const HostCopy gradient(parameters_.bindings[parameter].input, parameters_.options().stream);
   const HostCopy residual(parameters_.residuals.current_sender(parameter), backend_->stream());
   parameters_.all[parameter].relative_error =
       relative_error(param, parameter, parameters_.context(), gradient.values(), residual.values());
 }
 
 void Gradients::keep_own(std::uint32_t parameter) {
-  const ExchangeParameter& param = parameters_.params[parameter];
-  if (scatters(param)) backend_->copy(param.input, param.output);
+  const ParameterBinding& binding = parameters_.bindings[parameter];
+  if (scatters(parameters_.params[parameter])) backend_->copy(binding.input, binding.output);
 }
 
 // Flags are 1 between steps, because captured graphs expect flags of 1. The caller may free memory
@@ -182,9 +188,9 @@ void Gradients::end_step() {
   for (std::size_t i = 0; i < parameters_.params.size(); ++i) {
     if (left_out_) backend_->set_active(i, true);
     if (!parameters_.all[i].given_anew) continue;
-    parameters_.params[i].input = {};
-    parameters_.params[i].output = {};
-    parameters_.params[i].host_sum = {};
+    ParameterBinding& binding = parameters_.bindings[i];
+    binding.input = {};
+    binding.output = binding.host_sum = {};
   }
   left_out_ = false;
   in_use_.clear();

@@ -30,8 +30,7 @@ class Gradients {
   void use_memory(MemoryBackend& backend);
 
   bool has(std::uint32_t parameter) const {
-    const ExchangeParameter& param = parameters_.params[parameter];
-    return param.input.count() == param.count;
+    return parameters_.bindings[parameter].input.count() == parameters_.params[parameter].count;
   }
   /// True if the parameter takes part on no rank in this step.
   bool is_nowhere(std::size_t parameter) const { return nowhere_[parameter]; }

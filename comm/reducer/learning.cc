@@ -39,7 +39,7 @@ void GradientReducer::Impl::agree_on_policy(LockedStep& step) {
     const MemoryBackend::Entry entry(*backend_);
     auto slowest = static_cast<float>(policy_.seconds());
     agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature,
-                     context_.agreement);
+                     context_.call.agreement);
     if (!policy_.agree(double{slowest})) return;
     totals_.record_codec_change();
     change_policy(step);

@@ -30,11 +30,11 @@ void check_values(const std::string& name, std::string_view what, std::span<cons
                                  std::to_string(values[i]) + ": a state holds finite values only");
 }
 
-void check_first_index(const ReducerState::Parameter& found, const ExchangeParameter& param) {
-  if (found.residual.empty() || found.residual_first == param.residual_first) return;
+void check_first_index(const ReducerState::Parameter& found, const ParameterFeedback& own) {
+  if (found.residual.empty() || found.residual_first == own.sender_first) return;
   throw InvalidArgumentError("the state's residual of \"" + found.name + "\" begins at value " +
                              std::to_string(found.residual_first) + ", this rank's at " +
-                             std::to_string(param.residual_first) +
+                             std::to_string(own.sender_first) +
                              ": the ranks were on other hosts; load a portable state");
 }
 
@@ -87,7 +87,7 @@ void check_lists(const ReducerState& state, const Parameters& parameters, std::s
                exact ? residuals.current_owner(parameter).count() : 0, largest);
   check_values(found.name, "codec's memory", found.memory,
                same_codec ? memory_count(param) : found.memory.size(), kLargest);
-  if (exact) check_first_index(found, param);
+  if (exact) check_first_index(found, parameters.feedback[parameter]);
 }
 
 void check_run(const ReducerState& state, const Parameters& parameters) {
@@ -99,12 +99,12 @@ void check_run(const ReducerState& state, const Parameters& parameters) {
       "the state is of rank " + std::to_string(state.rank) + " of " + std::to_string(state.ranks);
   if (state.ranks > kMostRanks || state.rank >= state.ranks)
     throw InvalidArgumentError(whose + ", which does not exist: the state is damaged");
-  const bool same = static_cast<int>(state.ranks) == context.ranks &&
-                    static_cast<int>(state.rank) == context.rank;
+  const bool same = static_cast<int>(state.ranks) == context.ranks.count &&
+                    static_cast<int>(state.rank) == context.ranks.rank;
   if (state.form == ReducerState::Form::kExact && !same)
     throw InvalidArgumentError(
-        whose + ", this is rank " + std::to_string(context.rank) + " of " +
-        std::to_string(context.ranks) +
+        whose + ", this is rank " + std::to_string(context.ranks.rank) + " of " +
+        std::to_string(context.ranks.count) +
         ": load the state of this rank, or save a portable state in a run of " +
         std::to_string(state.ranks) + " ranks");
   if (!state.order.empty() && !is_order(state.order, parameters.count()))
@@ -114,8 +114,8 @@ void check_run(const ReducerState& state, const Parameters& parameters) {
 
 /// True if every rank encodes part of the parameter and therefore holds the codec's memory.
 bool all_encode(const ExchangeContext& context, const ExchangeParameter& param) {
-  for (int rank = 0; rank < context.ranks; ++rank)
-    if (state_ranges(context, param, rank).encoded.count == 0) return false;
+  for (int rank = 0; rank < context.ranks.count; ++rank)
+    if (state_ranges(context.ranks, param, rank).encoded.count == 0) return false;
   return true;
 }
 
@@ -133,9 +133,10 @@ float loading_factor(const ReducerState& state, OwedBy whom, const Parameters& p
   if (state.form == ReducerState::Form::kExact) return 1.0f;
   const ExchangeContext& context = parameters.context();
   const ExchangeParameter& param = parameters.params[parameter];
-  const double shares = whom == OwedBy::kAll ? encoding_ranks(context, param) : 1;
-  const double share =
-      state.reduction == Reduction::kSum ? 1.0 / shares : context.ranks / (shares * state.ranks);
+  const double shares = whom == OwedBy::kAll ? encoding_ranks(context.ranks, param) : 1;
+  const double share = state.reduction == Reduction::kSum
+                           ? 1.0 / shares
+                           : context.ranks.count / (shares * state.ranks);
   return static_cast<float>(share) / owed(context, param).sender;
 }
 

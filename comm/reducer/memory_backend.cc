@@ -19,7 +19,7 @@ namespace {
 class HostBackend final : public MemoryBackend {
  public:
   Memory memory() const override { return Memory::kHost; }
-  void bind(ExchangeContext& context) override { context.words = &words_; }
+  void bind(ExchangeContext& context) override { context.call.words = &words_; }
 
   void set_parameters(std::size_t count) override { active_.resize(count, 1); }
   const std::uint32_t* active(std::size_t parameter) const override { return &active_[parameter]; }
@@ -80,11 +80,11 @@ class DeviceBackend final : public MemoryBackend {
   StreamView trainer() const override { return trainer_; }
 
   void bind(ExchangeContext& context) override {
-    context.memory = Memory::kDevice;
-    context.stream = stream();
-    context.words = words();
-    context.device_overflows = &words()->overflows;
-    context.fault = context.transport->fault();
+    context.set_memory(Memory::kDevice);
+    context.device.stream = stream();
+    context.call.words = words();
+    context.device.overflows = &words()->overflows;
+    context.device.fault = context.transport->fault();
   }
 
   void set_parameters(std::size_t count) override {

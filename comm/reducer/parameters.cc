@@ -26,7 +26,7 @@ const RulePhase& ReducerParameter::phase(std::uint32_t step) const {
 
 StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParameter& own,
                             const ExchangeParameter& param, int rank) {
-  StateRanges ranges = state_ranges(context, param, rank);
+  StateRanges ranges = state_ranges(context.ranks, param, rank);
   const bool feeds_back = param.codec->has_feedback();
   const bool scatters = param.collective == Collective::kReduceScatter;
   if (!feeds_back) ranges.encoded.count = 0;
@@ -35,7 +35,7 @@ StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParamet
 }
 
 Owed owed(const ExchangeContext& context, const ExchangeParameter& param) {
-  return context.reduction == Reduction::kSum ? Owed{} : Planner(context).owed(param);
+  return context.call.reduction == Reduction::kSum ? Owed{} : Planner(context).owed(param);
 }
 
 std::size_t memory_count(const ExchangeParameter& param, const Codec& codec) {
@@ -73,37 +73,29 @@ void Parameters::check_memory(const std::string& name, Memory memory) {
 }
 
 // Every rank's shard has the length of the longest shard.
-void Parameters::shape_shards(const std::string& name, const GradientShape& shape,
-                              ExchangeParameter& param) const {
-  const auto ranks = static_cast<std::size_t>(context_.ranks);
+std::size_t Parameters::count_of_shards(const std::string& name, const GradientShape& shape) const {
+  const auto ranks = static_cast<std::size_t>(context_.ranks.count);
   const std::size_t least = ceil_div(shape.count, ranks);
   const std::size_t shard = shape.shard_count == 0 ? least : shape.shard_count;
-  if (context_.hierarchy != nullptr && !options_.hosts.empty())
-    check_even(context_.hierarchy->groups(), "the reduce-scatter of \"" + name + "\"");
+  if (context_.ranks.hierarchy != nullptr && !options_.hosts.empty())
+    check_even(context_.ranks.hierarchy->groups(), "the reduce-scatter of \"" + name + "\"");
   if (shard < least)
     throw InvalidArgumentError("shards of " + std::to_string(shard) + " values on " +
                                std::to_string(ranks) + " ranks are too small for the " +
                                std::to_string(shape.count) + " values of \"" + name +
                                "\": give at least " + std::to_string(least));
-  param.count = ranks * shard;
-  param.output_first = shard_range(param.count, context_.rank, context_.ranks).first;
-  if (const Hierarchy* hierarchy = hierarchy_of(context_, param))
-    param.encoded_shards =
-        hierarchy->groups().owners(hierarchy->groups().local_rank(context_.rank));
+  return ranks * shard;
 }
 
-ExchangeParameter Parameters::make_param(const std::string& name, const GradientShape& shape,
-                                         ValueSpan gradient) {
+ExchangeParameter Parameters::make_param(const std::string& name, const GradientShape& shape) {
   check_memory(name, shape.memory);
   ExchangeParameter param{.parameter = static_cast<std::uint32_t>(params.size()),
                           .count = shape.count,
                           .rows = shape.rows,
                           .columns = shape.columns,
                           .dtype = shape.dtype,
-                          .collective = shape.collective,
-                          .input = gradient,
-                          .output = gradient};
-  if (param.collective == Collective::kReduceScatter) shape_shards(name, shape, param);
+                          .collective = shape.collective};
+  if (param.collective == Collective::kReduceScatter) param.count = count_of_shards(name, shape);
   return param;
 }
 
@@ -121,8 +113,19 @@ void Parameters::add(ReducerParameter own, ExchangeParameter param) {
   if (!names_.emplace(own.name, param.parameter).second)
     throw InvalidArgumentError("parameter \"" + own.name +
                                "\" was added before: give another name");
+  const int rank = context_.ranks.rank;
+  ParameterBinding binding{.input = own.gradient, .output = own.gradient};
+  ParameterFeedback residuals_of_rank;
+  if (param.collective == Collective::kReduceScatter) {
+    binding.output_first = shard_range(param.count, rank, context_.ranks.count).first;
+    if (const Hierarchy* hierarchy = hierarchy_of(context_.ranks, param))
+      residuals_of_rank.encoded_shards =
+          hierarchy->groups().owners(hierarchy->groups().local_rank(rank));
+  }
   all.push_back(std::move(own));
   params.push_back(std::move(param));
+  bindings.push_back(binding);
+  feedback.push_back(std::move(residuals_of_rank));
 }
 
 void Parameters::use_memory(const MemoryBackend& backend) {
@@ -130,20 +133,20 @@ void Parameters::use_memory(const MemoryBackend& backend) {
   for (std::size_t i = residuals.parameters(); i < params.size(); ++i) {
     ExchangeParameter& param = params[i];
     param.active = backend.active(i);
-    const StateRanges ranges = feedback_ranges(context_, all[i], param, context_.rank);
+    const StateRanges ranges = feedback_ranges(context_, all[i], param, context_.ranks.rank);
     residuals.add(ranges.encoded.count, ranges.owned.count(), most_memory(all[i], param));
-    param.residual_first = ranges.encoded.first;
-    param.owned = ranges.owned;
+    feedback[i].sender_first = ranges.encoded.first;
+    feedback[i].owned = ranges.owned;
   }
   bind();
 }
 
 void Parameters::bind() {
   for (std::size_t i = 0; i < residuals.parameters(); ++i) {
-    params[i].residual = residuals.sender(i);
+    feedback[i].sender = residuals.sender(i);
     const bool owes = all[i].algorithm == Algorithm::kTwoShot;
-    params[i].owner = owes ? residuals.owner(i) : SegmentState{};
-    params[i].memory = residuals.memory(i, memory_count(params[i]));
+    feedback[i].owner = owes ? residuals.owner(i) : SegmentState{};
+    feedback[i].memory = residuals.memory(i, memory_count(params[i]));
   }
 }
 
@@ -160,12 +163,12 @@ void Parameters::hand_over(StreamView stream) {
 void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   const ValueSpan owner = residuals.current_owner(parameter);
   if (owner.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
-  const ExchangeParameter& param = params[parameter];
   const ValueSpan sender = residuals.current_sender(parameter);
   std::vector<float> sum = to_floats(sender, stream);
   const std::vector<float> more = to_floats(owner, stream);
-  const Owed owed = tersor::owed(context_, param);
-  fold_owner(more, param, owed, {sum, param.residual_first, owed.sender});
+  const Owed owed = tersor::owed(context_, params[parameter]);
+  const ParameterFeedback& own = feedback[parameter];
+  fold_owner(more, own, owed, {sum, own.sender_first, owed.sender});
   from_floats(sum, 1.0f, sender, stream);
   residuals.clear_owner(parameter);
 }
@@ -202,7 +205,7 @@ Agreement Parameters::agreement(bool learns) const {
   agreement.add("operation", std::string_view("reducer"))
       .add("reduction", options_.reduction, reduction_names())
       .add("algorithm", options_.algorithm, algorithm_names())
-      .add("ranks", static_cast<std::uint32_t>(context_.ranks))
+      .add("ranks", static_cast<std::uint32_t>(context_.ranks.count))
       .add("chunk_count", static_cast<std::uint64_t>(options_.chunk_count))
       .add("bucket_bytes", static_cast<std::uint64_t>(options_.bucket_bytes))
       .add_unless_zero("number of loaded states", loaded_states, "loaded states");
@@ -214,9 +217,9 @@ Agreement Parameters::agreement(bool learns) const {
   agreement.add_unless_zero("elastic", static_cast<std::uint32_t>(options_.elastic), "elastic")
       .add_unless_zero("weights", static_cast<std::uint32_t>(options_.weighted), "weights");
   if (context_.on_device()) agreement.add("memory", std::string_view("device"));
-  add_grid(agreement, context_.grid);
-  if (context_.hierarchy != nullptr)
-    add_groups(agreement, context_.hierarchy->groups(), options_.host_codec);
+  add_grid(agreement, context_.ranks.grid);
+  if (context_.ranks.hierarchy != nullptr)
+    add_groups(agreement, context_.ranks.hierarchy->groups(), options_.host_codec);
   return agreement;
 }
 

@@ -75,8 +75,7 @@ class Parameters {
 
   /// Makes the parameter of a new parameter, without a codec. Throws InvalidArgumentError if the
   /// gradient uses another memory than earlier gradients, or if the shards are too small.
-  ExchangeParameter make_param(const std::string& name, const GradientShape& shape,
-                               ValueSpan gradient);
+  ExchangeParameter make_param(const std::string& name, const GradientShape& shape);
   /// The shape of an all-reduced parameter, as added.
   GradientShape shape(std::size_t parameter) const;
   /// Throws InvalidArgumentError if the name is already used.
@@ -98,14 +97,15 @@ class Parameters {
   // One entry per parameter, in the order of `add`.
   std::vector<ReducerParameter> all;
   std::vector<ExchangeParameter> params;
+  std::vector<ParameterBinding> bindings;
+  std::vector<ParameterFeedback> feedback;
   Residuals residuals;
   /// part of the agreement: the loads since the start, each followed by an exchange
   std::uint32_t loaded_states = 0;
 
  private:
   void check_memory(const std::string& name, Memory memory);
-  void shape_shards(const std::string& name, const GradientShape& shape,
-                    ExchangeParameter& param) const;
+  std::size_t count_of_shards(const std::string& name, const GradientShape& shape) const;
   void hand_over(std::size_t parameter, StreamView stream);
   void add_each(Agreement& agreement) const;
   void add_rest_of_each(Agreement& agreement) const;

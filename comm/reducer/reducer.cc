@@ -70,17 +70,17 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   if (policy_.automatic() && !channel_->traits().queues) control_ = transport.channel();
   handle_->reducer = this;
   context_.transport = channel_.get();
-  context_.rank = channel_->rank();
-  context_.ranks = channel_->ranks();
-  context_.grid = Grid::of(options_.dims, context_.ranks, options_.error_growth);
-  context_.name = "gradient reducer";
-  context_.seed = options_.seed;
-  context_.reduction = options_.reduction;
-  context_.checksum = options_.checksum;
-  context_.timeout = options_.timeout;
+  context_.ranks.rank = channel_->rank();
+  context_.ranks.count = channel_->ranks();
+  context_.ranks.grid = Grid::of(options_.dims, context_.ranks.count, options_.error_growth);
+  context_.call.name = "gradient reducer";
+  context_.call.seed = options_.seed;
+  context_.call.reduction = options_.reduction;
+  context_.call.checksum = options_.checksum;
+  context_.call.timeout = options_.timeout;
   context_.threads = &threads_;
   hierarchy_ = find_hierarchy(*channel_, options_, policy_);
-  context_.hierarchy = hierarchy_.get();
+  context_.ranks.hierarchy = hierarchy_.get();
   context_.trace = trace_ == nullptr ? nullptr : &trace_->sender;
 }
 
@@ -98,7 +98,7 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
         "\"" + name +
         "\" is reduce-scattered: an elastic reducer supports only all-reduced "
         "parameters");
-  ExchangeParameter param = parameters_.make_param(name, shape, gradient);
+  ExchangeParameter param = parameters_.make_param(name, shape);
   ReducerParameter own{.name = std::move(name),
                        .count = shape.count,
                        .order = shape.order,

@@ -80,12 +80,12 @@ void Sender::advance_or_wait() {
     pipeline_.wait_activity(Clock::now() + kIdleWait);
   } catch (const TransportError& error) {
     if (!idle) throw;
-    throw TransportError(std::string(context_.name) + ": " + error.what());
+    throw TransportError(std::string(context_.call.name) + ": " + error.what());
   }
 }
 
 void Sender::submit(std::uint32_t index, Message& message) {
-  if (!context_.queues()) transport().begin(bracket());  // reports damaged frames of a device
+  if (!context_.queues) transport().begin(bracket());  // reports damaged frames of a device
   for (const ChunkPlan& chunk : message.bucket.chunks)
     pipeline_.submit(chunk, [this, index, &message] { chunk_done(index, message); });
 }
@@ -110,11 +110,7 @@ bool Sender::vote() {
     return true;
   }
   step.unlock();
-  vote_ = transport().barrier({.name = "gradient reducer (vote)",
-                               .signature = context_.signature,
-                               .agreement = context_.agreement,
-                               .tag = transport().reserve_tags(1),
-                               .timeout = context_.timeout});
+  vote_ = transport().barrier(context_.operation("gradient reducer (vote)"));
   return true;
 }
 
@@ -126,19 +122,14 @@ bool Sender::exchange(Gathered& one, std::string_view name, std::size_t most,
     Bytes own = wanted(step);
     if (!own) return false;
     one.own = *std::move(own);
-    one.handle = transport().all_gather({.name = name,
-                                         .signature = context_.signature,
-                                         .agreement = context_.agreement,
-                                         .tag = transport().reserve_tags(1),
-                                         .timeout = context_.timeout},
-                                        one.own, most);
+    one.handle = transport().all_gather(context_.operation(name), one.own, most);
   }
-  if (context_.queues()) one.handle.wait_synchronize();
+  if (context_.queues) one.handle.wait_synchronize();
   return one.handle.test();
 }
 
 ConstByteSpan Sender::of_rank(const Gathered& one, int rank) const {
-  return rank == context_.rank ? ConstByteSpan(one.own) : one.handle.received(rank);
+  return rank == context_.ranks.rank ? ConstByteSpan(one.own) : one.handle.received(rank);
 }
 
 // Earlier steps are complete, so all ranks exchange at the same position between messages.
@@ -149,11 +140,11 @@ bool Sender::learn_weights() {
   };
   if (!exchange(samples_, "gradient reducer (weights)", sizeof(double), wanted)) return false;
   std::vector<double> samples;
-  for (int rank = 0; rank < context_.ranks; ++rank)
+  for (int rank = 0; rank < context_.ranks.count; ++rank)
     samples.push_back(parse_samples(of_rank(samples_, rank), rank));
   samples_ = {};
   const LockedStep step = step_.lock();
-  weights_.learn(context_.rank, samples);
+  weights_.learn(context_.ranks.rank, samples);
   step->set_changed();
   return true;
 }
@@ -169,13 +160,13 @@ bool Sender::compare_states() {
     if (!step->agreeing()) return std::nullopt;
     std::vector<std::byte> own = bytes_of<LoadedState>({&loaded_, 1});
     const auto order = std::as_bytes(std::span(step->order()));
-    if (context_.rank == 0) own.insert(own.end(), order.begin(), order.end());
+    if (context_.ranks.rank == 0) own.insert(own.end(), order.begin(), order.end());
     return own;
   };
   if (!exchange(states_, "gradient reducer (loaded state)", sizeof loaded_ + order_bytes(), wanted))
     return false;
   std::vector<LoadedState> records;
-  for (int rank = 0; rank < context_.ranks; ++rank)
+  for (int rank = 0; rank < context_.ranks.count; ++rank)
     records.push_back(parse_state(of_rank(states_, rank), rank));
   try {
     check_alike(records);
@@ -198,7 +189,7 @@ bool Sender::compare_states() {
 bool Sender::learn_order() {
   const auto wanted = [&](LockedStep& step) -> Bytes {
     if (!step->take_order_wanted()) return std::nullopt;
-    if (context_.rank != 0) return std::vector<std::byte>();
+    if (context_.ranks.rank != 0) return std::vector<std::byte>();
     return bytes_of<std::uint32_t>(step->sequence());
   };
   if (!exchange(order_, "gradient reducer (order)", order_bytes(), wanted)) return false;

@@ -11,8 +11,8 @@ namespace tersor {
 namespace {
 
 Driving driving_of(const ReducerOptions& options, const ExchangeContext& context) {
-  if (context.ranks == 1) return Driving::kCaller;
-  if (context.queues()) return Driving::kQueueing;
+  if (context.ranks.count == 1) return Driving::kCaller;
+  if (context.queues) return Driving::kQueueing;
   const bool may_have_own = context.transport->traits().any_thread;
   return options.progress == ProgressBy::kThread && may_have_own ? Driving::kThread
                                                                  : Driving::kCaller;
@@ -60,6 +60,8 @@ void GradientReducer::Impl::prepare_added(LockedStep& step) {
   gradients_.use_memory(*backend_);
   totals_.set_parameters(parameters_.count());
   context_.params = parameters_.params;
+  context_.bindings = parameters_.bindings;
+  context_.feedback = parameters_.feedback;
   context_.counters.resize(parameters_.count());
   parameters_.use_memory(*backend_);
 }

@@ -58,7 +58,7 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
 }
 
 void GradientReducer::Impl::want_agreement(LockedStep& step) {
-  if (!loaded_.has_value() || context_.ranks == 1) return;
+  if (!loaded_.has_value() || context_.ranks.count == 1) return;
   if (backend_->captured())
     throw InvalidArgumentError(
         "after load_state() ranks compare their states in the next step, which "
@@ -90,11 +90,11 @@ bool GradientReducer::Impl::request(LockedStep& step, const ReducerStep::Order& 
   if (in_ready_order()) limit_messages(step);
   if (!in_ready_order())
     for (const std::uint32_t parameter : together) requested |= step->ready(parameter);
-  else if (context_.ranks > 1)
+  else if (context_.ranks.count > 1)
     requested = step->request(together, sender_->messages_of(step, together));
   else
     step->request(together, {});
-  if (context_.ranks == 1)
+  if (context_.ranks.count == 1)
     for (const std::uint32_t parameter : together) {
       gradients_.keep_own(parameter);
       if (in_ready_order()) step->set_parameter_back(parameter);
@@ -176,7 +176,7 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   step->close();
   weights_.end();
   const bool votes = step->all_back() && options_.elastic == Elastic::kOn;
-  if (context_.ranks == 1 || parameters_.count() == 0 || (step->all_back() && !votes))
+  if (context_.ranks.count == 1 || parameters_.count() == 0 || (step->all_back() && !votes))
     return complete_step(step);
   if (requested) backend_->follow_trainer();
   if (requested || votes || !step->order_known()) driver_->wake(step);
@@ -233,7 +233,7 @@ LockedStep GradientReducer::Impl::stopped() {
 void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t parameter) {
   if (step->closed()) return;
   const std::string& name = parameters_.all[parameter].name;
-  if (context_.queues() &&
+  if (context_.queues &&
       !in_ready_order())  // ranks progress differently, but all must send in the same order
     throw InvalidArgumentError("flush() before waiting for \"" + name +
                                "\": over this transport all ranks send a whole step");

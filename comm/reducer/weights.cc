@@ -53,7 +53,7 @@ void GradientReducer::Impl::weigh(double samples) {
   LockedStep step = step_.lock();
   step->rethrow();
   weights_.give(samples);
-  if (context_.ranks == 1) weights_.learn(0, {&samples, 1});
+  if (context_.ranks.count == 1) weights_.learn(0, {&samples, 1});
   if (driver_ == nullptr) return;
   driver_->wake(step);
   step.unlock();

@@ -92,10 +92,10 @@ void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
                                std::to_string(rank) + " of " + std::to_string(ranks) +
                                " ranks owns " + std::to_string(expected));
   const Grid grid = Grid::of(options.grid, ranks, options.error_growth);
-  const ExchangeParameter param{.owned = grid.owned({0, into.size()}, rank, options.parameter,
-                                                    make_codec(options.codec)->traits().unit)};
+  const ParameterFeedback feedback{.owned = grid.owned({0, into.size()}, rank, options.parameter,
+                                                       make_codec(options.codec)->traits().unit)};
   const float adds = options.reduction == Reduction::kMean ? static_cast<float>(ranks) : 1.0f;
-  fold_owner(from, param, owed_over(grid, adds), {into});
+  fold_owner(from, feedback, owed_over(grid, adds), {into});
 }
 
 }  // namespace

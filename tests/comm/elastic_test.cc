@@ -116,12 +116,10 @@ void add(std::vector<double>& sums, std::span<const float> values) {
 std::vector<float> owed_by(const GradientReducer& reducer, const Transport& transport) {
   const auto own = read_state(reducer.save_state()).parameters.at(0);
   const std::shared_ptr<const Codec> codec = make_codec("int8+ef");
-  const ExchangeParameter param = {
-      .count = kCount,
-      .codec = codec,
+  const ParameterFeedback feedback = {
       .owned =
           Grid(transport.ranks()).owned({0, kCount}, transport.rank(), 0, unit_of(*codec, kCount))};
-  return folded({own.residual, own.owner}, param, Owed{}, kCount);
+  return folded({own.residual, own.owner}, feedback, Owed{}, kCount);
 }
 
 TEST(Elastic, WhatThoseLeftOweGoesOn) {

@@ -15,11 +15,9 @@ namespace {
 
 constexpr int kFoldingRanks = 4;
 
-ExchangeParameter param_of(const Grid& grid, int rank) {
+ParameterFeedback feedback_of(const Grid& grid, int rank) {
   const std::shared_ptr<const Codec> codec = make_codec("int8+ef");
-  return {.count = kCount,
-          .codec = codec,
-          .owned = grid.owned({0, kCount}, rank, 0, unit_of(*codec, kCount))};
+  return {.owned = grid.owned({0, kCount}, rank, 0, unit_of(*codec, kCount))};
 }
 
 void add_to(std::vector<double>& sums, std::span<const float> values) {
@@ -36,12 +34,12 @@ TEST(Fold, AddsUpToThePortableState) {
       const auto own = read_state(run.reducer.save_state()).parameters.at(0);
       const auto all = read_state(run.reducer.save_portable_state()).parameters.at(0);
       EXPECT_FALSE(own.owner.empty());
-      const ExchangeParameter param = param_of(Grid::of(dims, kFoldingRanks), run.rank);
-      const auto whole = folded({own.residual, own.owner}, param, Owed{}, kCount);
+      const ParameterFeedback feedback = feedback_of(Grid::of(dims, kFoldingRanks), run.rank);
+      const auto whole = folded({own.residual, own.owner}, feedback, Owed{}, kCount);
       const std::lock_guard lock(mutex);
       add_to(sums, whole);
       if (run.rank == 0) add_to(portable, all.residual);
-      add_to(parts, residual_part(whole, param, kCount));
+      add_to(parts, residual_part(whole, feedback, kCount));
     });
     EXPECT_EQ(parts, sums);  // each rank encodes every value
     for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(sums[i], portable[i], 1e-5) << i;
@@ -49,11 +47,11 @@ TEST(Fold, AddsUpToThePortableState) {
 }
 
 TEST(Fold, CountsEachStageAsItIsOwed) {
-  ExchangeParameter param = param_of(Grid(kFoldingRanks), 0);
-  param.owned.stages = {Range{4, 4}, Range{6, 2}, Range{7, 1}};
+  ParameterFeedback feedback = feedback_of(Grid(kFoldingRanks), 0);
+  feedback.owned.stages = {Range{4, 4}, Range{6, 2}, Range{7, 1}};
   const std::vector<float> owner = {1, 2, 3, 4, 10, 20, 100};
   std::vector<float> into(6, 1.0f);  // values 2 to 7
-  fold_owner(owner, param, {.sender = 2, .owner = {2, 4, 8}}, {into, 2, 2.0f});
+  fold_owner(owner, feedback, {.sender = 2, .owner = {2, 4, 8}}, {into, 2, 2.0f});
   EXPECT_EQ(into, (std::vector<float>{1, 1, 2, 3, 1 + 3 + 2 * 10, 1 + 4 + 2 * 20 + 4 * 100}));
 }
 
