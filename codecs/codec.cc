@@ -77,7 +77,9 @@ void Codec::decode(const DecodeCall& call) const {
 
 void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
   check_frame_list(*this, call.frames);
-  const PlanSizes sizes = plan_sizes(checked(*this, call, call.dtype, call.frames.size()));
+  const PlanRequest request = checked(*this, call, call.dtype, call.frames.size());
+  PlanSizes sizes = plan_sizes(request);
+  if (&results() != this) sizes.frame_bytes = results().plan_sizes(request).frame_bytes;
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_frame_space(*this, sizes, frame);

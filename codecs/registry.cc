@@ -4,6 +4,7 @@
 
 #include "codecs/cast_codec.h"
 #include "codecs/quantize_codec.h"
+#include "codecs/result_codec.h"
 #include "kernels/cast/formats.h"
 #include "kernels/quantize/formats.h"
 
@@ -62,6 +63,8 @@ std::vector<CodecInfo> codecs() {
 std::shared_ptr<const Codec> make_codec(std::string_view spec) {
   current_isa();  // reports an invalid TERSOR_ISA here rather than in the first encode
   const CodecSpec parsed = parse_spec(spec);
+  for (const auto& [key, value] : parsed.options)
+    if (key == encoding::kResultOption) return encoding::make_result_codec(parsed);
   std::string names;
   for (const auto& entry : encoding::entries()) {
     if (entry.info.name == parsed.name) return entry.make(parsed, entry.info);

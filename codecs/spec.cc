@@ -36,13 +36,16 @@ Feedback take_feedback(std::string_view& rest, std::string_view text) {
   return Feedback::kResidual;
 }
 
+/// True for the last option, whose value is a spec.
+bool is_result(std::string_view options) { return options.starts_with("result="); }
+
 std::pair<std::string, std::string> parse_option(std::string_view option, std::string_view text) {
   const auto equals = option.find('=');
   if (equals == std::string_view::npos)
     throw_malformed(text, "\"" + std::string(option) + "\" is not key=value");
   const std::string_view key = option.substr(0, equals);
   const std::string_view value = option.substr(equals + 1);
-  if (!is_word(key) || !is_word(value))
+  if (!is_result(option) && (!is_word(key) || !is_word(value)))
     throw_malformed(text, "\"" + std::string(option) + "\" is not key=value");
   return {std::string(key), std::string(value)};
 }
@@ -73,7 +76,7 @@ CodecSpec parse_spec(std::string_view text) {
   if (!is_word(spec.name)) throw_malformed(text, "the name is missing or malformed");
   if (colon == std::string_view::npos) return spec;
   for (rest = rest.substr(colon + 1);;) {
-    const auto comma = rest.find(',');
+    const auto comma = is_result(rest) ? std::string_view::npos : rest.find(',');
     add_option(spec, rest.substr(0, comma), text);
     if (comma == std::string_view::npos) return spec;
     rest = rest.substr(comma + 1);

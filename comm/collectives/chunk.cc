@@ -125,7 +125,7 @@ ByteSpan ChunkTask::space() const {
 
 void ChunkTask::begin_step() {
   take_space();
-  messages_.set_round(step().round);
+  messages_.set_step(step());
   if (step().is_native()) return begin_native();
   make_messages();
   start_messages();
@@ -201,7 +201,7 @@ ConstByteSpan ChunkTask::own_message(const StepMessage& message) const {
 std::size_t ChunkTask::capacity(const StepMessage& message) const {
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < message.shards; ++i)
-    bytes += shard(message.shard + i * message.apart).message_bytes;
+    bytes += message_bytes(shard(message.shard + i * message.apart), step());
   return bytes;
 }
 

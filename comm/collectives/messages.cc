@@ -89,12 +89,12 @@ void Messages::gather_outputs(const Shard& shard, const FramePlan& frame) {
 
 // Takes the next frame from each message. Only finds the end of the frame: the codec checks the
 // frame.
-void Messages::next_frames(const FramePlan& frame, std::span<const Received> messages) {
+void Messages::next_frames(const FramePlan& frame, bool sums, std::span<const Received> messages) {
   frames_.clear();
   for (std::size_t i = 0; i < messages.size(); ++i) try {
       const std::size_t offset = std::min(offsets_[i], messages[i].bytes.size());
       const ConstByteSpan rest = messages[i].bytes.subspan(offset);
-      const std::size_t bytes = written_bytes(frame, rest);
+      const std::size_t bytes = written_bytes(frame, sums, rest);
       frames_.push_back(rest.first(bytes));
       offsets_[i] = offset + align_up(bytes, kSectionAlignment);
     } catch (const WireError& error) {
@@ -196,7 +196,7 @@ void Messages::count_overflows() {
 
 std::size_t Messages::count_written(const FramePlan& frame, ByteSpan target, Traced work,
                                     Clock::time_point start, int peers) {
-  const std::size_t bytes = written_bytes(frame, target);
+  const std::size_t bytes = written_bytes(frame, sums_, target);
   count_time(frame, work, start, Clock::now());
   count_bytes(frame, bytes, peers);
   count_overflows();
@@ -220,21 +220,22 @@ std::size_t Messages::reduce(const Shard& shard, std::span<const Received> messa
   std::size_t offset = 0;
   for (const FramePlan& frame : shard.frames) {
     const auto start = Clock::now();
-    next_frames(frame, messages);
+    const bool of_sums = stage > 1;  // the owners of an earlier dimension encoded the messages
+    next_frames(frame, of_sums, messages);
     gather_owners(frame, stage - 1);
-    const ByteSpan target = sum.subspan(offset, frame.frame_bytes);
+    const ByteSpan target = sum.subspan(offset, frame.result_bytes);
     read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
-      frame.codec->reduce({.segments = frame.segments,
-                           .dtype = frame.dtype,
-                           .frames = frames,
-                           .factor = factor(shard, stage - 1),
-                           .states = states_,
-                           .words = context_->call.words,
-                           .words_out = words_out(),
-                           .random = random(shard, stage),
-                           .identity = identity(shard),
-                           .execution = execution(frame)},
-                          target);
+      frame.codec_of(of_sums).reduce({.segments = frame.segments,
+                                      .dtype = frame.dtype,
+                                      .frames = frames,
+                                      .factor = factor(shard, stage - 1),
+                                      .states = states_,
+                                      .words = context_->call.words,
+                                      .words_out = words_out(),
+                                      .random = random(shard, stage),
+                                      .identity = identity(shard),
+                                      .execution = execution(frame)},
+                                     target);
     });
     offset += count_written(frame, target, Traced::kReduce, start, peers);
   }
@@ -255,7 +256,7 @@ std::size_t Messages::forward(const Shard& shard, const Received& received, Byte
                               int peers) {
   offsets_.assign(1, 0);
   for (const FramePlan& frame : shard.frames) {
-    next_frames(frame, {&received, 1});
+    next_frames(frame, sums_, {&received, 1});
     check_checksum(frames_.front(), received.rank);
     count_bytes(frame, frames_.front().size(), peers);
   }
@@ -275,7 +276,7 @@ Received Messages::first_of(const Shard& shard, const Received& several) const {
   for (const FramePlan& frame : shard.frames) {
     const ConstByteSpan rest = several.bytes.subspan(std::min(end, several.bytes.size()));
     try {
-      end += align_up(written_bytes(frame, rest), kSectionAlignment);
+      end += align_up(written_bytes(frame, sums_, rest), kSectionAlignment);
     } catch (const WireError& error) {
       throw_damaged(several.rank, error);
     }
@@ -337,11 +338,11 @@ void Messages::decode(const Shard& shard, std::span<const Received> messages, st
   offsets_.assign(messages.size(), 0);
   for (const FramePlan& frame : shard.frames) {
     const auto start = Clock::now();
-    next_frames(frame, messages);
+    next_frames(frame, sums_, messages);
     DecodeCall call = decode_call(shard, frame, factor(shard, stage));
     read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
       call.frames = frames;
-      take == Take::kAbsorb ? frame.codec->absorb(call, {}) : frame.codec->decode(call);
+      take == Take::kAbsorb ? frame.codec->absorb(call, {}) : frame.codec_of(sums_).decode(call);
     });
     count_time(frame, Traced::kDecode, start, Clock::now());
   }

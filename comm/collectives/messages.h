@@ -29,8 +29,11 @@ class Messages {
     workspace_ = workspace;
     round_state_ = round_state;
   }
-  /// Sets the codec round of the next calls.
-  void set_round(std::uint8_t round) { round_ = round; }
+  /// Sets the codec round and the kind of messages of the next calls.
+  void set_step(const Step& step) {
+    round_ = step.round;
+    sums_ = step.sums;
+  }
 
   /// Encodes a shard's parameters. Returns the actual bytes of the message. `peers` is the number
   /// of destinations.
@@ -65,9 +68,9 @@ class Messages {
   void gather_owners(const FramePlan& frame, std::size_t stage);
   void gather_outputs(const Shard& shard, const FramePlan& frame);
   void gather_memories(const FramePlan& frame);
-  void next_frames(const FramePlan& frame, std::span<const Received> messages);
-  std::size_t written_bytes(const FramePlan& frame, ConstByteSpan target) const {
-    return context_->on_device() ? frame.frame_bytes : frame_bytes(target);
+  void next_frames(const FramePlan& frame, bool sums, std::span<const Received> messages);
+  std::size_t written_bytes(const FramePlan& frame, bool sums, ConstByteSpan target) const {
+    return context_->on_device() ? frame.bytes_of(sums) : frame_bytes(target);
   }
   void copy(ByteSpan to, ConstByteSpan from) const;
   void check_checksum(ConstByteSpan frame, int rank) const;
@@ -98,6 +101,7 @@ class Messages {
   ExchangeContext* context_ = nullptr;
   ByteSpan workspace_, round_state_;
   std::uint8_t round_ = 0;
+  bool sums_ = false;     ///< Step::sums
   StateWords words_out_;  ///< of each call; only the counter is used
   std::vector<ConstValueSpan> inputs_;
   std::vector<ValueSpan> outputs_;

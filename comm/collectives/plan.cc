@@ -47,15 +47,18 @@ Range range_of_shard(const PlanContext& context, const ExchangeParameter& param,
 }
 
 void size_frame(FramePlan& frame, const PlanContext& context) {
-  Plan plan = frame.codec->plan({.segments = frame.segments,
-                                 .dtype = frame.dtype,
-                                 .contributions = static_cast<std::size_t>(context.ranks),
-                                 .memory = context.memory,
-                                 .threads = context.threads});
-  frame.frame_bytes = align_up(plan.frame_bytes, kSectionAlignment);
+  const PlanRequest request{.segments = frame.segments,
+                            .dtype = frame.dtype,
+                            .contributions = static_cast<std::size_t>(context.ranks),
+                            .memory = context.memory,
+                            .threads = context.threads};
+  Plan plan = frame.codec->plan(request);
+  frame.frame_bytes = frame.result_bytes = align_up(plan.frame_bytes, kSectionAlignment);
   frame.workspace_bytes = plan.workspace_bytes;
   frame.round_state_bytes = align_up(plan.round_state_bytes, kWorkspaceAlignment);
   frame.rounds = std::move(plan.rounds);
+  if (const Codec& results = frame.codec->results(); &results != frame.codec)
+    frame.result_bytes = align_up(results.plan(request).frame_bytes, kSectionAlignment);
 }
 
 /// `shares`: the divisors for the ranks exchanging the shards.
@@ -78,6 +81,7 @@ Shards sized(Shards shards, const PlanContext& context) {
     for (FramePlan& frame : shard.frames) {
       size_frame(frame, context);
       shard.message_bytes += frame.frame_bytes;
+      shard.result_bytes += frame.result_bytes;
     }
   return shards;
 }
@@ -131,7 +135,7 @@ Dtype raw_dtype(const ChunkPlan& chunk, const Step& step) {
 }  // namespace
 
 std::size_t made_bytes(const Shard& shard, const Step& step) {
-  if (!step.is_native()) return shard.message_bytes;
+  if (!step.is_native()) return message_bytes(shard, step);
   if (shard.frames.empty() || shard.frames.front().in_place()) return 0;
   return align_up(shard.frames.front().raw_bytes(step.round), kSectionAlignment);
 }

@@ -78,7 +78,8 @@ struct FramePlan {
   Dtype dtype = Dtype::kF32;
   std::vector<Piece> pieces = {};
   std::vector<Segment> segments = {};
-  std::size_t frame_bytes = 0;  ///< capacity
+  std::size_t frame_bytes = 0;   ///< capacity
+  std::size_t result_bytes = 0;  ///< capacity of a frame with a sum (Codec::results)
   std::size_t workspace_bytes = 0;
   // The codec's round state, in the chunk's memory:
   std::size_t round_state_bytes = 0;
@@ -89,6 +90,9 @@ struct FramePlan {
   bool in_place() const {
     return pieces.size() == 1 && codec->traits().lossless && rounds.front().native_dtype == dtype;
   }
+  /// The codec and the capacity of frames with values or, if `sums`, with sums.
+  const Codec& codec_of(bool sums) const { return sums ? codec->results() : *codec; }
+  std::size_t bytes_of(bool sums) const { return sums ? result_bytes : frame_bytes; }
   std::size_t raw_bytes(std::size_t round) const {
     return rounds[round].native_count * dtype_bytes(rounds[round].native_dtype);
   }
@@ -101,6 +105,7 @@ enum class Source : std::uint8_t { kOwn, kToHost, kOfHost };
 struct Shard {
   std::vector<FramePlan> frames = {};
   std::size_t message_bytes = 0;  ///< total capacity of the frames
+  std::size_t result_bytes = 0;   ///< the same for frames with sums
   std::size_t contributions = 1;  ///< number of ranks exchanging the shard
   int group_rank = 0;             ///< group rank in this exchange; seeds the random numbers
   Source source = Source::kOwn;
@@ -125,6 +130,11 @@ struct ChunkPlan {
   std::size_t workspace_bytes = 0;
   std::size_t round_state_bytes = 0;
 };
+
+/// The capacity of a shard's message in a step.
+inline std::size_t message_bytes(const Shard& shard, const Step& step) {
+  return step.sums ? shard.result_bytes : shard.message_bytes;
+}
 
 /// The memory for the messages a step creates for a shard.
 std::size_t made_bytes(const Shard& shard, const Step& step);

@@ -48,6 +48,7 @@ Step to_owners(const Group& group, int dimension) {
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kReduce,
             .first_shard = group.first_shard,
             .take = Take::kRetain,
+            .sums = dimension != 0,
             .stage = static_cast<std::uint8_t>(dimension)};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
   for (const int group_rank : owners_of(group, rotated_after(subgroup, group.rank)))
@@ -226,7 +227,9 @@ Schedule two_shot(const Group& group) {
   Schedule schedule = reduce_scatter(group);
   schedule.back().take = Take::kRetain;
   append(schedule, all_gather(group));
-  schedule[static_cast<std::size_t>(group.grid.dimensions())].make = Make::kReduce;
+  const auto gathers = static_cast<std::size_t>(group.grid.dimensions());
+  schedule[gathers].make = Make::kReduce;
+  for (Step& step : std::span(schedule).subspan(gathers)) step.sums = true;
   return schedule;
 }
 
@@ -253,6 +256,7 @@ Schedule reduce_to(const Group& group, int root) {
   schedule.back().take = Take::kRetain;
   append(schedule, gather_to(group, root));
   schedule.back().make = Make::kReduce;
+  schedule.back().sums = true;
   schedule.back().stage = static_cast<std::uint8_t>(group.grid.dimensions());
   return schedule;
 }

@@ -60,6 +60,7 @@ struct Step {
   /// True if ranks forward messages; all steps then share a tag.
   bool forwards = false;
   std::uint8_t round = 0;  ///< of the codec
+  bool sums = false;       ///< True if the messages hold sums that a rank encoded again
   std::uint8_t stage = 0;  ///< number of earlier reductions of the created messages; 1 in a chain
 
   bool is_native() const { return native != Native::kNone; }

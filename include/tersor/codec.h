@@ -231,6 +231,10 @@ class Codec {
   /// Returns the codec's capabilities.
   virtual CodecTraits traits() const = 0;
 
+  /// Returns the codec of the frames that `reduce` writes: this codec, or the codec of the spec's
+  /// option "result". `encode` and `decode` of this codec do not read or write such frames.
+  virtual const Codec& results() const { return *this; }
+
   /// True if a plan accepts this segment's count and shape.
   virtual bool carries(const Segment&) const { return true; }
   /// Returns the number of values in a segment's SegmentMemory; 0 for a codec without its own
@@ -257,12 +261,12 @@ class Codec {
   /// in each of these cases the outputs are NaN, and `execution.fault` describes the fault.
   void decode(const DecodeCall& call) const;
 
-  /// Adds frames in their order and encodes `factor` times the sum into `frame`. `frame` must not
-  /// overlap the input frames. Only for codecs whose plan allows kTwoShot. Throws
-  /// InvalidArgumentError, and WireError as `decode` does. After a bad checksum, new residuals are
-  /// NaN, and readers reject `frame`; sparse codecs check first and change nothing. On a device, a
-  /// bad header makes `frame` a frame of NaNs and leaves residuals unchanged. A bad checksum that
-  /// an earlier launch verifies does the same.
+  /// Adds frames in their order and encodes `factor` times the sum into `frame`, a frame of
+  /// `results()` with the capacity of its plan. `frame` must not overlap the input frames. Only for
+  /// codecs whose plan allows kTwoShot. Throws InvalidArgumentError, and WireError as `decode`
+  /// does. After a bad checksum, new residuals are NaN, and readers reject `frame`; sparse codecs
+  /// check first and change nothing. On a device, a bad header makes `frame` a frame of NaNs and
+  /// leaves residuals unchanged. A bad checksum that an earlier launch verifies does the same.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
   /// Writes the raw values of a native round (Round::native_count of Round::native_dtype), made
@@ -285,6 +289,10 @@ class Codec {
   /// Every public function calls `plan_sizes`, which allocates no memory. Throws
   /// InvalidArgumentError if the codec cannot encode these segments.
   virtual PlanSizes plan_sizes(const PlanRequest& request) const = 0;
+  /// The sizes of another codec, for codecs that consist of codecs.
+  static PlanSizes sizes_of(const Codec& codec, const PlanRequest& request) {
+    return codec.plan_sizes(request);
+  }
   /// Returns the rounds of a plan.
   virtual std::vector<Round> plan_rounds(const PlanRequest& request) const = 0;
   /// `encode` after the checks of the arguments.

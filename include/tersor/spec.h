@@ -1,5 +1,7 @@
 // A spec names a codec, the same in C++, on the command line, in Python and in reports. Grammar:
 //   name[:key=value[,key=value]…][+ef]        int8   int4:rounding=stochastic topk:density=0.01+ef
+// The value of the key "result", which stands last, is a spec without +ef: the codec that the
+// owners of two-shot use for the sums.        hadamard:bits=1,result=hadamard:bits=2+ef
 #pragma once
 
 #include <string>

@@ -31,6 +31,7 @@ void mark_ended(ProgressWords*, StreamView) { require_device(); }
 void mark_signal(ProgressWords*, StreamView) { require_device(); }
 void spoil(ByteSpan, StreamView) { require_device(); }
 void advance_step(StateWords*, std::uint64_t*, StreamView) { require_device(); }
+void copy_words(const StateWords*, const StateWords*, StateWords*, StreamView) { require_device(); }
 void add_squares(ConstValueSpan, double*, StreamView) { require_device(); }
 #endif
 

@@ -53,6 +53,28 @@ struct AdvanceStepKernel {
   }
 };
 
+struct CopyWordsKernel {
+  static constexpr unsigned kThreads = 32;
+  static constexpr unsigned kResident = 1;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  const StateWords* from;
+  const StateWords* gradient;
+  StateWords* to;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    if (block.thread_rank() != 0) return;
+    const float factor = gradient == nullptr ? 1.0f : load(&gradient->gradient_factor);
+    store(&to->step, load(&from->step));
+    store(&to->residual_factor, load(&from->residual_factor));
+    store(&to->reserved, std::uint32_t{0});
+    store(&to->overflows, load(&from->overflows));
+    store(&to->gradient_factor, factor);
+  }
+};
+
 /// Sets all bits to one.
 struct SpoilKernel {
   static constexpr unsigned kThreads = 256;
@@ -152,6 +174,11 @@ void spoil(ByteSpan memory, StreamView stream) {
 
 void advance_step(StateWords* words, std::uint64_t* overflows, StreamView stream) {
   Queue(stream).launch(AdvanceStepKernel{words, overflows}, 1);
+}
+
+void copy_words(const StateWords* from, const StateWords* gradient, StateWords* to,
+                StreamView stream) {
+  Queue(stream).launch(CopyWordsKernel{from, gradient, to}, 1);
 }
 
 const void* any_kernel() { return reinterpret_cast<const void*>(&run_kernel<MarkKernel>); }

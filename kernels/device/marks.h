@@ -39,6 +39,11 @@ void spoil(ByteSpan memory, StreamView stream);
 /// a copy of the words' overflows to pinned memory, unless `overflows` is null.
 void advance_step(StateWords* words, std::uint64_t* overflows, StreamView stream);
 
+/// Queues a copy of words, with the gradient's factor of `gradient` (null: 1). The three may be the
+/// same words.
+void copy_words(const StateWords* from, const StateWords* gradient, StateWords* to,
+                StreamView stream);
+
 /// Queues *sum += the sum of squares of f32, bf16 or f16 values, in f64. `sum` is in device memory.
 void add_squares(ConstValueSpan values, double* sum, StreamView stream);
 

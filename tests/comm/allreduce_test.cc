@@ -42,6 +42,8 @@ const AllreduceCase kAllreduceCases[] = {
     {"int4", Algorithm::kOneShot, 3e-2},
     {"int4:rounding=stochastic", Algorithm::kOneShot, 6e-2},
     {"hadamard:bits=4", Algorithm::kTwoShot, 0.12},
+    {"int4:result=int8", Algorithm::kTwoShot, 3e-2},
+    {"int4:result=int8", Algorithm::kOneShot, 3e-2},
     {"hadamard", Algorithm::kOneShot, 0.25},
     {"blocktopk:density=0.1", Algorithm::kTwoShot, 1.0},
     {"blocktopk:density=0.1,values=bf16", Algorithm::kOneShot, 1.0},

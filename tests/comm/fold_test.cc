@@ -8,12 +8,15 @@
 
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace tersor::testing {
 namespace {
 
 constexpr int kFoldingRanks = 4;
+
+constexpr const char* kSpecs[] = {"int8+ef", "int8:result=hadamard:bits=1+ef"};
 
 ParameterFeedback feedback_of(const Grid& grid, int rank) {
   const std::shared_ptr<const Codec> codec = make_codec("int8+ef");
@@ -25,25 +28,27 @@ void add_to(std::vector<double>& sums, std::span<const float> values) {
 }
 
 TEST(Fold, AddsUpToThePortableState) {
-  for (const std::vector<int>& dims : {std::vector<int>{}, std::vector<int>{2, 2}}) {
-    std::vector<double> sums(kCount), portable(kCount), parts(kCount);
-    std::mutex mutex;
-    run_ranks(kFoldingRanks, {}, [&](Transport& transport) {
-      Training run(transport, {.codec = "int8+ef", .reduction = Reduction::kSum, .dims = dims});
-      for (int step = 0; step < 3; ++step) run.step(step);
-      const auto own = read_state(run.reducer.save_state()).parameters.at(0);
-      const auto all = read_state(run.reducer.save_portable_state()).parameters.at(0);
-      EXPECT_FALSE(own.owner.empty());
-      const ParameterFeedback feedback = feedback_of(Grid::of(dims, kFoldingRanks), run.rank);
-      const auto whole = folded({own.residual, own.owner}, feedback, Owed{}, kCount);
-      const std::lock_guard lock(mutex);
-      add_to(sums, whole);
-      if (run.rank == 0) add_to(portable, all.residual);
-      add_to(parts, residual_part(whole, feedback, kCount));
-    });
-    EXPECT_EQ(parts, sums);  // each rank encodes every value
-    for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(sums[i], portable[i], 1e-5) << i;
-  }
+  for (const std::string spec : kSpecs)
+    for (const std::vector<int>& dims : {std::vector<int>{}, std::vector<int>{2, 2}}) {
+      SCOPED_TRACE(spec);
+      std::vector<double> sums(kCount), portable(kCount), parts(kCount);
+      std::mutex mutex;
+      run_ranks(kFoldingRanks, {}, [&](Transport& transport) {
+        Training run(transport, {.codec = spec, .reduction = Reduction::kSum, .dims = dims});
+        for (int step = 0; step < 3; ++step) run.step(step);
+        const auto own = read_state(run.reducer.save_state()).parameters.at(0);
+        const auto all = read_state(run.reducer.save_portable_state()).parameters.at(0);
+        EXPECT_FALSE(own.owner.empty());
+        const ParameterFeedback feedback = feedback_of(Grid::of(dims, kFoldingRanks), run.rank);
+        const auto whole = folded({own.residual, own.owner}, feedback, Owed{}, kCount);
+        const std::lock_guard lock(mutex);
+        add_to(sums, whole);
+        if (run.rank == 0) add_to(portable, all.residual);
+        add_to(parts, residual_part(whole, feedback, kCount));
+      });
+      EXPECT_EQ(parts, sums);  // each rank encodes every value
+      for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(sums[i], portable[i], 1e-5) << i;
+    }
 }
 
 TEST(Fold, CountsEachStageAsItIsOwed) {

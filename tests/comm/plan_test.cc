@@ -38,10 +38,10 @@ RankPlans plans_of(const PlannedCall& call, std::size_t count, int ranks, std::s
 /// A message between two ranks: chunk, step, sender, receiver and capacity.
 using PlannedMessage = std::tuple<std::size_t, std::size_t, int, int, std::size_t>;
 
-std::size_t capacity_of(const ChunkPlan& chunk, const StepMessage& message) {
+std::size_t capacity_of(const ChunkPlan& chunk, const Step& step, const StepMessage& message) {
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < message.shards; ++i)
-    bytes += chunk.shards[message.shard + i * message.apart].message_bytes;
+    bytes += message_bytes(chunk.shards[message.shard + i * message.apart], step);
   return bytes;
 }
 
@@ -55,7 +55,7 @@ std::vector<PlannedMessage> messages_of(const RankPlans& plans, bool sent) {
         for (const StepMessage& message : sent ? of.sends : of.receives)
           if (message.peer != rank)
             all.emplace_back(chunk, step, sent ? rank : message.peer, sent ? message.peer : rank,
-                             capacity_of(chunks[chunk], message));
+                             capacity_of(chunks[chunk], of, message));
       }
   }
   std::ranges::sort(all);
@@ -66,6 +66,8 @@ TEST(Plan, EverySentMessageIsExpected) {
   const std::vector<PlannedCall> calls = {{"int8", Algorithm::kOneShot, {}},
                                           {"int8", Algorithm::kTwoShot, {}},
                                           {"int4", Algorithm::kTwoShot, {2, 2}},
+                                          {"int4:result=int8", Algorithm::kTwoShot, {}},
+                                          {"int4:result=int8", Algorithm::kTwoShot, {2, 2}},
                                           {"topk", Algorithm::kOneShot, {}},
                                           {"blocktopk", Algorithm::kTwoShot, {}}};
   std::size_t compared = 0;

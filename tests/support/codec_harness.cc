@@ -102,13 +102,15 @@ CodecHarness::CodecHarness(std::string_view spec, const std::vector<std::size_t>
   round_state_.emplace(plan().round_state_bytes, 0, options.memory);
 }
 
-Plan CodecHarness::plan() const {
-  return codec_.plan({.segments = segments,
-                      .dtype = options_.dtype,
-                      .contributions = options_.contributions,
-                      .memory = options_.memory,
-                      .threads = options_.threads});
+PlanRequest CodecHarness::request() const {
+  return {.segments = segments,
+          .dtype = options_.dtype,
+          .contributions = options_.contributions,
+          .memory = options_.memory,
+          .threads = options_.threads};
 }
+
+Plan CodecHarness::plan() const { return codec_.plan(request()); }
 
 void CodecHarness::draw(std::uint64_t seed) {
   for (std::size_t i = 0; i < segments.size(); ++i) {
@@ -214,7 +216,7 @@ void CodecHarness::decode(const std::vector<GuardedBytes>& frames, DecodeMode mo
 }
 
 GuardedBytes CodecHarness::reduce(const std::vector<GuardedBytes>& frames, float factor) {
-  GuardedBytes frame(plan().frame_bytes, 0, options_.memory);
+  GuardedBytes frame(codec_.results().plan(request()).frame_bytes, 0, options_.memory);
   ReduceCall call = reduce_call(frames);
   call.factor = factor;
   codec_.reduce(call, frame.span());

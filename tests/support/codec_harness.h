@@ -90,6 +90,7 @@ class CodecHarness {
 
  private:
   Execution execution();
+  PlanRequest request() const;
   std::span<const SegmentMemory> memory_spans();
 
   CodecUnderTest codec_;

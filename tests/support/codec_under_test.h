@@ -23,6 +23,7 @@ class CodecUnderTest {
   CodecTraits traits() const { return codec_->traits(); }
   std::size_t memory_count(const Segment& segment) const { return codec_->memory_count(segment); }
   Plan plan(const PlanRequest& request) const { return codec_->plan(request); }
+  const Codec& results() const { return codec_->results(); }
 
   void encode(const EncodeCall& call, ByteSpan frame) const;
   /// Throws a fault detected on a device as a WireError, as on the host.
