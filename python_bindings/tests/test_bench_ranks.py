@@ -155,7 +155,7 @@ def test_ranks_that_do_not_wait_for_all_others(text: pathlib.Path, tmp_path: pat
     for one in others:
         assert one["test_loss"] < none["test_loss"] + 1, one["codec"]
         assert 0.1 * none["wire_bytes"] < one["wire_bytes"] < 0.7 * none["wire_bytes"]
-        assert 0.5 < one["wire_bytes"] / one["interface_bytes"] < 1.5  # a push is counted later
+        assert one["wire_bytes"] < 1.5 * one["interface_bytes"]  # a push is counted later
 
 
 @pytest.mark.long

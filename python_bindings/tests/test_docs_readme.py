@@ -25,6 +25,6 @@ def test_the_pages_program_trains(
     printed = output_by_torchrun(program, tmp_path)
     first, *_, last = map(float, re.findall(r"loss (\d+\.\d+)", printed))
     assert last < 0.5 * first
-    sent = re.search(rf"sent ([\d.]+) {unit} a step instead of ([\d.]+)", printed)
+    sent = re.search(rf"sent ([\d.]+) {unit} per step instead of ([\d.]+)", printed)
     assert sent is not None, printed
     assert float(sent[1]) < share * float(sent[2])

@@ -115,7 +115,7 @@ def test_the_report_shows_values_under_the_pointer(page: browser.Page, report: s
 
 
 def test_the_report_follows_the_theme(page: browser.Page, report: str) -> None:
-    white, dark, ink, light = ("rgb(255, 255, 255)", "rgb(22, 27, 34)", "rgb(31, 35, 40)",
+    white, dark, ink, light = ("rgb(255, 255, 255)", "rgb(13, 17, 23)", "rgb(31, 35, 40)",
                                "rgb(230, 237, 243)")  # fmt: skip
     for theme, colours in (("light", [white, white, ink]), ("dark", [dark, dark, light])):
         page.call(
