@@ -22,8 +22,12 @@ def test_an_import_leaves_the_compiler_out() -> None:
 import sys
 import torch
 before = set(sys.modules)
-for name in ["optim", "diloco", "fsdp", "backend", "hvd", "run", "pipeline"]:
+for name in ["optim", "diloco", "fsdp", "hvd", "run", "pipeline"]:
     __import__(f"tersor.torch.{name}")
+try:
+    import tersor.torch.backend
+except ImportError as older:
+    assert "needs PyTorch" in str(older)
 added = [name for name in sys.modules if name.startswith("torch._") and name not in before]
 print({name.split(".")[1] for name in added} & {"_dynamo", "_inductor", "_functorch"})
 """

@@ -1,6 +1,7 @@
 """The backend ``tersor`` of torch.distributed: ``init_process_group("tersor")``.
 
-The backend needs PyTorch 2.15 or newer. :class:`TersorGroup` lists the encoded calls.
+The backend needs PyTorch 2.15 or newer. With an older PyTorch, the import raises ImportError.
+:class:`TersorGroup` lists the encoded calls.
 """
 
 from tersor.torch._src.backend.configuration import Configuration, configure

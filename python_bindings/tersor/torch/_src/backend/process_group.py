@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Work
 
 from tersor import _core, collectives
-from tersor._core import InvalidArgumentError
 from tersor.arrays import dtype_text
 from tersor.torch import _compat
 from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
@@ -38,7 +37,7 @@ from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group.connections import Members, nccl_is_there, seconds_of
 
 if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it so
-    raise InvalidArgumentError(
+    raise ImportError(
         f"the backend needs PyTorch 2.15 or newer, and this is {torch.__version__}: use "
         "tersor.torch.compress, or the collectives of tersor.torch"
     )
