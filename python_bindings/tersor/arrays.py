@@ -142,6 +142,9 @@ def empty_values(count: int, dtype: str, like: Array) -> Array:
         like: An array on the device of the result. The result is of PyTorch if ``like`` is,
             otherwise of NumPy.
 
+    Raises:
+        InvalidArgumentError: NumPy has no bfloat16, because ml_dtypes is missing.
+
     Example:
         >>> values = empty_values(header.count, header.dtype, payload)
     """

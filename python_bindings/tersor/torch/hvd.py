@@ -153,6 +153,9 @@ def allreduce_(
     Returns:
         ``tensor``.
 
+    Raises:
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> hvd.allreduce_(parameter.grad)
     """
@@ -182,6 +185,9 @@ def grouped_allreduce(
     Returns:
         The new tensors.
 
+    Raises:
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
     """
@@ -210,6 +216,10 @@ def reducescatter(
     Returns:
         A new tensor.
 
+    Raises:
+        InvalidArgumentError: The tensor requires a gradient, or is a scalar.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> rows = hvd.reducescatter(table, op=hvd.Sum)
     """
@@ -231,6 +241,10 @@ def allgather(tensor: Tensor, name: Name = None, **others: NoReturn) -> Tensor:
 
     Returns:
         A new tensor.
+
+    Raises:
+        InvalidArgumentError: The tensor is a scalar.
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> predictions = hvd.allgather(predictions)
@@ -272,6 +286,10 @@ def alltoall(
     Returns:
         The received rows in rank order; with ``splits``, also the number of rows from each rank.
 
+    Raises:
+        InvalidArgumentError: The tensor is a scalar, or a rank's splits do not match its rows.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> rows, counts = hvd.alltoall(rows, splits=[3, 1])
     """
@@ -312,6 +330,10 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: NoRet
         name: As in :func:`allreduce`.
         others: As in :func:`allreduce`.
 
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> weights = hvd.broadcast(weights, root_rank=0)
     """
@@ -334,6 +356,10 @@ def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: NoRe
     Returns:
         ``tensor``.
 
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> hvd.broadcast_(weights, root_rank=0)
     """
@@ -349,6 +375,10 @@ def broadcast_parameters(
     Args:
         params: ``model.state_dict()``, or a list of tensors or of pairs of a name and a tensor.
         root_rank: The source.
+
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank, or a parameter is a shard.
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -368,6 +398,10 @@ def broadcast_optimizer_state(
         root_rank: The source.
         model: Horovod's argument; not needed.
 
+    Raises:
+        InvalidArgumentError: As for :func:`broadcast_parameters`.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
@@ -385,6 +419,10 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: 
         name: As in :func:`allreduce`.
         others: As in :func:`allreduce`.
 
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> epoch = hvd.broadcast_object(epoch)
     """
@@ -400,6 +438,10 @@ def barrier(**others: NoReturn) -> None:
 
     Args:
         others: As in :func:`allreduce`.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+        TransportError: A rank made another call, failed or is late.
 
     Example:
         >>> hvd.barrier()
