@@ -1,4 +1,4 @@
-"""The codecs that send frames; the others only send what a transport adds."""
+"""The codecs with frames. All other codecs send values that a transport adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FSDP2 by hosts: gradients are added within each, and encoded between them."""
+"""Hierarchical FSDP2: gradients are added within each host, and encoded between hosts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def saves(rank: int, count: int) -> dict[str, Any]:
 
 
 def owes(rank: int, count: int, state: dict[str, Any], hosts: list[int]) -> dict[str, Any]:
-    """What the residuals add to the mean."""
+    """Returns the share of the residuals in the mean."""
     way = "hierarchical" if len(set(hosts)) < count else "auto"
     advanced = fsdp.ShardedOptions(algorithm=way, hosts=hosts)
     kept_model = sharded_model(count)

@@ -43,7 +43,7 @@ def test_weights_are_compressed_where_that_is_asked_for(
 
 
 def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """As each rank would compute with them."""
+    """Returns the weights with which each rank computes."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
@@ -56,7 +56,7 @@ def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def energies_lost(rank: int, count: int, codec: str, dtype: torch.dtype) -> dict[str, float]:
-    """Of each parameter, by its all-gather."""
+    """Returns the squared error of each parameter's all-gather."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     ours, reference = (sharded_model(count, policy) for _ in range(2))
     fsdp.compress(ours, weights_codec=codec, **NONE)

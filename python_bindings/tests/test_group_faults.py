@@ -1,4 +1,4 @@
-"""Ranks over a process group of PyTorch that go wrong, and how their processes end."""
+"""Failing ranks over a process group of PyTorch, and the ends of processes."""
 
 from __future__ import annotations
 

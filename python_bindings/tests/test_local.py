@@ -1,4 +1,4 @@
-"""Collectives among ranks that are threads of this process."""
+"""Collectives among ranks in threads of this process."""
 
 from __future__ import annotations
 

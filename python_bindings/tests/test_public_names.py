@@ -1,4 +1,4 @@
-"""An import of ``tersor.torch``, and the names that its modules show."""
+"""An import of ``tersor.torch``, and the public names of modules."""
 
 import ast
 import importlib
@@ -17,7 +17,8 @@ pytest.importorskip("torch")
 
 
 def test_an_import_leaves_the_compiler_out() -> None:
-    """``torch._dynamo`` takes longer to import than all other modules that Tersor adds."""
+    """The import of ``torch._dynamo`` takes longer than the imports of all Tersor's other
+    modules."""
     program = """
 import sys
 import torch

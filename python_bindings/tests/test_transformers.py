@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with TersorCallback: what it sends, saves, logs and refuses."""
+"""Hugging Face's Trainer with TersorCallback: messages, checkpoints, logs and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def losses(logs: list[dict[str, float]]) -> list[float]:
 
 
 def refusal(count: int, run: Run) -> list[str]:
-    """What each rank is told; all are told something before a step is made."""
+    """Returns the error of each rank. All ranks raise before the first step."""
     found = [one.error for one in ranks.outcomes(train, count, run)]
     assert all(isinstance(one, tersor.InvalidArgumentError) for one in found), found
     return [str(one) for one in found]
@@ -117,7 +117,7 @@ def test_fewer_ranks_are_refused_and_a_portable_state_is_for_any_number(
 
 
 class Listener(TrainerCallback):
-    """Writes logs, and stands before the one of which they come."""
+    """Checks logs, before the callback that adds the scalars."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
         assert ("loss" in logs) == ("tersor/sent_bytes" in logs), logs

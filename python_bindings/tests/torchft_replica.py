@@ -33,7 +33,7 @@ LEAST_STEPS = 100  # enough to learn, even if all replicas join after few steps
 
 
 class Data:
-    """Batches of a fixed function, other ones for each replica and step."""
+    """Batches of a fixed function, different for each replica and step."""
 
     def __init__(self, name: str) -> None:
         self._seed = int(name)
