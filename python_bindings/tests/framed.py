@@ -1,4 +1,4 @@
-"""The codecs with frames. All other codecs send values that a transport adds."""
+"""The codecs with frames. The transport adds the values of all other codecs."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@
 
     ranks.run(body, 3, "ab") == ["", "ab", "abab"]
 
-    @ranks.on(3)                            # a test whose body runs so
+    @ranks.on(3)                            # a test on three ranks
     def test_each_rank_is_one_of_three(rank, ranks): ...
 
-Importing PyTorch takes seconds, so processes are forked from one that has it, and used again;
-`fresh=True` asks for new ones, whose interpreters come to their ordinary end after the call. Nobody
-outlives a deadline: a process that is late, or that died or raised, is killed and replaced.
+The import of PyTorch takes seconds. Therefore processes are forked from a process with PyTorch, and
+used again. `fresh=True` asks for new processes, which end like any interpreter after the call.
+After the deadline, late processes are killed. Dead, late and failed processes are replaced.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-# For what hangs: beyond all that slow processors and disks may take, below Tersor's own 300 s.
+# For hanging tests: above the time of slow processors and disks, below Tersor's own 300 s.
 DEADLINE_SECONDS = 180.0
-# What PyTorch 2.15 says where gloo does not connect a group, one of some hundred, whoever makes it.
+# PyTorch 2.15's error if gloo does not connect a group, about once per hundred groups.
 UNCONNECTED = "Gloo connectFullMesh failed"
 PRELOADED = ["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"]
 

@@ -45,7 +45,7 @@ def test_gradients_are_near_the_mean(rank: int, count: int) -> None:
     wanted, found = gradients(plain), gradients(model)
     assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.02
     assert {one.algorithm for one in handle.statistics()} == {"hierarchical"}
-    # Half of a gradient to the neighbour as f32, half of that half to the other host.
+    # A rank sends half of a gradient to the neighbour as f32, and a quarter to the other host.
     (weight,) = [one for one in handle.statistics() if one.name == "0.weight"]
     assert 0.5 * 1.1 < weight.sent_bytes / weight.gradient_bytes < 0.5 * 1.3
 
@@ -124,7 +124,7 @@ def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="hosts has 2 numbers for 3 ranks"):
         fsdp.compress(model, **by_hosts([0, 1]))
     fsdp.compress(model, **by_hosts([0, 0, 1]))
-    # Or a rank hears that another one gave up.
+    # Or a rank receives the error of another rank.
     with pytest.raises(
         (tersor.InvalidArgumentError, tersor.TransportError), match="the hosts have 2, 1"
     ):

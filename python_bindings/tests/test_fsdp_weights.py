@@ -71,7 +71,7 @@ def energies_lost(rank: int, count: int, codec: str, dtype: torch.dtype) -> dict
 @pytest.mark.parametrize(("count", "dtype"), [(2, torch.float32), (3, torch.bfloat16)])
 @pytest.mark.parametrize(
     ("codec", "lost"),
-    # Weights are drawn evenly from an interval here, which suits int4: normal ones lose 0.014.
+    # Weights are uniform in an interval, which suits int4: normal weights lose 0.014.
     [("int8", 1.6e-5), ("int4", 0.005), ("hadamard:bits=4", 0.0113), ("hadamard", 0.118)],
 )
 def test_what_each_parameter_loses_is_its_codecs(

@@ -17,7 +17,7 @@ WAYS = [("int4+ef", "two-shot"), ("topk:density=0.1+ef", "one-shot")]
 
 
 class Replica:
-    """One rank's steps, with one tensor per step."""
+    """The steps of a rank, with a tensor per step."""
 
     def __init__(self, codec: str, algorithm: str, fragments: int = 1) -> None:
         self.own = {"codec": codec, "algorithm": algorithm}

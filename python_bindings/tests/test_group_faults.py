@@ -98,7 +98,7 @@ def test_an_aborted_transport_tells_all_why() -> None:
         assert "rank 0 has had enough" in message
 
 
-# How processes end. Each of these is a new interpreter that comes to its own end.
+# The ends of processes: each process is a new interpreter.
 NOISE = ("terminate", "Fatal", "Traceback", "Exception", "nanobind")
 
 

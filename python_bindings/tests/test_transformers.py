@@ -50,7 +50,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(
     whole = Run(str(tmp_path / "whole"), sharded=sharded, scaled=scaled)
     cut = Run(str(tmp_path / "cut"), sharded=sharded, scaled=scaled, callbacks=[Killer()])
     again = Run(str(tmp_path / "cut"), sharded=sharded, scaled=scaled, resume=True)
-    # New processes: PyTorch remembers which shards were whose when a process had another rank.
+    # New processes, because PyTorch remembers the shards of a process with another rank.
     wanted = ranks.run(train, 2, whole, fresh=True)
     assert not any(one.finished for one in ranks.outcomes(train, 2, cut, fresh=True))
     for (logs, weights), (whole_logs, whole_weights) in zip(

@@ -1,4 +1,4 @@
-"""``tersor-cuda13``: the extension module that ``import tersor`` loads."""
+"""``tersor-cuda13``: the extension module of ``import tersor``."""
 
 from __future__ import annotations
 
