@@ -39,7 +39,7 @@ def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, 
 
     Example:
         >>> narrowed(numpy.array([1e6, numpy.inf]), "float16")
-        array([65504.,    inf], dtype=float16)
+        array([6.55e+04,      inf], dtype=float16)
     """
     if numpy.dtype(dtype) == numpy.float16:
         most = numpy.finfo(numpy.float16).max.astype(values.dtype)

@@ -49,7 +49,7 @@ class CodecInfo:
 
     Example:
         >>> next(info.id for info in tersor.codecs() if info.name == "none")
-        0
+        1
     """
 
     name: str

@@ -1,6 +1,5 @@
 """An import of ``tersor.torch``, and the public names of modules."""
 
-import ast
 import importlib
 import inspect
 import pathlib
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from reference import modules_of_the_reference
 
 pytest.importorskip("torch")
 
@@ -45,15 +45,7 @@ def test_the_types_of_compress_refuse_for_ddp_what_a_call_refuses() -> None:
         assert torch.fsdp.ShardedOptions not in typing.get_args(one.get("advanced"))
 
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "python_bindings" / "tersor"
-
-
-def modules_of_the_reference() -> list[str]:
-    source = ast.parse((ROOT / "docs" / "site" / "public.py").read_text())
-    lists = [one for one in source.body if isinstance(one, ast.Assign)]
-    (found,) = (one.value for one in lists if ast.unparse(one.targets[0]) == "MODULES")
-    return list(ast.literal_eval(found))
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "tersor"
 
 
 def test_the_reference_has_all_public_modules() -> None:
