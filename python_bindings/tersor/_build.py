@@ -19,7 +19,11 @@ _HOW_TO_ADD = {
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """The parts and the origin of the installed package."""
+    """The parts and the origin of the installed package.
+
+    Example:
+        >>> print(tersor.build_info().instruction_set)
+    """
 
     version: str
     """Version of the package."""
@@ -44,7 +48,11 @@ class BuildInfo:
         return _core.gpu()
 
     def missing(self) -> dict[str, str]:
-        """Returns the missing parts by name, each with the way to add the part."""
+        """Returns the missing parts by name, each with the way to add the part.
+
+        Example:
+            >>> print(tersor.build_info().missing())
+        """
         return {name: how for name, how in _HOW_TO_ADD.items() if not getattr(self, name)}
 
     def __str__(self) -> str:
@@ -60,7 +68,7 @@ def build_info() -> BuildInfo:
         A ``BuildInfo``. Its text is suitable for a bug report.
 
     Raises:
-        InvalidArgumentError: the environment variable ``TERSOR_ISA`` names an instruction set
+        InvalidArgumentError: The environment variable ``TERSOR_ISA`` names an instruction set
             that this build or this CPU does not have.
 
     Example::

@@ -39,7 +39,7 @@ def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, 
 
     Example:
         >>> narrowed(numpy.array([1e6, numpy.inf]), "float16")
-        array([65504.,    inf], dtype=float16)
+        array([6.55e+04,      inf], dtype=float16)
     """
     if numpy.dtype(dtype) == numpy.float16:
         most = numpy.finfo(numpy.float16).max.astype(values.dtype)
@@ -141,6 +141,9 @@ def empty_values(count: int, dtype: str, like: Array) -> Array:
         dtype: "f32", "bf16" or "f16".
         like: An array on the device of the result. The result is of PyTorch if ``like`` is,
             otherwise of NumPy.
+
+    Raises:
+        InvalidArgumentError: NumPy has no bfloat16, because ml_dtypes is missing.
 
     Example:
         >>> values = empty_values(header.count, header.dtype, payload)

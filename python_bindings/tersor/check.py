@@ -40,7 +40,12 @@ _CODEC_COUNT = 1 << 22  # values per codec measurement: 16 MiB, larger than most
 
 @dataclass(frozen=True)
 class CodecResult:
-    """Speed and error of a codec on one thread, for normally distributed float32 values."""
+    """Speed and error of a codec on one thread, for normally distributed float32 values.
+
+    Example:
+        >>> report = json.loads(pathlib.Path("check.json").read_text())
+        >>> results = [CodecResult(**one) for one in report["codecs"]]
+    """
 
     codec: str
     device: str
@@ -56,7 +61,12 @@ class CodecResult:
 
 @dataclass(frozen=True)
 class LinkResult:
-    """Time of all-reduces of float32 values; on each rank the slowest rank counts."""
+    """Time of all-reduces of float32 values; on each rank the slowest rank counts.
+
+    Example:
+        >>> report = json.loads(pathlib.Path("check.json").read_text())
+        >>> times = [LinkResult(**one) for one in report["link"]]
+    """
 
     codec: str
     bytes: int
@@ -68,7 +78,12 @@ class LinkResult:
 
 @dataclass(frozen=True)
 class Report:
-    """The JSON file of a check."""
+    """The JSON file of a check.
+
+    Example:
+        >>> report = Report(**json.loads(pathlib.Path("check.json").read_text()))
+        >>> print("\\n".join(report.verdict))
+    """
 
     version: str
     date: str
@@ -88,6 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, or 1 if a rank failed.
+
+    Raises:
+        SystemExit: The command line is invalid.
+
+    Example:
+        >>> status = main(["--seconds", "10", "--json", "check.json"])
     """
     options = _parse(arguments)
     try:

@@ -25,6 +25,11 @@ class CodecOption:
         key: The key, such as ``"rounding"``.
         values: The accepted values, as text: ``"nearest|stochastic"``, ``"(0, 1]"``.
         default: The default value, as text.
+
+    Example:
+        >>> int8 = next(info for info in tersor.codecs() if info.name == "int8")
+        >>> next(option.values for option in int8.options if option.key == "rounding")
+        'nearest|stochastic'
     """
 
     key: str
@@ -41,6 +46,10 @@ class CodecInfo:
         id: The number of the codec in frame headers; never reused.
         summary: A description in one line.
         options: The keys of the spec.
+
+    Example:
+        >>> next(info.id for info in tersor.codecs() if info.name == "none")
+        1
     """
 
     name: str

@@ -27,7 +27,11 @@ Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of collectives and of gradient reducers."""
+    """Options of collectives and of gradient reducers.
+
+    Example:
+        >>> tersor.allreduce(transport, gradient, codec="int8", seed=1, timeout=60.0)
+    """
 
     hosts: Sequence[int]
     """``"hierarchical"``: the host number of each rank. Default: the transport's."""
@@ -43,7 +47,11 @@ class CommonOptions(TypedDict, total=False):
 
 
 class GridOptions(CommonOptions, total=False):
-    """Options of all-reduces over a grid of ranks."""
+    """Options of all-reduces over a grid of ranks.
+
+    Example:
+        >>> tersor.allreduce(transport, gradient, codec="int8", error_growth=1.0)  # one dimension
+    """
 
     dims: Sequence[int]
     """``"two-shot"``: numbers of ranks in each of 1 to 3 dimensions of a grid. Ranks exchange in
@@ -57,7 +65,12 @@ class GridOptions(CommonOptions, total=False):
 
 
 class CollectiveOptions(GridOptions, total=False):
-    """Options of all collectives, equal on all ranks except ``state`` and ``workspace``."""
+    """Options of all collectives, equal on all ranks except ``state`` and ``workspace``.
+
+    Example:
+        >>> options: tersor.CollectiveOptions = {"codec": "int8", "reduction": "mean"}
+        >>> tersor.allreduce(transport, gradient, **options)
+    """
 
     codec: str
     """A spec, such as ``"int8"`` or ``"topk:density=0.01+ef"``. ``"+ef"`` needs ``state``;
@@ -85,7 +98,11 @@ class CollectiveOptions(GridOptions, total=False):
 
 
 class Keywords(CollectiveOptions, total=False):
-    """The keywords of a call: the options and the stream."""
+    """The keywords of a call: the options and the stream.
+
+    Example:
+        >>> tersor.allreduce(transport, gradient, codec="int8", stream=stream)
+    """
 
     stream: Any
     """The stream of a device on which the call is queued. Default: the array library's current
@@ -331,14 +348,13 @@ def all_to_all(
         As :func:`allreduce`.
 
     Raises:
+        InvalidArgumentError: The splits do not match the arrays, the codec has ``"+ef"``, or an
+            input of one dimension has no ``columns``.
+        WireError: The splits of two ranks differ; TransportError on one of the ranks.
         tersor.Error: As :func:`allreduce`.
 
-    Raises:
-        InvalidArgumentError: The splits do not match the arrays, or the codec has ``"+ef"``.
-        WireError: The splits of two ranks differ; TransportError on one of the ranks.
-
     Example:
-        >>> tersor.all_to_all(transport, tokens, output, sent=[3, 1], received=[2, 2])
+        >>> tersor.all_to_all(transport, tokens, output, codec="int8")
     """
     counts = list(sent), list(received)
     if any(rows < 0 for rows in counts[0] + counts[1]):

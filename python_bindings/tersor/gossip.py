@@ -78,6 +78,10 @@ class Gossip:
             name: The name of the parameter.
             parameter: A float32 array of any shape. ``mix`` changes the array in place.
 
+        Raises:
+            InvalidArgumentError: A step was made before, or the array is not a writable float32
+                array in host memory.
+
         Example::
 
             gossip.add("weight", weight)

@@ -42,7 +42,11 @@ class Collector:
         self._labels = {} if rank is None else {"rank": str(rank)}
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Returns the gauges; prometheus_client makes this call."""
+        """Returns the gauges; prometheus_client makes this call.
+
+        Example:
+            >>> names = [gauge.name for gauge in Collector(handle).collect()]
+        """
         for name, value in self._handle.scalars().items():
             text, labels = "From tersor's handle.scalars().", list(self._labels)
             gauge = GaugeMetricFamily(name.replace("/", "_"), text, labels=labels)

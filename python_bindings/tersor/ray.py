@@ -214,6 +214,9 @@ class ParameterServer:
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
         """Returns a copy of all parameters: float32 arrays by name.
 
+        Raises:
+            ray.exceptions.RayError: A server is gone.
+
         Example::
 
             weights = server.parameters()["weight"]
@@ -231,6 +234,9 @@ class ParameterServer:
 
     def statistics(self) -> list[ServerStatistics]:
         """Returns the counts of each server, as ``tersor.ParameterServer.statistics``.
+
+        Raises:
+            ray.exceptions.RayError: A server is gone.
 
         Example::
 
@@ -252,6 +258,9 @@ class ParameterClient:
         like: float32 arrays by name, with the sizes of the parameters.
         options: The server's options.
         worker: The number of this worker.
+
+    Raises:
+        ray.exceptions.RayError: A server is gone, or has another model or other options.
 
     Example:
         >>> with server.client(0) as client:
@@ -283,6 +292,10 @@ class ParameterClient:
         Args:
             parameters: float32 arrays by name, which are overwritten.
 
+        Raises:
+            KeyError: A parameter is missing.
+            ray.exceptions.RayError: A server is gone, or refused a push.
+
         Example::
 
             client.pull(parameters)
@@ -306,6 +319,8 @@ class ParameterClient:
 
         Raises:
             InvalidArgumentError: A gradient is not finite. Nothing was sent.
+            KeyError: A gradient is missing. Nothing was sent.
+            ray.exceptions.RayError: A server is gone, or refused an earlier push.
 
         Example::
 
@@ -327,6 +342,9 @@ class ParameterClient:
     def flush(self) -> None:
         """Waits until the servers have applied all pushes of this worker.
 
+        Raises:
+            ray.exceptions.RayError: A server is gone, or refused a push.
+
         Example::
 
             client.push(gradients)
@@ -337,6 +355,9 @@ class ParameterClient:
 
     def leave(self) -> None:
         """Waits for all pushes, and leaves. Servers do not wait for this worker any longer.
+
+        Raises:
+            ray.exceptions.RayError: A server is gone, or refused a push.
 
         Example::
 

@@ -42,6 +42,11 @@ def _documented(options: type[Options]) -> type[Options]:
 class ExchangeOptions:
     """Options of every exchange of gradients. None selects the default.
 
+    Example::
+
+        advanced = tersor.AdvancedOptions(seed=1, threads=2)
+        handle = tersor.torch.compress(model, "int8", advanced=advanced)
+
     Attributes:
         bucket_bytes: Bytes of gradient per message; small parameters share a message. Default:
             1 MiB. Under PyTorch's own process groups except NCCL's, the default is 1/8 of the
@@ -183,6 +188,11 @@ class ReducerOptions(GridOptions, total=False):
     """Keyword arguments of ``GradientReducer``. Ranks must pass equal options, except ``threads``.
 
     All fields of ``AdvancedOptions`` are options too, and have the same meaning.
+
+    Example::
+
+        options: tersor.ReducerOptions = {"codec": "int8+ef", "timeout": 60.0}
+        reducer = tersor.GradientReducer(transport, **options)
 
     Attributes:
         codec: A spec, or ``"auto"``. Default: ``"bf16"``. Without ``rules``, a lossy codec is not

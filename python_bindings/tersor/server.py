@@ -51,6 +51,11 @@ class ServerOptions(TypedDict, total=False):
         reduction: ``"mean"`` over the workers (the default), or ``"sum"``.
         checksum: True if frames have a checksum (True).
         require_finite: True if a server refuses a push that decodes to a NaN or an infinity (True).
+
+    Example::
+
+        options: tersor.ServerOptions = {"push": "int8+ef", "staleness": 3}
+        server = tersor.ParameterServer(transport, parameters, 0.1, **options)
     """
 
     push: str
@@ -163,7 +168,8 @@ class ParameterServer:
 
         Example::
 
-            np.savez("part.npz", **server.parameters())
+            parts = server.parameters()
+            np.savez("part.npz", **{name: values for name, (_, values) in parts.items()})
         """
         parts = enumerate(self._names)
         return {name: (self.shard.part(i)[0], self.shard.values(i)) for i, name in parts}
@@ -210,6 +216,10 @@ class Worker:
     def flush(self) -> None:
         """Waits until the servers have applied all pushes of this worker.
 
+        Raises:
+            InvalidArgumentError: A server refused a push; the message gives the server's reason.
+            TransportError: A server is gone or late.
+
         Example::
 
             client.push(gradients)
@@ -231,6 +241,9 @@ class Worker:
 
     def leave(self) -> None:
         """Waits for all pushes, and leaves. Servers do not wait for this worker any longer.
+
+        Raises:
+            tersor.Error: As :meth:`flush`.
 
         Example::
 
@@ -302,6 +315,11 @@ class ParameterClient(Worker):
         Args:
             parameters: float32 arrays by name, which are overwritten.
 
+        Raises:
+            InvalidArgumentError: The names or sizes differ from the constructor's, or a server
+                refused a push.
+            TransportError: A server is gone or late.
+
         Example::
 
             client.pull(parameters)
@@ -317,8 +335,9 @@ class ParameterClient(Worker):
             gradients: float32 arrays by name, one for each parameter.
 
         Raises:
-            InvalidArgumentError: A gradient is not finite (nothing was sent), or a server refused
-                a push; the message gives the server's reason.
+            InvalidArgumentError: A gradient is not finite, or the names or sizes differ from the
+                constructor's (nothing was sent); or a server refused a push, with its reason.
+            TransportError: A server is gone or late.
 
         Example::
 

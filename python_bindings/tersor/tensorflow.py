@@ -153,6 +153,10 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
             includes the state of random generators, which must differ between ranks.
         root: The rank that sends.
 
+    Raises:
+        InvalidArgumentError: ``init`` was not called, or ``root`` is not a rank.
+        TransportError: A rank failed, is late, or made another call.
+
     Example:
         >>> tersor.tensorflow.init()
         >>> tersor.tensorflow.broadcast_variables(model.weights)
@@ -177,6 +181,9 @@ class Reducer:
 
     Attributes:
         core: The ``tersor.GradientReducer``.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called, or an option is invalid.
 
     Example:
         >>> reducer = tersor.tensorflow.Reducer(codec="int8+ef")

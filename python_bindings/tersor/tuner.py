@@ -14,7 +14,12 @@ __dir__ = __all__.copy
 
 
 class TunerOptions(TypedDict, total=False):
-    """Options of a ``Tuner``, equal on all ranks."""
+    """Options of a ``Tuner``, equal on all ranks.
+
+    Example:
+        >>> options: tersor.TunerOptions = {"codecs": ["int8", "int4"], "timeout": 60.0}
+        >>> tuner = tersor.Tuner(transport, **options)
+    """
 
     codecs: Sequence[str]
     """Candidates in addition to ``none`` and ``bf16``. Default ``["int8"]``."""

@@ -1,4 +1,4 @@
-"""Groups of the back end of torch.distributed on several processes at once, for its tests."""
+"""Groups of the backend ``tersor`` of torch.distributed on several processes, for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ COUNT = 3000
 
 
 def start(rank: int, count: int, meeting: str, **options: Any) -> None:
-    """Initialises torch.distributed with it, as configured; from 4 KiB on, unrounded by default."""
+    """Initialises torch.distributed with the configured backend. Default: encode from 4 KiB on by
+    ``none``."""
     from tersor.torch import backend
 
     torch.set_num_threads(1)
@@ -47,7 +48,10 @@ def _begun(
 def outcomes(
     body: Callable[[int, int], Any], count: int, folder: pathlib.Path, **options: Any
 ) -> list[ranks.Outcome]:
-    """What became of a function of rank and ranks on so many; ``options``: of ``configure``."""
+    """Returns the outcomes of a function of rank and ranks on ``count`` processes.
+
+    ``options``: of ``configure``.
+    """
     name = (body.__module__, body.__name__)
     for attempt in range(3):
         arguments = (str(folder / f"store-{attempt}"), name, options)
@@ -58,7 +62,7 @@ def outcomes(
 
 
 def on(count: int, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Makes a test of a function of rank and ranks, whose default group is of this back end."""
+    """Makes a test of a function of rank and ranks, with the backend as the default group."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -75,7 +79,7 @@ def on(count: int, **options: Any) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def values(rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Those of one rank."""
+    """Returns the values of a rank."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(count, generator=generator).to(dtype)
 

@@ -1,7 +1,7 @@
 """Arrays on a CUDA device without a library of arrays: memory of the CUDA runtime, lent by DLPack.
 
-They serve on a GPU and on the device that interprets PTX (docs/explain/gpu-tests.md), where no
-kernels of PyTorch or CuPy can run.
+Tests use these arrays on a GPU and on the device for PTX (docs/explain/gpu-tests.md), where kernels
+of PyTorch and CuPy cannot run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def device_count() -> int:
 
 
 class _Memory:
-    """What is freed when its last array goes."""
+    """Memory that is freed with the last array."""
 
     def __init__(self, nbytes: int, kind: int, device: int) -> None:
         self.nbytes, self.kind, self.device = nbytes, kind, device
@@ -80,10 +80,10 @@ def _size(nbytes: int) -> ctypes.c_size_t:
 
 
 class DeviceArray:
-    """Values on a device, of NumPy's dtypes and those of ml_dtypes.
+    """Values on a device, with a dtype of NumPy or ml_dtypes.
 
-    ``work``: the stream on which its values are made, before which nobody may use them: who asks
-    for them by DLPack is put behind it, as DLPack demands.
+    ``work``: the stream on which the values are made. A consumer that asks by DLPack waits for this
+    stream.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DeviceArray:
         self._copy(self.pointer, contiguous.ctypes.data, contiguous.nbytes)
 
     def numpy(self) -> Any:
-        """A copy on the host, of what all streams have done."""
+        """Returns a copy on the host after the work of all streams."""
         assert self.strides == _dense(self.shape)
         values = numpy.empty(self.shape, self.dtype)
         self._copy(values.ctypes.data, self.pointer, values.nbytes)
@@ -197,7 +197,8 @@ def on_device(device: int) -> Iterator[None]:
 
 
 def new_stream(device: int | None = None) -> int:
-    """One that waits for no other, not for CUDA's default stream either; never destroyed."""
+    """Returns a stream that does not wait for other streams or CUDA's default stream. Never
+    destroyed."""
     stream = ctypes.c_void_p()
     with on_device(current_device() if device is None else device):
         call("cudaStreamCreateWithFlags", ctypes.byref(stream), 1)
@@ -215,7 +216,7 @@ def is_idle(stream: int) -> bool:
 
 
 def wait_for(first: int, second: int) -> None:
-    """What is queued on the second stream from now on comes after what the first holds."""
+    """Makes later work of the second stream wait for earlier work of the first stream."""
     event = ctypes.c_void_p()
     call("cudaEventCreateWithFlags", ctypes.byref(event), 2)
     call("cudaEventRecord", event, _at(first))
@@ -233,7 +234,8 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @contextlib.contextmanager
 def held(stream: int) -> Iterator[None]:
-    """Nothing queued on the stream inside happens before the end; nobody may wait for it."""
+    """Holds up the work that the block queues on the stream. The block must not wait for the
+    work."""
     go = threading.Event()
     in_time: list[bool] = []
     callback = _Callback(lambda _: in_time.append(go.wait(10)))
@@ -289,7 +291,7 @@ def lent() -> int:
 
 
 class _Lent:
-    """What a capsule points to; keeps the array until the one who got it lets go."""
+    """The object behind a capsule. Keeps the array until the consumer releases the array."""
 
     def __init__(self, array: DeviceArray, versioned: bool) -> None:
         axes = len(array.shape)
@@ -334,7 +336,7 @@ def _let_go(managed: int) -> None:
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _drop(capsule: int) -> None:
-    """Of a capsule that nobody took."""
+    """Frees a capsule without a consumer."""
     for name in (_VERSIONED, _UNVERSIONED):
         if _is_valid(capsule, name):
             del _lent[_pointer_of(capsule, name)]

@@ -24,13 +24,13 @@ def wrap(module: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 def inputs(rank: int, step: int, rows: int = 16) -> Tensor:
-    """Other ones on each rank and in each step."""
+    """Returns inputs that differ between ranks and steps."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     return torch.randn(rows, WIDTH, generator=generator)
 
 
 def gradients(module: nn.Module) -> Tensor:
-    """All of them in one."""
+    """Returns all gradients in a single tensor."""
     return torch.cat(
         [one.grad.flatten().float() for one in module.parameters() if one.grad is not None]
     )
@@ -48,7 +48,7 @@ def train(model: nn.Module, rank: int, steps: range, rate: float = 0.01) -> Iter
 
 
 def mean_gradients(ranks: int, step: int) -> Tensor:
-    """Of a fresh ``mlp()``: the mean over ranks, computed by one process alone."""
+    """Returns the mean over ranks for a new ``mlp()``, computed by one process."""
     total = torch.zeros(())
     for rank in range(ranks):
         module = mlp()
@@ -58,5 +58,5 @@ def mean_gradients(ranks: int, step: int) -> Tensor:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """Of their Euclidean norms."""
+    """Returns the relative error of Euclidean norms."""
     return float((found - wanted).norm() / wanted.norm())

@@ -1,4 +1,4 @@
-"""Nodes of Flower in this process, for tests: each a client app with a state of its own."""
+"""Nodes of Flower in this process, for tests. Each node is a client app with a separate state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fedavg(**options: Any) -> flower.FedAvg:
 
 
 class Nodes(federated_nodes.Nodes):
-    """They remember what was sent and said; ``answers`` may change or drop what one says."""
+    """Nodes that record all messages. ``answers`` may change or drop an answer."""
 
     def __init__(self, app: ClientApp, nodes: Iterable[int] = NODES) -> None:
         super().__init__(app, nodes)

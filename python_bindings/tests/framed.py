@@ -1,4 +1,4 @@
-"""The codecs that send frames; the others only send what a transport adds."""
+"""The codecs with frames. The transport adds the values of all other codecs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What holds for all handles over PyTorch: DDP, FSDP2, the optimizers and DiLoCo.
+"""Tests for all handles over PyTorch: DDP, FSDP2, the optimizers and DiLoCo.
 
-Each sentence stands here once; those of layers that come and go in handle_conformance_layers.py.
-What only one of them promises is in its own file.
+handle_conformance_layers.py tests layers that come and go. Tests of a single handle are in the
+handle's file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ every_handle = pytest.mark.parametrize("name", HANDLES)
 
 
 class Stateful:
-    """The state of a handle, as distributed checkpoint asks for it."""
+    """The state of a handle, for distributed checkpoints."""
 
     def __init__(self, training: Training) -> None:
         self.state_dict, self.load_state_dict = training.state, training.load

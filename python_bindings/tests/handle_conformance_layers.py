@@ -1,4 +1,4 @@
-"""What holds for all handles, of layers and gradients that come and go (handle_conformance.py)."""
+"""Tests for all handles, of layers and gradients that come and go (handle_conformance.py)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_layer_that_is_unfrozen_is_exchanged(rank: int, count: int, name: str)
 def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(
     rank: int, count: int, name: str
 ) -> None:
-    """It counts as zero on ranks where it is frozen still."""
+    """The layer counts as zero on ranks with a frozen layer."""
     training = HANDLES[name](EXACT, frozen=True)
     training.step(rank, 0)
     before = training.weights()
@@ -81,7 +81,7 @@ def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(
 def test_states_lie_on_the_host_whatever_the_default_device_is(
     rank: int, count: int, name: str
 ) -> None:
-    """Under another default device and dtype, as a program may have that loads large models."""
+    """Under another default device and dtype, as in a program for large models."""
     training, again = HANDLES[name](), HANDLES[name]()
     training.steps(rank, range(2))
     saved = training.save()
@@ -153,7 +153,7 @@ def test_a_gradient_that_is_thrown_away_leaves_no_trace(
 def test_parameters_of_a_group_that_is_added_are_exchanged(
     rank: int, count: int, name: str, wrapped: bool
 ) -> None:
-    """A layer that is trained by a group of its own from the third step on."""
+    """A new parameter group trains a layer from the third step on."""
     training = HANDLES[name](FEW_BITS)
     training.steps(rank, range(2))
     extra = torch.nn.Linear(3, 3)  # on each rank another
@@ -172,7 +172,7 @@ ACROSS_HOSTS = [name for name in HANDLES if name not in ("DDP", "FSDP2")]
 
 
 def of_two_hosts(rank: int, count: int) -> list[dict[str, torch.Tensor]]:
-    """A rank a host, whose gradient is the mean of the host's two."""
+    """One rank per host. The gradient is the mean of the host's two ranks."""
     found = []
     for name in ACROSS_HOSTS:
         passes = {"backward_passes_per_step": 2} if name == "DistributedOptimizer" else {}
@@ -187,7 +187,7 @@ def of_two_hosts(rank: int, count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def hybrid(rank: int, count: int) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-    """Two hosts of two ranks: sharded within a host, exchanged between them."""
+    """Two hosts with two ranks each: shards within a host, an exchange between hosts."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "shards"))
     options = {"shards": mesh["shards"], "group": mesh["hosts"].get_group()}
     found = []
@@ -243,7 +243,7 @@ def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all(
 
 
 class Double(torch.nn.Module):
-    """A parameter that no codec takes, beside one that any does."""
+    """A parameter without a codec beside a supported parameter."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""What holds for all handles, of parameters that a program replaces (handle_conformance.py).
+"""Tests for all handles, of parameters that a program replaces (handle_conformance.py).
 
-A handle follows the new tensor, or raises an error that names the parameter.
+A handle follows the new tensor, or raises an error with the name of the parameter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OPTIMIZERS = ["DistributedOptimizer", "CompressedAdamW", "CompressedMuon", "Comp
 
 
 def values(training: Training) -> dict[str, torch.Tensor]:
-    """Other ones, alike on all ranks."""
+    """Returns new values, equal on all ranks."""
     generator = torch.Generator().manual_seed(5)
     state = training.layers.state_dict()
     found = {name: torch.randn(own(one).shape, generator=generator) for name, one in state.items()}
@@ -127,7 +127,7 @@ def test_replaced_parameters_are_followed_or_named(rank: int, count: int, name: 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "FSDP2"])
 @ranks.on(2)
 def test_parameters_that_are_cast_are_followed_or_named(rank: int, count: int, name: str) -> None:
-    """FSDP2 itself refuses such a module."""
+    """FSDP2 itself refuses a module with a cast parameter."""
     training = EVERY[name]()
     training.steps(rank, range(2))
     training.layers.bfloat16()
@@ -154,7 +154,7 @@ def step_in_bfloat16(training: Training, rank: int) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @ranks.on(2)
 def test_groups_and_state_that_are_assigned_are_followed(rank: int, count: int, name: str) -> None:
-    """Other parameters in the groups, which the model has too; then a state without moments."""
+    """Assigns new parameters to the groups and the model, then a state without moments."""
     ours, reference = EVERY[name](EXACT), EVERY[name](EXACT)
     for one in (ours, reference):
         one.steps(rank, range(2))

@@ -1,7 +1,7 @@
-"""The handles over PyTorch, each as a training of one small model, for handle_conformance.py.
+"""The handles over PyTorch, each as a training of a small model, for handle_conformance.py.
 
-A training has a model of two layers, on each rank other data, and an optimizer that moves what has
-no gradient no more: it has momentum and decay.
+A training has a model of two layers, separate data on each rank, and an optimizer with momentum and
+decay. The optimizer also moves parameters with a gradient of zeros.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 class Training:
-    """What all have in common. ``frozen``: the first layer is, at first; ``unused``: may be later.
-    ``shards``: the mesh over which the model is sharded before it is wrapped."""
+    """The common part of all trainings. ``frozen``: the first layer is frozen at first. ``unused``:
+    a step may leave out the first layer. ``shards``: the mesh of the sharded model."""
 
     optimizer: Any
     handle: Any  #: which tells what was sent
@@ -71,7 +71,7 @@ class Training:
         raise NotImplementedError
 
     def freeze(self, frozen: bool = True) -> None:
-        """The first layer, or lets it train again; its gradients go."""
+        """Freezes the first layer, or unfreezes the layer. Removes the gradients of the layer."""
         for parameter in self.layers[0].parameters():
             parameter.requires_grad_(not frozen)
             parameter.grad = None
@@ -88,11 +88,11 @@ class Training:
         self.exchange(rank, step)
 
     def compute(self, rank: int, step: int) -> None:
-        """What a rank does by itself before a step's exchange begins."""
+        """Computes the local part of a step, before the exchange."""
         self.optimizer.zero_grad()
 
     def exchange(self, rank: int, step: int) -> None:
-        """What it does then."""
+        """Exchanges, and ends the step."""
         self.backward(rank, step)
         self.end_step()
 
@@ -116,16 +116,16 @@ class Training:
         return {name: own(one.grad) for name, one in named if one.grad is not None}
 
     def moments(self) -> dict[str, Tensor]:
-        """Of the optimizer, where the exchange changes them."""
+        """Returns the moments of the optimizer that an exchange changes."""
         return {}
 
     def weights(self) -> dict[str, Tensor]:
-        """Whole, copied; a collective call where they are sharded."""
+        """Returns copies of the whole weights. A collective call for sharded weights."""
         named = self.layers.named_parameters()
         return {name: whole(one).detach().clone() for name, one in named}
 
     def state(self, mode: str = "exact") -> dict[str, Any]:
-        """Of the handle, as a checkpoint has it."""
+        """Returns the handle's state for a checkpoint."""
         found: dict[str, Any] = self.handle.state_dict(mode)
         return found
 
@@ -141,11 +141,11 @@ class Training:
         }
 
     def kept(self) -> dict[str, Any]:
-        """The part of the state that has them."""
+        """Returns the residuals in the state."""
         return self.state()
 
     def save(self) -> Any:
-        """All that a run goes on from."""
+        """Returns the complete state of a run."""
         saved = {"model": self.layers.state_dict(), "handle": self.state()}
         if not isinstance(self, (Compressed, Distributed)):  # handles with all in one state
             saved["optimizer"] = self.optimizer.state_dict()
@@ -165,7 +165,8 @@ class Ddp(Training):
         self.optimizer = torch.optim.SGD(self.layers.parameters(), **SGD)
 
     def kept(self) -> dict[str, Any]:
-        """Without owners', which go into results that DDP throws away."""
+        """Returns the residuals without owner residuals, because DDP discards the results with
+        owner residuals."""
         return {"residuals": self.state()["residuals"]}
 
 
@@ -216,7 +217,7 @@ class Compressed(Training):
 
 
 class Muon(Compressed):
-    """Of which the first weight is the hidden matrix, as the test's rules are for it."""
+    """Muon with the first weight as the hidden matrix, as in the rules of the test."""
 
     def wrap(self, options: dict[str, Any]) -> None:
         self.optimizer = self.handle = tersor.torch.CompressedMuon(
@@ -232,7 +233,7 @@ class Sgd(Compressed):
 
 
 class Local(Training):
-    """DiLoCo, which exchanges after each step here."""
+    """DiLoCo with an exchange after each step."""
 
     def wrap(self, options: dict[str, Any]) -> None:
         self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=0.1, weight_decay=0.01)

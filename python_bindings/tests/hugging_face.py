@@ -1,4 +1,4 @@
-"""A small training with Hugging Face's Trainer, for tests: on the ranks that ``ranks`` made."""
+"""A small training with Hugging Face's Trainer, for tests, on the ranks of ``ranks``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAVED, LAST = 4, 8  # steps before the checkpoint from which others go on, and a
 
 
 class Network(nn.Module):
-    """With noise of its own in each step, so that its state has to come back, too."""
+    """A network with noise in each step. A continued run must restore the random state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Killer(TrainerCallback):
 
 @dataclasses.dataclass
 class Run:
-    """What a rank does; what is not said is as in the other runs."""
+    """The options of a run. Unset options have the values of the other runs."""
 
     folder: str
     codec: str = "int4+ef"
@@ -93,7 +93,7 @@ def data() -> list[dict[str, Tensor]]:
 
 @contextlib.contextmanager
 def started(rank: int, count: int) -> Iterator[None]:
-    """As torchrun does; what accelerate keeps for a process is forgotten at the end."""
+    """Starts a rank like torchrun, and clears the state of accelerate at the end."""
     environment(rank, count)
     try:
         yield

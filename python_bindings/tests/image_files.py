@@ -1,4 +1,4 @@
-"""Images in the files that the benchmark reads."""
+"""Image files for the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of test_mpi.py, started by mpirun: ends with 0 where what it got is right."""
+"""One rank of test_mpi.py, started by mpirun. The exit status is 0 for correct results."""
 
 from __future__ import annotations
 

@@ -22,21 +22,23 @@ PAGES = tuple(
 
 
 def kinds(page: str) -> list[str]:
-    """The KIND of each block that starts with "```python KIND", in order."""
+    """Returns the KIND of each block that starts with "```python KIND", in order."""
     return re.findall(r"^```python *(.*)$", (SOURCES / page).read_text(), re.MULTILINE)
 
 
 def programs(page: str, kind: str = "") -> list[str]:
-    """The blocks that begin with "```python KIND", in order; `page` as seen from the sources."""
+    """Returns the blocks that start with "```python KIND", in order. `page` is relative to the
+    sources."""
     text = (SOURCES / page).read_text()
     opening = f"```python {kind}".rstrip()
     return re.findall(rf"^{opening}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def surroundings(rank: int, folder: str) -> dict[str, Any]:
-    """The names that the setup of the DDP page defines, without its process group.
+    """Returns the names of the DDP page's setup, without the process group.
 
-    All pages link to this setup, as a test checks. `folder` replaces the reader's folder.
+    All pages link to this setup, and a test checks the links. `folder` replaces the reader's
+    folder.
     """
     (setup,) = programs("docs/how-to/ddp.md", "setup")
     without_group, count = re.subn(r"^dist\.init_process_group.*\n", "", setup, flags=re.MULTILINE)
@@ -47,7 +49,7 @@ def surroundings(rank: int, folder: str) -> dict[str, Any]:
 
 
 def output_by_torchrun(program: str, folder: pathlib.Path, ranks: int = 2) -> str:
-    """Runs a program by torchrun, as a reader does, and returns its output; it must succeed."""
+    """Runs a program by torchrun, and returns the output. Raises for an error of the program."""
     file = folder / "train.py"
     file.write_text(program)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -6,12 +6,12 @@
 
     ranks.run(body, 3, "ab") == ["", "ab", "abab"]
 
-    @ranks.on(3)                            # a test whose body runs so
+    @ranks.on(3)                            # a test on three ranks
     def test_each_rank_is_one_of_three(rank, ranks): ...
 
-Importing PyTorch takes seconds, so processes are forked from one that has it, and used again;
-`fresh=True` asks for new ones, whose interpreters come to their ordinary end after the call. Nobody
-outlives a deadline: a process that is late, or that died or raised, is killed and replaced.
+The import of PyTorch takes seconds. Therefore processes are forked from a process with PyTorch, and
+used again. `fresh=True` asks for new processes, which end like any interpreter after the call.
+After the deadline, late processes are killed. Dead, late and failed processes are replaced.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-# For what hangs: beyond all that slow processors and disks may take, below Tersor's own 300 s.
+# For hanging tests: above the time of slow processors and disks, below Tersor's own 300 s.
 DEADLINE_SECONDS = 180.0
-# What PyTorch 2.15 says where gloo does not connect a group, one of some hundred, whoever makes it.
+# PyTorch 2.15's error if gloo does not connect a group, about once per hundred groups.
 UNCONNECTED = "Gloo connectFullMesh failed"
 PRELOADED = ["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"]
 
@@ -98,7 +98,8 @@ class _Process:
         return found
 
     def end(self, until: float) -> int:
-        """Lets the process come to its end, or kills it at `until`; its exit code."""
+        """Waits for the end of the process, or kills the process at `until`. Returns the exit
+        code."""
         self.connection.close()
         self.process.join(max(0.1, until - time.monotonic()))
         if self.process.exitcode is None:
@@ -115,7 +116,8 @@ class _Process:
 
 
 def preload(*modules: str) -> None:
-    """Has processes forked from one that has imported these, too; before the first is started."""
+    """Adds modules to the imports of the first process. Call before the start of the first
+    process."""
     PRELOADED.extend(modules)
     _Process._context.set_forkserver_preload(PRELOADED)
 
@@ -150,11 +152,11 @@ def outcomes(
     close: bool = True,
     attempts: int = 3,
 ) -> list[Outcome]:
-    """Runs `function(rank, ranks, *arguments)` on so many processes; what became of each.
+    """Runs `function(rank, ranks, *arguments)` on several processes, and returns the outcomes.
 
-    `group=False`: torch.distributed is not initialised. `close=False`: what the function leaves
-    open stays so until the process ends. `attempts`: how often at most, where gloo does not
-    connect them.
+    `group=False`: torch.distributed is not initialised. `close=False`: objects of the function stay
+    open until the process ends. `attempts`: the number of attempts, if gloo does not connect the
+    ranks.
     """
     until = time.monotonic() + deadline
     processes = _take(ranks, fresh=fresh)
@@ -192,7 +194,8 @@ def run(
     deadline: float = DEADLINE_SECONDS,
     fresh: bool = False,
 ) -> list[Any]:
-    """As `outcomes`, of a function that must succeed on all ranks: what it returned on each."""
+    """Returns the results of a function on all ranks. Raises for an error of a rank; see
+    `outcomes`."""
     found = outcomes(function, ranks, *arguments, deadline=deadline, fresh=fresh)
     for rank, outcome in enumerate(found):
         if not outcome.finished:
@@ -207,7 +210,7 @@ def run(
 
 @dataclasses.dataclass
 class _Body:
-    """What `on` decorates, by its name: in its module that stands for the test."""
+    """The function that `on` decorates, by name. In the module, the name belongs to the test."""
 
     module: str
     name: str
@@ -217,8 +220,8 @@ class _Body:
 
 
 def on(count: int | str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Makes a test of a function of rank, ranks and the test's own parameters: it runs on `count`
-    ranks, or on as many as the parameter of that name says."""
+    """Makes a test of a function of rank, ranks and the test's parameters, for `count` ranks. A
+    string is the name of the parameter with the number of ranks."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         _, ranks, *own = inspect.signature(function).parameters.values()
@@ -244,7 +247,7 @@ def _story(found: Sequence[Outcome]) -> str:
 
 
 def environment(rank: int, ranks: int) -> None:
-    """As torchrun's, for frameworks that look there; on a rank whose group is there already."""
+    """Sets torchrun's variables for frameworks, on a rank with a process group."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ.update({name: str(number) for name, number in names.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
@@ -333,5 +336,6 @@ def _serve_forked(connection: Connection, output: str, fresh: bool) -> None:
 
 
 def _end_interpreter() -> None:
-    """As behind the last line of a program, where multiprocessing would leave out all of it."""
+    """Ends the interpreter like the last line of a program. multiprocessing would omit these
+    steps."""
     ctypes.pythonapi.Py_Exit(0)

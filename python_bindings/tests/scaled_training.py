@@ -22,7 +22,7 @@ Inputs = dict[str, Tensor]
 
 
 class Sums(nn.Module):
-    """The gradient of each parameter is its input."""
+    """A model whose gradients equal the inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Training:
     """SGD with a rate of 1.
 
     Attributes:
-        wanted: the sum of the mean gradients of all steps that were not skipped.
+        wanted: The sum of the mean gradients of all steps that were not skipped.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Training:
         **options: Any,
     ) -> None:
         """``groups``: the parameters of each optimizer. ``box``: compressed instead of ``model``,
-        which is ``net`` in it."""
+        with ``net`` inside."""
         self.rank, self.model, self.groups = rank, model, groups
         init_scale = options.pop("init_scale", 1024.0)
         self.scaler = options.pop("scaler", None) or torch.amp.GradScaler(
@@ -81,7 +81,7 @@ class Training:
         self.wanted = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
 
     def backward(self, number: int, spoiled: str = "", loss: str = "forward") -> None:
-        """``spoiled``: the parameters whose gradient on rank 1 is infinite."""
+        """``spoiled``: the parameters with an infinite gradient on rank 1."""
         given = inputs(number, self.rank)
         for name in spoiled if self.rank == 1 else "":
             given[name][0, 0] = torch.inf
@@ -93,7 +93,7 @@ class Training:
             optimizer.zero_grad()
 
     def expect(self, number: int, skipped: str = "") -> None:
-        """The gradients of a pass reach the weights, except those of skipped optimizers."""
+        """Adds the gradients of a pass to the expected weights, except for skipped optimizers."""
         for group in self.groups:
             if not set(group) & set(skipped):
                 for name in group:
@@ -102,7 +102,7 @@ class Training:
     def step(
         self, number: int, spoiled: Mapping[int, str] | None = None, passes: int = 1, **how: Any
     ) -> None:
-        """One step of every optimizer. ``spoiled``: by the pass within the step."""
+        """A step of every optimizer. ``spoiled``: the parameters of the pass within the step."""
         spoiled = spoiled or {}
         self.zero_grad()
         for one in range(passes):

@@ -1,4 +1,4 @@
-"""What the tests of FSDP2 train: small models with uneven shapes, sharded over gloo processes."""
+"""The models for tests of FSDP2: small, with uneven shapes, sharded over gloo processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INPUTS, HIDDEN, OUTPUTS = 65, 71, 3  # no multiples of the numbers of ranks
 
 
 def make_model() -> torch.nn.Sequential:
-    """Two layers whose weights are large enough for a codec, and small parameters beside them."""
+    """Two layers with weights large enough for a codec, and small parameters."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(INPUTS, HIDDEN),
@@ -26,7 +26,7 @@ def make_model() -> torch.nn.Sequential:
 
 
 class Branches(torch.nn.Module):
-    """Two layers side by side, of which a step may use one."""
+    """Two layers side by side. A step may use only one layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def local(tensor: torch.Tensor | None) -> torch.Tensor:
 
 
 def gradients(model: torch.nn.Module) -> torch.Tensor:
-    """All of this rank's shards, one after another, as f32."""
+    """Returns all shards of this rank in order, as f32."""
     return torch.cat([local(one.grad).reshape(-1).float() for one in model.parameters()])
 
 

@@ -1,4 +1,4 @@
-"""Rows to the ranks that they are for, and their gradients back, among processes and threads."""
+"""Rows sent to other ranks, and gradients back, among processes and threads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def exchanged(
 
 
 class Layer:
-    """Tokens to their experts and back: what came, and what became of gradients."""
+    """Sends tokens to experts and back. Returns the results and the gradients."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""tersor.torch.allocate: rules that fit a budget, on one rank and on several."""
+"""tersor.torch.allocate: rules within a budget, on one rank and on several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arrays are taken, without a copy, and what is said against the others."""
+"""The accepted arrays, without a copy, and the errors for other arrays."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class TestTorch:
 
 
 class OnADevice:
-    """Says that it lies on a CUDA device, and which stream it was asked to wait for."""
+    """An array that claims a CUDA device, and records the requested stream."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -301,7 +301,8 @@ class TestCuda:
 
 
 def test_memory_that_is_lent_stays_although_a_tensor_is_given_other_memory() -> None:
-    """``tensor.data = …`` while the tensor is sent, of 4,000 bytes, which malloc uses again."""
+    """Sets ``tensor.data`` while Tersor sends the tensor of 4,000 bytes, a size that malloc
+    reuses."""
     torch = pytest.importorskip("torch")
 
     def exchange(transport: tersor.Transport) -> list[float]:

@@ -1,4 +1,4 @@
-"""The back end of torch.distributed, over gloo: what is encoded, and what is handed on."""
+"""The backend of torch.distributed, over gloo: encoded calls, and calls that are handed on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]
 
 
 def encoded_calls() -> int:
-    """How many calls of the default group were encoded so far."""
+    """Returns the number of encoded calls of the default group."""
     from tersor.torch.backend import TersorGroup
 
     made = dist.group.WORLD
@@ -357,7 +357,7 @@ def test_fsdp2_has_gloos_losses(rank: int, count: int) -> None:
 
 
 def with_experts(backend: Any, count: int) -> nn.Module:
-    """The second layer is on meshes of its own, of half of the ranks."""
+    """Puts the second layer on two meshes, with half of the ranks each."""
     mesh = init_device_mesh("cpu", (count,), backend_override={0: backend})
     names = ("expert", "shard")
     halves = init_device_mesh(

@@ -1,4 +1,4 @@
-"""How groups of the back end end, and their processes; and how PyTorch finds it."""
+"""The ends of groups of the backend and of processes, and PyTorch's search for the backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]
 
 
 def kill_rank_1(rank: int, count: int) -> None:
-    """When the others have all that it sent them, some of which could be lost with it."""
+    """Kills the rank after the other ranks have received everything. Otherwise messages could be
+    lost."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"rank {rank} is through", "")
     if rank == 1:
@@ -205,7 +206,7 @@ def finds_it(rank: int, count: int, folder: str) -> str:
 
 
 def install(folder: pathlib.Path) -> None:
-    """What pip would leave of the package's entry points."""
+    """Writes the entry points of the installed package."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
     group = "torch.distributed.backends"

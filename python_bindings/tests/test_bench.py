@@ -1,4 +1,4 @@
-"""What the benchmark reads, computes and writes, without starting a rank."""
+"""Files, computations and records of the benchmark, without a start of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``python -m tersor.bench goodput`` draws, counts and refuses."""
+"""``python -m tersor.bench goodput``: drawn failures, counts and refused options."""
 
 from __future__ import annotations
 

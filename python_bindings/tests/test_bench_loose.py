@@ -1,5 +1,5 @@
-"""What the benchmark has for ranks that do not wait for all others: unlike data, steps of unequal
-length, and mixing among neighbours beside an allreduce."""
+"""The benchmark for ranks that do not wait for all others: uneven data, steps of unequal length,
+and mixing among neighbours compared with an allreduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""1-bit Adam of the benchmark, over gloo processes: what travels, and where it goes."""
+"""1-bit Adam of the benchmark, over gloo processes: the sent bits and the weights."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def exchange_often(rank: int, world: int, times: int) -> float:
 
 
 def test_feedback_brings_what_signs_left_out() -> None:
-    """What was not sent stays bounded, so that its share of all that arrived dies out."""
+    """The unsent rest stays bounded. The share of the rest in the received sum therefore
+    vanishes."""
     few, many = (max(ranks.run(exchange_often, 2, times)) for times in (50, 400))
     assert many < 0.05
     assert many < few / 4
@@ -121,7 +122,7 @@ def test_it_goes_on_by_signs_with_the_variance_as_it_was() -> None:
 
 
 def train_late(rank: int, world: int) -> list[list[float]]:
-    """Two values, of which the second has a gradient after the dense steps alone."""
+    """Trains two values. The second value has a gradient only after the dense steps."""
     weight = torch.nn.Parameter(torch.ones(2))
     hook = hooks.attach(torch.nn.ParameterList([weight]), "onebit-adam=3")
     optimizer = hook.optimizer(torch.optim.AdamW([weight], lr=0.01, weight_decay=0))

@@ -1,5 +1,5 @@
-"""The benchmark's commands on real processes, from the command line to the report. Those that
-train, or measure in every way, are long, for a part of scripts/test of their own."""
+"""The benchmark's commands on real processes, from the command line to the report. Commands with a
+training, and commands with all ways, are marked ``long``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = SOURCES / "scripts" / "python-bench"
 
 
 def bench(*arguments: Any, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs a command with this interpreter's packages; its ranks end with it."""
+    """Runs a command with the packages of this interpreter. The ranks end with the command."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tersor.bench", *map(str, arguments)]
     for _ in range(3):
@@ -43,7 +43,7 @@ def bench(*arguments: Any, expect: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def load_for_report(path: pathlib.Path) -> list[Any]:
-    """As the report reads records: it refuses what it cannot draw."""
+    """Reads records like the report, which refuses unknown records."""
     sys.path.insert(0, str(REPORT))
     try:
         import records
@@ -168,7 +168,7 @@ def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
     assert half["wire_bytes"] == 4 * 2**20
     assert 2**21 < int8["wire_bytes"] < 1.1 * 2**21
     assert none["relative_error"] < 1e-6 < half["relative_error"] < int8["relative_error"] < 0.02
-    # The loopback carries what the ranks say; the last messages may not have left when it is read.
+    # The loopback carries all messages; the last messages may be missing in the count.
     for record in (none, half, int8):
         assert 0.9 * record["wire_bytes"] < record["interface_bytes"]
     assert {record["parallel"] for record in (none, half, int8)} == {"ddp"}

@@ -1,4 +1,4 @@
-"""The benchmark's models that are split over ranks: experts and stages, held against whole ones."""
+"""The benchmark's models split over ranks (experts and stages), compared with whole models."""
 
 from __future__ import annotations
 
@@ -125,14 +125,15 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def crowd(model: Gpt) -> None:
-    """Sends all rows of one layer to its first expert: the other ranks' get none."""
+    """Sends all rows of a layer to the first expert. The experts of other ranks get no rows."""
     mixture = model.blocks[0].expansion[1]
     assert isinstance(mixture, MixtureOfExperts)
     mixture.likings[0] = 9
 
 
 def learned(kind: type, name: str, experts: int, rank: int) -> tuple[float, dict[str, Any], float]:
-    """A step's mean loss, the gradients of all parameters, and the bytes that this rank sent."""
+    """Returns a step's mean loss, the gradients of all parameters, and the sent bytes of this
+    rank."""
     model = gpt(experts)
     if experts:
         crowd(model)
@@ -145,7 +146,7 @@ def learned(kind: type, name: str, experts: int, rank: int) -> tuple[float, dict
 
 
 def whole(experts: int, count: int) -> tuple[float, dict[str, Any]]:
-    """The same on one rank, which sees what all see."""
+    """Returns the same values for one rank with the inputs of all ranks."""
     model = gpt(experts)
     losses = []
     for rank in range(count if experts else 1):
@@ -158,7 +159,7 @@ def whole(experts: int, count: int) -> tuple[float, dict[str, Any]]:
 
 
 class Whole(hook_kinds.Hook):
-    """A model that is not split."""
+    """A hook of an unsplit model."""
 
     bytes_are = "counted"
 

@@ -38,7 +38,7 @@ CODECS = ["int8+ef", "topk:density=0.05+ef", "int4:rounding=stochastic+ef", "low
 
 
 class Run:
-    """One rank's training: a reducer, and gradients that depend on step and rank alone."""
+    """One rank's training: a reducer, and gradients of step and rank."""
 
     def __init__(self, codec: str, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> None:
         self.reducer = GradientReducer(transport(), rules=[("*.bias", "bf16"), ("*", codec)])
@@ -65,7 +65,7 @@ class Run:
 
 
 def finished(result: Any) -> Any:
-    """Once no rank needs another any more: they may go."""
+    """Waits until no rank needs another rank, then returns the result."""
     dist.barrier()
     return result
 
@@ -75,7 +75,8 @@ def equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
 
 
 def train_and_save(rank: int, count: int, codec: str, folder: str) -> list[torch.Tensor]:
-    """Three steps, a checkpoint of each kind, and what the three steps after it bring."""
+    """Makes three steps, a checkpoint of each kind, and three more steps. Returns the later
+    results."""
     run = Run(codec)
     run.steps(range(3))
     torch.save({"tersor": run.state_dict()}, f"{folder}/rank{rank}.pt")
@@ -88,7 +89,7 @@ def train_and_save(rank: int, count: int, codec: str, folder: str) -> list[torch
 
 
 def resume_exactly(rank: int, count: int, codec: str, folder: str) -> list[list[torch.Tensor]]:
-    """What three steps bring after each way of loading."""
+    """Returns the results of three steps after each kind of loading."""
     results = []
     for way in ("torch.load", "dcp.load", "load_checkpoint"):
         run = Run(codec)
@@ -157,7 +158,7 @@ def test_the_sum_goes_to_any_number_of_ranks(count: int, tmp_path: pathlib.Path)
 
 
 def exact_sums(rank: int, count: int, codec: str) -> list[dict[str, torch.Tensor]]:
-    """The portable state's residuals, and what the exact ones of all ranks add up to."""
+    """Returns the residuals of the portable state, and the sums of all ranks' exact residuals."""
     run = Run(codec)
     run.steps(range(2))
     exact, portable = run.state_dict(), run.state_dict(mode="portable")
@@ -175,7 +176,7 @@ def test_without_owners_the_portable_state_is_the_sum_of_the_exact_ones() -> Non
 
 
 def load_nothing(rank: int, count: int, codec: str, folder: str) -> list[list[str]]:
-    """The warnings where a checkpoint holds no residuals; and whether they are zero then."""
+    """Returns the warnings after a checkpoint without residuals, and True if residuals are zero."""
     run = Run(codec)
     run.steps(range(2))
     dcp.save({"model": torch.zeros(3)}, checkpoint_id=folder)
@@ -201,7 +202,7 @@ def test_a_checkpoint_without_residuals_starts_at_zero_with_one_warning(
 
 
 def refusals(rank: int, count: int, folder: str) -> dict[str, str]:
-    """What each state that does not fit is refused with; the runs go on all the same."""
+    """Returns the error for each state that does not fit. The runs continue."""
     run = Run("int8+ef")
     run.steps(range(2))
     before = run.state_dict()
@@ -274,7 +275,7 @@ def test_a_sharded_checkpoint_put_into_one_file_goes_on(tmp_path: pathlib.Path) 
 
 
 class Owned:
-    """A handle of a part of the ranks, each of which has its own number to save."""
+    """A handle of some ranks. Each rank saves a separate number."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.mesh = DeviceMesh.from_group(group, "cpu")
@@ -288,7 +289,7 @@ class Owned:
 
 
 def loads_with_a_part(rank: int, count: int, folder: str) -> int:
-    """What each member found; the first rank of all takes no part."""
+    """Returns the loaded value of each member. The first rank is no member."""
     part = dist.new_group([1, 2])
     found = rank
     if rank > 0:
@@ -315,7 +316,8 @@ def reducer_of(transport: tersor.Transport, names: str) -> GradientReducer:
 
 
 def test_what_a_schedule_came_to_goes_on_where_a_parameter_joins() -> None:
-    """Codec and memory are those of the reducer before, whose first phase a new one begins with."""
+    """Codec and memory are of the former reducer. A new reducer would begin with the first
+    phase."""
 
     def move(transport: tersor.Transport) -> None:
         before, after = reducer_of(transport, "b"), reducer_of(transport, "ab")

@@ -1,4 +1,4 @@
-"""A training under DDP goes on from a checkpoint as if it had never been stopped."""
+"""A training under DDP continues from a checkpoint like a training without a stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST, LAST = 4, 8  # steps before the checkpoint, and all of them
 
 
 class Training:
-    """One rank's model, optimizer and handle, and data that depend on step and rank alone."""
+    """One rank's model, optimizer and handle, with data of step and rank."""
 
     def __init__(self, codec: str, width: int = 96) -> None:
         torch.manual_seed(0)
@@ -66,7 +66,7 @@ def finished(result: Any) -> Any:
 
 
 def train_and_save(rank: int, count: int, codec: str, folder: str) -> list[float]:
-    """The losses after a checkpoint, by every way, in a training that just goes on."""
+    """Returns the losses after a checkpoint of each kind, in a training without a stop."""
     training = Training(codec)
     training.steps(0, FIRST)
     torch.save(training.state_dict(), f"{folder}/rank{rank}.pt")
@@ -79,7 +79,7 @@ def train_and_save(rank: int, count: int, codec: str, folder: str) -> list[float
 
 
 def resume_without(rank: int, count: int, codec: str, folder: str) -> tuple[list[float], int]:
-    """The losses without the residuals, and how often that is warned of."""
+    """Returns the losses without residuals, and the number of warnings."""
     training = Training(codec)
     saved = torch.load(f"{folder}/rank{rank}.pt", weights_only=True)
     del saved["tersor"]

@@ -1,4 +1,4 @@
-"""What every codec of the registry must do on arrays, and what `tersor.Codec` adds to it."""
+"""Tests of every codec in the registry on arrays, and of the additions of `tersor.Codec`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python writes the very bytes that the C++ tests pin, and refuses the same broken frames."""
+"""Python writes the same bytes as the C++ tests, and refuses the same broken frames."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def golden_values(stream: int, count: int) -> Any:
 
 
 def gradients_of(counts: list[int], dtype: str, halved: bool) -> list[Any]:
-    """The files' gradients, which feedback takes half of; halving is exact."""
+    """Returns the files' gradients. With feedback, gradients are halved, which is exact."""
     factor = numpy.float32(0.5 if halved else 1.0)
     values = [golden_values(2 * i, count).astype(DTYPES[dtype]) for i, count in enumerate(counts)]
     return [(value * factor).astype(value.dtype) for value in values]
 
 
 def residuals_of(counts: list[int]) -> list[Any]:
-    """The files' residuals, which go in half as large again, rounded to f32."""
+    """Returns the files' residuals: further values times 1.5, rounded to f32."""
     return [golden_values(2 * i + 1, count) * numpy.float32(1.5) for i, count in enumerate(counts)]
 
 
 def places_of(counts: list[int], checksum: bool) -> dict[str, Any]:
-    """Where the files' segments lie, and what their headers hold."""
+    """Returns the positions of the files' segments, and the values of the headers."""
     return {
         "parameter": 7,
         "first_index": [512 * i for i in range(len(counts))],

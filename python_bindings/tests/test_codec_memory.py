@@ -1,4 +1,4 @@
-"""Damaged headers without an output array, and arrays of a call that overlap."""
+"""Damaged headers without an output array, and overlapping arrays of a call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ int8, fed = tersor.Codec("int8"), tersor.Codec("int8+ef")
 
 
 def payload_of(values: Any) -> Any:
-    """In memory that is aligned, so that it is decoded where it lies."""
+    """Returns a payload in aligned memory, which ``decode`` reads without a copy."""
     memory = numpy.zeros(4096, numpy.uint8)
     return int8.encode(values, memory[-memory.ctypes.data % 16 :][:2048])
 

@@ -1,6 +1,6 @@
-"""CompressedAdamW over gloo processes: its arithmetic, and what trainers do around it.
+"""CompressedAdamW over gloo processes: the arithmetic, and the use by trainers.
 
-What holds for CompressedMuon and CompressedSGD too is asked of all.
+Tests of properties of CompressedMuon and CompressedSGD run for all three.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def wrap(
     kind: Kind = CompressedAdamW,
     **options: Any,
 ) -> Any:
-    """Of Muon the first matrix is the hidden one, as it is the one with feedback."""
+    """Makes an optimizer. The hidden matrix of Muon is the first matrix, which also has
+    feedback."""
     if kind is CompressedMuon:
         options.setdefault("hidden", "^0")
     return kind(model.named_parameters(), lr=0.01, codec=codec, **options)
@@ -64,14 +65,14 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
 
 
 def own_moments(optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """And those of parameters without feedback, which are common."""
+    """Returns the moments, also the common moments of parameters without feedback."""
     entries = [("momentum_buffer" in one, one) for one in optimizer.state.values()]
     moments = [one["momentum_buffer" if muon else "exp_avg_sq"] for muon, one in entries]
     return torch.cat([one.reshape(-1) for one in moments])
 
 
 def mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
-    """As DistributedDataParallel takes it: each times 1/n, then the sum."""
+    """Returns the mean like DistributedDataParallel: the sum of values times 1/n."""
     mean = values / dist.get_world_size()
     dist.all_reduce(mean)
     return mean
@@ -114,7 +115,7 @@ def test_without_feedback_it_is_adamw_on_the_mean(rank: int, count: int) -> None
 
 
 class ByHand:
-    """The recipe as the module's text says it, in float64, with exact means."""
+    """The formula in the module's text, in float64, with exact means."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         zeros = [torch.zeros_like(one, dtype=torch.float64) for one in model.parameters()]
@@ -139,8 +140,7 @@ class ByHand:
 
 
 def parted(rank: int, passes: int, *trainings: tuple[torch.nn.Module, Any]) -> float:
-    """How far two models are apart whose optimizers took six steps, of accumulated gradients that
-    are clipped."""
+    """Returns the distance of two models after six steps of accumulated and clipped gradients."""
     for step in range(6):
         for model, optimizer in trainings:
             for part in range(passes):
@@ -226,7 +226,7 @@ def test_first_steps_go_by_the_dense_codec(kind: Kind) -> None:
 
 
 def skips(rank: int, count: int, kind: Kind, way: str) -> tuple[float, int]:
-    """A step whose gradient overflows on one rank leaves no trace on any."""
+    """A step with an overflow on one rank leaves no trace on any rank."""
     model, quiet = make_model(), make_model()
     optimizer, reference = wrap(model, kind=kind), wrap(quiet, kind=kind)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=way != "without a scaler")
@@ -264,7 +264,7 @@ def test_an_overflow_on_one_rank_leaves_no_trace_on_any(
 @every_kind
 @ranks.on(1)
 def test_who_has_a_gradient_that_is_not_finite_names_it(rank: int, count: int, kind: Kind) -> None:
-    """Also among finite ones whose sum is not."""
+    """Also for finite gradients with an infinite sum."""
     model = make_model()
     optimizer = wrap(model, kind=kind)
     for parameter in model.parameters():
@@ -280,7 +280,7 @@ def test_who_has_a_gradient_that_is_not_finite_names_it(rank: int, count: int, k
 
 
 def scales_in_float64(rank: int, count: int) -> int:
-    """With another default dtype, which a model of its own may ask for."""
+    """Makes the step under another default dtype, which a program may set."""
     model = make_model()
     optimizer = wrap(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -323,7 +323,7 @@ def test_ddp_without_sync_and_compiled_models_train_as_plain_ones(kind: Kind) ->
 
 
 def goes_without_gradients(rank: int, count: int, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rank 0 does not use the first layer in odd steps; or its gradient is zero there."""
+    """Rank 0 omits the first layer in odd steps, or has a gradient of zeros in these steps."""
     weights = []
     for zeros in (False, True):
         model = make_model()

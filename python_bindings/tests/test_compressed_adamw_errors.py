@@ -1,4 +1,4 @@
-"""What CompressedAdamW refuses, over gloo processes."""
+"""Errors of CompressedAdamW, over gloo processes."""
 
 from __future__ import annotations
 

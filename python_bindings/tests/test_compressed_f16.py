@@ -16,7 +16,7 @@ SHAPES = {"weight": (64, 128), "bias": (128,)}  # the bias is sent without feedb
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @ranks.on(2)
 def test_gradients_are_unscaled_in_f32(rank: int, count: int, dtype: torch.dtype) -> None:
-    """Gradients that f16 cannot hold without a scale move weights as in a model of f32."""
+    """Gradients outside the range of f16 move weights like a model of f32."""
     torch.manual_seed(0)
     signs = {name: torch.randn(shape).sign() for name, shape in SHAPES.items()}
     kinds: list[tuple[Any, dict[str, Any]]] = [

@@ -1,6 +1,6 @@
-"""CompressedMuon over gloo processes: its arithmetic, what is hidden, and what it refuses.
+"""CompressedMuon over gloo processes: the arithmetic, the hidden matrices, and errors.
 
-What it has in common with CompressedAdamW is asked in the tests of that.
+The tests of CompressedAdamW cover the common properties.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AS_BY_HAND = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 
 
 def by_newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
-    """One matrix, wide or not, in float64, by the formula."""
+    """Computes the orthogonal matrix of a wide or tall matrix by the formula, in float64."""
     x = matrix.double() / matrix.double().norm()
     for _ in range(5):
         square = x @ x.T
@@ -59,7 +59,7 @@ def test_matrices_become_orthogonal(shape: tuple[int, ...]) -> None:
 
 
 class MuonByHand(ByHand):
-    """The recipe as the module's text says it, of the first matrix; else that of AdamW."""
+    """The formula in the module's text for the first matrix, and AdamW's formula for all others."""
 
     momentum = 0.0
 
@@ -111,7 +111,8 @@ class Network(torch.nn.Module):
 
 
 def learns(rank: int, count: int, kind: str, lr: float) -> tuple[float, torch.Tensor]:
-    """To tell residues from numbers, of which each rank sees others. Returns the last loss."""
+    """Trains a model to predict residues of numbers. Each rank sees other numbers. Returns the mean
+    of the last ten losses, and the weights."""
     model = Network()
     named = model.named_parameters()
     optimizer = getattr(tersor.torch, kind)(named, lr=lr, weight_decay=0.0)

@@ -1,6 +1,6 @@
-"""CompressedSGD over gloo processes: its arithmetic, and how much momentum it sends.
+"""CompressedSGD over gloo processes: the arithmetic, and the sent share of the momentum.
 
-What it has in common with CompressedAdamW is asked in the tests of that.
+The tests of CompressedAdamW cover the common properties.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_momentum_before_and_in_feedback_is_what_was_asked_for() -> None:
 
 
 def sent_of_ones(optimizer: CompressedSGD) -> float:
-    """What a rank sends of a gradient of ones in a step whose common momentum is 0."""
+    """Returns the sent value for a gradient of ones, in a step with a common momentum of 0."""
     (part,) = optimizer._parts({"0.weight": torch.ones(65, 90)})
     (sent,) = part.rule.sent(part)
     assert sent.min() == sent.max()
@@ -69,7 +69,7 @@ def test_codecs_and_options_tell_what_is_sent_of_the_momentum(rank: int, count: 
 
 
 class ByHand:
-    """The recipe as the module's text says it, in float64, with exact means."""
+    """The formula in the module's text, in float64, with exact means."""
 
     def __init__(self, model: torch.nn.Module, decay: float) -> None:
         self.momenta = [torch.zeros_like(one, dtype=torch.float64) for one in model.parameters()]
@@ -100,7 +100,7 @@ def follows_the_recipe(rank: int, count: int, decay: float) -> float:
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_it_follows_the_recipe(count: int, decay: float) -> None:
-    """Of which SGD is the same, so that one text does for parameters without feedback, too."""
+    """The formula is also SGD's, and therefore covers parameters without feedback."""
     assert max(ranks.run(follows_the_recipe, count, decay)) < 1e-5
 
 
@@ -121,7 +121,8 @@ def test_without_feedback_it_is_sgd_on_the_mean(rank: int, count: int) -> None:
 
 
 def distance(rank: int, count: int, ours: bool) -> tuple[float, torch.Tensor]:
-    """From the least of 2 · |weights - wanted|², of 1: by steps that are small to SGD."""
+    """Returns the distance from the minimum of 2 · |weights - wanted|², relative to the start. The
+    steps are small for SGD."""
     wanted = torch.randn(80, 80, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     model = torch.nn.Linear(80, 80, bias=False)
@@ -167,8 +168,8 @@ def test_wrong_options_are_named(
 
 
 def by_samples(counts: list[int], rank: int) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """A model that a rank's samples and those of others have moved a step, and one that all moved
-    on one machine."""
+    """Returns a model after a step of all ranks, and a model after a step with all samples on one
+    machine."""
     torch.manual_seed(7)
     inputs, model, alone = torch.randn(sum(counts), 90), make_model(), make_model()
     own = inputs.split(counts)[rank]

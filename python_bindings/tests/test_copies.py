@@ -1,4 +1,4 @@
-"""Compressed models are copied and saved; what is copied or loaded trains without Tersor."""
+"""Copies and files of compressed models train without Tersor."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_other_handles_name_what_to_save(rank: int, count: int) -> None:
 
 @ranks.on(2)
 def test_models_of_other_handles_are_copied(rank: int, count: int) -> None:
-    """Their models are copied and saved as any others, and a copy sends nothing."""
+    """Models of other handles are copied and saved, and the copies send nothing."""
     for way in (copy.deepcopy, saved):
         model = mlp()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)

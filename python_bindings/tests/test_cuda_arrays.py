@@ -1,4 +1,4 @@
-"""Which arrays of a device are taken, on which streams, and what is said against the others."""
+"""The accepted arrays of a device, the streams, and the errors for other arrays."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class TestStreams:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the package asks of CuPy, whose own kernels are compiled for a GPU."""
+    """The calls of CuPy that the package makes. CuPy's own kernels need a GPU."""
     module = types.ModuleType("cupy")
     stream = types.SimpleNamespace(ptr=cuda_arrays.new_stream())
 

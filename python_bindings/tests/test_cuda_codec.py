@@ -1,4 +1,4 @@
-"""Every codec on a device: the bytes that it gives on the host."""
+"""Every codec on a device: the same bytes as on the host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def same_bytes(found: Any, expected: Any) -> None:
 
 
 def encode(codec: tersor.Codec, gradients: Any, **options: Any) -> DeviceArray:
-    """Into room on the device that nobody wrote."""
+    """Encodes into uninitialised memory of the device."""
     room = DeviceArray((codec.max_payload_bytes(gradients),), numpy.uint8)
     payload = codec.encode(gradients, room, **options)
     assert payload.pointer == room.pointer
@@ -45,7 +45,8 @@ def encode(codec: tersor.Codec, gradients: Any, **options: Any) -> DeviceArray:
 
 
 def same_payload(found: DeviceArray, expected: Any) -> None:
-    """On a device nobody waits for the true length: behind it stands whatever stood there."""
+    """Compares the first bytes. A call on a device does not wait for the true length, so later
+    bytes are undefined."""
     assert found.tobytes()[: len(expected)] == expected.tobytes()
 
 

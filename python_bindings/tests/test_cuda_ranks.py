@@ -37,7 +37,8 @@ SHAPES = {"embedding.weight": (200, 64), "norm.bias": (300,), "head.weight": (40
 
 
 def on_ranks(body: Body, way: str) -> list[Any]:
-    """What ``body(transport, make)`` returns on each rank; ``make``: from an array of NumPy's."""
+    """Returns the results of ``body(transport, make)`` on all ranks. ``make`` copies an array of
+    NumPy to the rank's device."""
 
     def rank(meeting: Transport) -> Any:
         device = meeting.rank % cuda_arrays.device_count()
@@ -56,7 +57,7 @@ def on_host(body: Body) -> list[Any]:
 
 
 def same_on_host(body: Body, way: str) -> None:
-    """``body`` returns bytes, or lists of such."""
+    """Compares with the host. ``body`` returns bytes or lists of bytes."""
     found, wanted = on_ranks(body, way), on_host(body)
     assert found == wanted
 
@@ -132,7 +133,7 @@ def test_feedback_in_arrays_of_the_callers(way: str) -> None:
 
 @pytest.mark.parametrize("way", [pytest.param(OWN, marks=over_nccl)])
 def test_calls_are_queued_on_their_stream(way: str) -> None:
-    """A stream that is held up lets the call return, over NCCL, and what it sums comes later."""
+    """Over NCCL, a call returns on a held-up stream, and the sum arrives later."""
 
     def collect(transport: Transport, make: Make) -> bytes:
         stream = cuda_arrays.new_stream()
@@ -304,7 +305,7 @@ def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str) -> None:
 
 @everywhere
 def test_gradients_that_another_stream_makes(way: str) -> None:
-    """The reducer waits for their library as DLPack says, on the stream that it was given."""
+    """The reducer waits for another library's stream, as DLPack requires."""
 
     def body(transport: Transport, make: Make) -> bytes:
         stream, making = cuda_arrays.new_stream(), cuda_arrays.new_stream()

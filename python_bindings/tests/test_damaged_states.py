@@ -1,4 +1,4 @@
-"""States that are damaged, and saves of different steps on different ranks, for all handles."""
+"""Damaged states, and saves of different steps on different ranks, for all handles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def places(state: Any, seen: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damaged(state: Any, rng: random.Random) -> tuple[Any, str]:
-    """A copy with one entry changed or gone, and which."""
+    """Returns a copy with a changed or missing entry, and the name of the entry."""
     path = rng.choice(list(places(state)))
     changed = parent = copy.deepcopy(state)
     for key in path[:-1]:
@@ -61,7 +61,7 @@ def damaged(state: Any, rng: random.Random) -> tuple[Any, str]:
 
 
 def flat(state: Any) -> list[Any]:
-    """What can be compared with ``==``."""
+    """Returns values for comparisons with ``==``."""
     found = []
     for path in places(state):
         one = state

@@ -97,7 +97,7 @@ def test_all_ranks_end_with_the_same_bits(codec: str) -> None:
     ids=lambda options: next(iter(options)),
 )
 def test_what_ddp_does_with_buckets_changes_no_bits(ddp: dict[str, Any]) -> None:
-    # Each weight has a message of its own, so that messages do not depend on the order either.
+    # Each weight has a separate message. Messages therefore do not depend on the order.
     options = {
         "rules": [("*.weight", "int4+ef"), ("*", "none")],
         "advanced": tersor.AdvancedOptions(bucket_bytes=1),
@@ -109,7 +109,7 @@ def test_what_ddp_does_with_buckets_changes_no_bits(ddp: dict[str, Any]) -> None
 
 
 def feedback_error(rank: int, count: int, codec: str) -> float:
-    """How far the mean of the same gradient, sent 12 times over rebuilt buckets, is off."""
+    """Returns the error of the mean of a gradient, sent 12 times over rebuilt buckets."""
     model = wrap(mlp())
     handle = tersor.torch.compress(model, codec=codec)
     total = torch.zeros(())
@@ -315,7 +315,8 @@ def sum_of_gradients(model: nn.Module, rank: int, steps: range) -> Tensor:
 
 
 def resumed(rank: int, _: int, codec: str, mode: Any) -> tuple[Tensor, Tensor]:
-    """What a run and its copy learn after step 3; without a ``mode`` the copy has no residuals."""
+    """Returns the results of a run and a copy after step 3. Without a ``mode``, the copy has no
+    residuals."""
     model = wrap(mlp())
     advanced = tersor.AdvancedOptions(seed=3)
     handle = tersor.torch.compress(model, codec, advanced=advanced)
@@ -357,7 +358,7 @@ def test_gradients_travel_as_they_are_once_the_hook_is_removed() -> None:
 
 
 def looks_at_parameters(rank: int, _: int) -> list[int]:
-    """How often a step asked for the names of a bucket's parameters."""
+    """Returns how often a step asked for the names of a bucket's parameters."""
     model = wrap(mlp())
     tersor.torch.compress(model, codec="int8")
     counts = []

@@ -1,4 +1,4 @@
-"""Gradients that no codec takes, under DistributedDataParallel: they pass through, as DDP's own."""
+"""Gradients without a codec under DistributedDataParallel pass through like DDP's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tersor.torch
 
 
 class Mixed(nn.Module):
-    """Parameters of several dtypes, one of them sparse."""
+    """Parameters of several dtypes, also a sparse parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ def test_what_cannot_be_encoded_passes_through_and_is_listed_once() -> None:
 
 
 def listed_on_rank_0(messages: list[list[str]]) -> list[str]:
-    """The one warning of rank 0; other ranks print none."""
+    """Returns the only warning, on rank 0. Other ranks print no warning."""
     first, *others = [[one for one in own if "uncompressed" in one] for own in messages]
     assert (len(first), others) == (1, [[]] * (len(messages) - 1))
     return first
 
 
 class Complex(nn.Module):
-    """A complex parameter beside real ones."""
+    """A complex parameter beside real parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -95,12 +95,12 @@ def test_what_sends_otherwise_is_refused_with_the_way_out(rank: int, count: int)
 
 
 class NoRank(tersor.TransportError):
-    """That does not come to the meeting."""
+    """The error of a rank that misses the rendezvous."""
 
 
 @ranks.on(2)
 def test_what_is_no_second_hook_is_not_called_one(rank: int, count: int) -> None:
-    """Each fault has its own message, and leaves nothing in DDP."""
+    """Each error has a separate message, and leaves nothing in DDP."""
     model = wrap(mlp())
     refused: list[tuple[str, dict[str, Any]]] = [
         ("nonsense", {"codec": "nonsense"}),

@@ -1,4 +1,4 @@
-"""DDP's ``join`` with compressed gradients: ranks that have fewer inputs than others."""
+"""DDP's ``join`` with compressed gradients, for ranks with fewer inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAYS = ["compress", "HookState"]
 
 
 class Model(nn.Module):
-    """Of which the second layer is of another type where asked, and the third may be unused."""
+    """A model. ``odd``: the second layer is float64. A pass may leave out the third layer."""
 
     def __init__(self, *, odd: bool = False) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def flat(model: nn.Module) -> Tensor:
 def joined(
     rank: int, way: str, options: dict[str, Any], *, divides: bool = True, third: bool = True
 ) -> list[Tensor]:
-    """The gradients of each pass of this rank; weighed where it is asked for."""
+    """Returns the gradients of each pass of this rank, weighted if ``options`` has ``weighted``."""
     model, handle = wrap(way, find_unused_parameters=not third, **options)
     found = []
     with model.join(divide_by_initial_world_size=divides):
@@ -77,7 +77,7 @@ def joined(
 
 
 def mean_of(step: int, weights: list[float], *, odd: bool = False) -> Tensor:
-    """Over ranks that have inputs, each by its weight."""
+    """Returns the mean over ranks with inputs, by weight."""
     mean = torch.zeros(())
     for rank, weight in enumerate(weights):
         if step < PASSES[rank]:
@@ -105,7 +105,8 @@ def test_who_is_done_brings_zeros(way: str, codec: str) -> None:
 
 
 def owes(rank: int, _: int, codec: str) -> None:
-    """What was given arrives in the end: what who is done owes is not lost, and not sent twice."""
+    """All given gradients arrive in the end. The residuals of a finished rank are neither lost nor
+    sent twice."""
     model, handle = wrap("compress", codec=codec)
     given, arrived = torch.zeros(()), torch.zeros(())
     with model.join():

@@ -1,4 +1,4 @@
-"""Options of DistributedDataParallel: the communication that DDP starts outside of its hook."""
+"""Options of DistributedDataParallel: communication outside of DDP's hook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 class Model(nn.Module):
-    """A model with buffers, whose second layer may be unused."""
+    """A model with buffers. A step may leave out the second layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Model(nn.Module):
 
 
 def trained(rank: int, options: dict[str, Any], *, compressed: bool) -> Tensor:
-    """The parameters after some steps, and the buffers that the last pass began with."""
+    """Returns the parameters after some steps, and the buffers at the start of the last pass."""
     manual = options.pop("require_manual_backward_finalization", False)
     model = DistributedDataParallel(Model(), bucket_cap_mb=0.001, **options)
     if compressed:
@@ -83,7 +83,7 @@ def test_ranks_agree_by_every_option_and_have_the_bits_of_ddp(rank: int, count: 
 
 
 def refused(model: DistributedDataParallel, rank: int, text: str) -> None:
-    """By ``compress``, and by the hook of a state that knows no model."""
+    """Checks the error of ``compress``, and of the hook of a state without a model."""
     with pytest.raises(tersor.InvalidArgumentError, match=text):
         tersor.torch.compress(model, codec="none")
     model.register_comm_hook(tersor.torch.HookState(codec="none"), tersor.torch.hook)

@@ -10,7 +10,7 @@ import tersor.torch
 
 
 def scaled(rank: int, _: int, growth: bool) -> torch.Tensor:
-    """The sum of unscaled gradients over steps whose scale doubles, or stays 1."""
+    """Returns the sum of unscaled gradients over steps. The scale doubles, or stays 1."""
     model = wrap(mlp())
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1, enabled=growth)
     tersor.torch.compress(model, scaler=scaler, codec="int4+ef")
@@ -35,7 +35,8 @@ def test_residuals_follow_the_loss_scale() -> None:
 def last_step(
     rank: int, _: int, overflow: bool, transactional: bool, by_hand: bool = False
 ) -> tuple[torch.Tensor, int]:
-    """Unscaled gradients of the last step, after one of which a single block was not finite."""
+    """Returns the unscaled gradients of the last step. With ``overflow``, a step before has a block
+    that is not finite."""
     model = wrap(mlp())
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
     handle = tersor.torch.compress(

@@ -1,7 +1,7 @@
-"""Everything once on each place where gradients may lie, and be sent from.
+"""All kinds of exchanges once on each kind of memory and network.
 
-On a GPU over NCCL, and by way of the host over gloo; both are skipped without one. Ranks share a
-GPU where there are too few.
+On a GPU over NCCL, and through the host over gloo. Without a GPU, both are skipped. If there are
+too few GPUs, ranks share a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ everywhere = pytest.mark.parametrize(
 
 @dataclass
 class Here:
-    """This rank's device, and the group that sends from it."""
+    """This rank's device and process group."""
 
     rank: int
     device: torch.device
@@ -55,7 +55,7 @@ class Here:
         return Here(rank, device, _nccl_group() if place == NCCL else None)
 
     def ddp(self, **options: Any) -> tuple[DistributedDataParallel, tersor.torch.HookState]:
-        """A model on the device, in DDP with several buckets, and its handle."""
+        """Returns a model on the device in DDP with several buckets, and the handle."""
         model = DistributedDataParallel(
             mlp().to(self.device), bucket_cap_mb=0.04, process_group=self.group
         )
@@ -67,7 +67,7 @@ class Here:
 
 
 def _nccl_group() -> dist.ProcessGroup:
-    """NCCL takes two ranks on one GPU where they seem to be on two hosts."""
+    """NCCL accepts two ranks on one GPU if the ranks claim two hosts."""
     if torch.cuda.device_count() < RANKS:
         os.environ.setdefault("NCCL_HOSTID", f"rank-{os.getpid()}")
         os.environ.update(NCCL_NET="Socket", NCCL_SOCKET_IFNAME="lo", NCCL_MNNVL_ENABLE="0",
@@ -78,10 +78,10 @@ def _nccl_group() -> dist.ProcessGroup:
 
 
 def on_ranks(body: Callable[[Here], Any], place: str) -> list[Any]:
-    """What ``body`` returns on each rank, at that place.
+    """Returns the results of ``body`` on all ranks.
 
-    PyTorch keeps meshes that look alike for one another, with the group of the first: ranks with a
-    group of their own are processes of their own.
+    PyTorch reuses a mesh for equal meshes, with the group of the first mesh. Ranks with a separate
+    group therefore run in new processes.
     """
     return ranks.run(_run_at, RANKS, body, place, fresh=place == NCCL)
 
@@ -144,7 +144,7 @@ def test_ddp_resumes_bit_for_bit(place: str) -> None:
 
 @contextlib.contextmanager
 def without_synchronisation(device: torch.device) -> Iterator[None]:
-    """PyTorch raises where the host would wait for all that a GPU has queued."""
+    """PyTorch raises in the block if the host would wait for the queued work of a GPU."""
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -155,7 +155,8 @@ def without_synchronisation(device: torch.device) -> Iterator[None]:
 
 
 def scaled(here: Here, growth: bool) -> Tensor:
-    """The sum of unscaled gradients over steps whose scale doubles, or stays 1."""
+    """Rank 1 is late in the second round. With ``mode``, a new DiLoCo continues from the state
+    after this round."""
     scaler = torch.amp.GradScaler(
         here.device.type, init_scale=1.0, growth_interval=1, enabled=growth
     )
@@ -190,7 +191,7 @@ def test_residuals_follow_the_loss_scale(place: str) -> None:
 
 @contextlib.contextmanager
 def other_stream(device: torch.device) -> Iterator[None]:
-    """A trainer that queues its work on a stream of its own, where there are streams."""
+    """Queues the trainer's work on a separate stream, on devices with streams."""
     if device.type != "cuda":
         yield
         return
@@ -225,7 +226,7 @@ def test_an_optimizer_takes_steps_on_the_trainers_stream(place: str) -> None:
 
 
 def averaged(here: Here) -> tuple[Tensor, Tensor]:
-    """Parameters after an exchange, and what they were to be."""
+    """Returns the parameters after an exchange, and the expected parameters."""
     model = mlp().to(here.device)
     outer = tersor.torch.DiLoCo(
         model, sync_every=1, outer_optimizer=averaging, process_group=here.group, codec="none"
@@ -283,7 +284,7 @@ def test_fsdp_sends_the_mean_in_fewer_bytes(place: str) -> None:
 
 
 def collected(here: Here) -> list[Tensor]:
-    """What three collectives of odd counts give."""
+    """Returns the results of three collectives with odd counts."""
     draw = torch.Generator().manual_seed(here.rank)
     values = torch.randn(RANKS * 10_007, generator=draw).to(here.device)
     summed, part, all_parts = values.clone(), values[:10_007].clone(), torch.empty_like(values)
@@ -302,7 +303,7 @@ def test_collectives_give_the_bits_that_they_give_on_the_host(place: str) -> Non
 
 
 def layouts(here: Here) -> list[str]:
-    """Of gradients that a codec takes as they lie: channels last, bf16."""
+    """Sends gradients in memory order: channels last, bf16."""
     model = torch.nn.Conv2d(WIDTH, WIDTH, 3).to(here.device, torch.bfloat16)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     ddp = DistributedDataParallel(model, process_group=here.group)
@@ -363,7 +364,7 @@ def test_compressed_optimizers_keep_ranks_alike(place: str, kind: str) -> None:
 
 
 def mixed(here: Here) -> tuple[Tensor, float]:
-    """Weights after mixing, and how far they are from the mean of what ranks began with."""
+    """Returns the weights after mixing, and the distance from the mean of the initial weights."""
     model = mlp(2).to(here.device)
     wanted = torch.cat([one.detach().flatten() for one in model.parameters()]).cpu() + 0.5
     gossip = tersor.torch.Gossip(model, "ring", "int8", process_group=here.group)
@@ -383,7 +384,7 @@ def test_gossip_agrees_on_the_mean(place: str) -> None:
 
 
 def served(here: Here) -> tuple[Tensor, list[float]]:
-    """What a worker pulls in the end, and its losses; rank 0 serves and works."""
+    """Returns the last pulled weights and the losses of a worker. Rank 0 serves and works."""
     model, losses = mlp(2).to(here.device), []
     told: Any = {"workers": range(RANKS), "process_group": here.group, "pull": "none"}
     server = None

@@ -1,4 +1,4 @@
-"""DiLoCo among ranks that are late: nobody waits for them, and they lose nothing."""
+"""DiLoCo with late ranks: no rank waits for a late rank, and a late rank loses nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def common(outer: DiLoCo) -> torch.Tensor:
 
 
 def step_late(outer: DiLoCo, *, changes: bool = True) -> None:
-    """Once the thread is through with an exchange, in which the other ranks may have been first."""
+    """Makes a step after the thread has completed an exchange, possibly called by other ranks."""
     common(outer)
     assert outer.step() == changes
 
@@ -87,9 +87,11 @@ def test_differences_weigh_what_their_steps_do(
 
 
 def late(outer: DiLoCo, model: torch.nn.Module, rank: int, plan: list[bool]) -> list[torch.Tensor]:
-    """In a round in which rank 1 is late rank 0 makes two steps, and exchanges alone; rank 1 makes
-    its one step then. Else each makes one, and both synchronize. What all have in common after
-    each round, which is what rank 0 sees."""
+    """Trains in rounds, and returns the common weights after each round.
+
+    In a late round, rank 0 makes two steps and exchanges alone, then rank 1 makes a step. In all
+    other rounds, each rank makes a step, and both ranks synchronize.
+    """
     starts = []
     for turn, is_late in enumerate(plan):
         move(model, seed=10 * turn + rank)
@@ -155,7 +157,8 @@ def test_what_is_held_back_moves_for_those_alone_who_take_part(rank: int, count:
 
 
 def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
-    """Rank 1 is late in the second of four rounds; behind that the state is taken, where told."""
+    """Rank 1 is late in the second round. With ``mode``, a new DiLoCo continues from the state
+    after this round."""
     model = make_model()
     options: dict[str, Any] = {
         "sync_every": 100 if rank else 1,  # rank 0 exchanges without rank 1

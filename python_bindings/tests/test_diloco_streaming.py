@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: fragments that are under way while ranks train on, over gloo processes."""
+"""Streaming DiLoCo: fragments under way during the training, over gloo processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
 
 
 class Two(torch.nn.Module):
-    """Numbers that are easily added by hand."""
+    """A model with numbers for sums by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,9 +199,9 @@ def test_residuals_of_a_fragment_decay_when_it_is_sent_and_no_others(rank: int, 
 
 
 class Run:
-    """A training that depends on rank and step alone, two fragments of which each travels 3 steps.
+    """A training of rank and step with two fragments, each under way for 3 steps.
 
-    The first is sent after step 4.
+    The first fragment is sent after step 4.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -258,7 +258,8 @@ def test_a_run_goes_on_bit_for_bit_with_a_fragment_under_way(
 
 
 def saves(rank: int, count: int, path: str) -> list[torch.Tensor]:
-    """What ranks have in common before and after the fragment arrives, and its sum of residuals."""
+    """Returns the common parameters before and after the fragment arrives, and the sums of
+    residuals."""
     run = Run()
     run.steps(range(1, 15))
     state = run.outer.state_dict("portable")
@@ -305,7 +306,7 @@ def test_a_fragment_under_way_arrives_on_other_ranks_and_by_another_timetable(
 
 
 def die(*_: object) -> None:
-    """Once the other rank has sent its own."""
+    """Kills this rank after the other rank has sent its difference."""
     dist.barrier()
     os.kill(os.getpid(), SIGKILL)
 

@@ -90,7 +90,7 @@ def run_lightning(rank: int, count: int, folder: str) -> tuple[list[Any], float]
 
 
 def run_lightning_strategy(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
-    """The line for GPUs; Lightning looks at the device's type only to leave it out."""
+    """Runs the line for GPUs. Lightning only checks the type of the device."""
     from lightning.pytorch.strategies import DDPStrategy
 
     import tersor.torch
@@ -154,7 +154,7 @@ accelerator.end_training()
 def test_the_command_for_accelerate_runs(tmp_path: pathlib.Path) -> None:
     text = (SOURCES / NO_CODE).read_text()
     (command,) = re.findall(r"^accelerate launch .*$", text, re.MULTILINE)
-    # On processors it starts one process alone, unless it is told of GPUs.
+    # Without an option for GPUs, accelerate starts a single process on CPUs.
     launch = f"-m accelerate.commands.launch --multi_gpu --num_processes {RANKS} --num_machines 1"
     launch += " --main_process_port 0 --mixed_precision no --dynamo_backend no"
     words = command.replace("accelerate launch", launch, 1).split()

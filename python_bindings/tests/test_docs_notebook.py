@@ -1,4 +1,4 @@
-"""The notebook for newcomers runs from top to bottom, and shows what its text says."""
+"""The notebook for newcomers runs from top to bottom, with the results in the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of pages that need no PyTorch run as the pages show them."""
+"""The programs of pages without PyTorch run unchanged."""
 
 from __future__ import annotations
 

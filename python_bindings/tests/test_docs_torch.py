@@ -1,4 +1,4 @@
-"""The programs of pages that use PyTorch alone run as the pages show them, on two ranks."""
+"""The programs of pages with PyTorch alone run unchanged, on two ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN_GRADIENTS = ("DiLoCo", "torch.Compressed", "torch.allocate", "ParameterClien
 
 
 def weights_of(found: dict[str, Any]) -> list[Any]:
-    """The tensors that all ranks have after a program: parameters and their gradients."""
+    """Returns the common tensors of all ranks after a program: parameters and gradients."""
     if "model" not in found:
         return [found[name] for name in ("gradient",) if name in found]
     from torch.distributed.tensor import DTensor

@@ -1,4 +1,4 @@
-"""Ranks that are killed while others train by an optimizer or DiLoCo, and these go on."""
+"""Ranks are killed in a training by an optimizer or DiLoCo, and the other ranks continue."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def flat(weights: Mapping[str, torch.Tensor]) -> list[float]:
 
 
 def survivors(body: Callable[..., Any], victim: int, *args: Any) -> list[Any]:
-    """What the others return."""
+    """Returns the results of the remaining ranks."""
     found = ranks.outcomes(body, RANKS, victim, *args)
     others = [one for rank, one in enumerate(found) if rank != victim]
     for one in others:
@@ -65,8 +65,8 @@ def survivors(body: Callable[..., Any], victim: int, *args: Any) -> list[Any]:
 def train(
     optimizer: Any, weights: dict[str, torch.nn.Parameter], rank: int, victim: int, dies: str
 ) -> list[int]:
-    """Steps that RanksLostError voided, each done again; `dies`: "before" or "after" its
-    backward."""
+    """Returns the steps that RanksLostError discarded. The training repeats these steps. `dies`:
+    "before" or "after" the victim's backward pass."""
     voided = []
     step = 0
     while step < STEPS:

@@ -1,4 +1,4 @@
-"""Errors name options and calls as C++ and Python spell them alike."""
+"""Errors name options and calls with the same words in C++ and Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPP_NAME = re.compile(r"[A-Z]\w+::\w+|\bk[A-Z][A-Za-z]+\b")
 
 
 def messages() -> Iterator[str]:
-    """The texts of the library's sources, parts that stand one behind the other joined."""
+    """Returns the messages in the library's sources, with adjacent literals joined."""
     for floor in ("codecs", "comm", "kernels"):
         for path in sorted((ROOT / floor).rglob("*.cc")):
             text = re.sub(r'"\s*\n\s*"', "", path.read_text())

@@ -1,7 +1,7 @@
-"""What PyTorch offers beside data parallelism works with compressed gradients.
+"""Features of PyTorch besides data parallelism work with compressed gradients.
 
-Each feature trains without a codec and has the weights of PyTorch's own mean, bit for bit with two
-ranks; so nothing of it is lost, doubled or computed twice.
+Each feature trains without a codec. The weights equal the weights of PyTorch's own mean bit for bit
+with two ranks. No gradient is lost, doubled or computed twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = [f"{index}.{kind}" for index in (0, 1, 2, 4) for kind in ("weight", "bia
 
 @dataclasses.dataclass
 class Training:
-    """A model on several ranks, its optimizer, and Tersor's handle where it compresses."""
+    """A model on several ranks, the optimizer, and Tersor's handle of a compressed model."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -55,7 +55,7 @@ def with_fsdp(module: nn.Sequential, **options: Any) -> Training:
 
 
 def with_optimizer(module: nn.Sequential, **options: Any) -> Training:
-    """Has DDP for a reference: it averages in the same order."""
+    """The reference is DDP, which averages in the same order."""
     if not options:
         return with_ddp(module)
     optimizer = tersor.torch.DistributedOptimizer(sgd(module), module.named_parameters(), **options)
@@ -67,7 +67,7 @@ Way = Callable[..., Training]
 
 
 def train(training: Training, rank: int) -> Tensor:
-    """Three steps; this rank's weights, one after another."""
+    """Makes three steps. Returns this rank's weights in order."""
     for step in range(3):
         backward(training.model, rank, step)
         training.optimizer.step()

@@ -1,4 +1,5 @@
-"""``bench federated``: what it measures holds, in this process and between Flower's own."""
+"""``bench federated``: the measured values are correct, in this process and in Flower's
+processes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ NO_NETWORK += ["sh", "-c"]
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Ten classes, each with a stripe of its own in noise."""
+    """Ten classes with a separate stripe each, in noise."""
     folder = tmp_path_factory.mktemp("images")
     draw = np.random.default_rng(0)
     for part, count in (("train", 2000), ("t10k", 500)):

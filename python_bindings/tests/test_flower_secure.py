@@ -1,4 +1,4 @@
-"""Secure sums on Flower: every set of nodes that goes, at every stage; what a server sees."""
+"""Secure sums on Flower: all sets of leaving nodes, at every stage, and the server's knowledge."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stage_of(message: Message) -> str:
 
 
 def goes(nodes: Collection[int], stage: str) -> Callable[[Message, Message], list[Message]]:
-    """They do not answer from that stage on."""
+    """The nodes give no answers from a stage on."""
     late = STAGES[STAGES.index(stage) :]
 
     def answers(asked: Message, reply: Message) -> list[Message]:
@@ -186,7 +186,7 @@ def test_a_ring_of_many() -> None:
 
 
 class Noted:
-    """The keys of all masks and seals of a round, by who calls."""
+    """Records the keys of all masks and seals of a round."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.masks: list[tuple[bytes, int]] = []
@@ -277,7 +277,7 @@ def test_codes_are_rounded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def uploads(count: int) -> Iterator[np.ndarray[Any, Any]]:
-    """What the server sees of one client, whose update is the same each time."""
+    """Yields a client's uploads. The update is equal in all rounds."""
     for _ in range(count):
         nodes = Nodes(secured(), SIX)
         one_round(nodes)

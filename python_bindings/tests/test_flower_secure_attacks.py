@@ -1,4 +1,4 @@
-"""Attacks on secure sums: by servers, by clients, and by who looks at honest rounds."""
+"""Attacks on secure sums: by servers, by clients, and by observers of honest rounds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def update_of(node: int, shape: tuple[int, ...] = SHAPE) -> Any:
 
 
 def secured(train: Callable[[int, Any], Any] | None = None, **options: Any) -> ClientApp:
-    """Clients that add an update to what came; ``train`` may return another one, or raise."""
+    """Returns an app whose clients add an update to the received weights. ``train`` may return
+    another update, or raise."""
     app = ClientApp()
 
     @tersor.federated.flower.secure(app, **options)
@@ -163,7 +164,7 @@ def test_the_digest_covers_all_that_is_told() -> None:
 
 
 class LyingServer:
-    """Relays clients' own keys, shares and tags, and tells each client its own survivors."""
+    """Relays the clients' keys, shares and tags, and reports other survivors to each client."""
 
     def __init__(self, around: Mapping[int, list[int]], threshold: int) -> None:
         self.around, self.threshold = around, threshold
@@ -186,7 +187,8 @@ class LyingServer:
     def attack(
         self, senders: Mapping[int, list[int]], gone: Mapping[int, set[int]]
     ) -> tuple[set[int], set[int]]:
-        """The nodes whose own masks, and whose mask keys, the server can put together."""
+        """Returns the nodes with a reconstructed own mask, and the nodes with a reconstructed mask
+        key."""
         self.nodes.states = copy.deepcopy(self.begun)
         common = FORMAT.record() | {"clients": len(self.around), "cohort": bytes(32)}
         tags: dict[tuple[str, int, int], bytes] = {}
@@ -219,8 +221,11 @@ class LyingServer:
 def smallest_sum(
     senders: Mapping[int, list[int]], own_masks: set[int], mask_keys: set[int]
 ) -> int | None:
-    """The number of clients of the smallest sum that a server can unmask; None if there is none.
-    A pair mask goes if one of the two mask keys is known, or if both updates are in the sum."""
+    """Returns the number of clients in the smallest sum that a server can unmask; None without a
+    sum.
+
+    A pair mask cancels if a mask key of the pair is known, or if both updates are in the sum.
+    """
     sizes = []
     for victim in own_masks:
         members, open_ends = {victim}, [victim]
@@ -240,8 +245,8 @@ def smallest_sum(
 def isolating(
     around: Mapping[int, list[int]], threshold: int, victim: int
 ) -> tuple[dict[int, list[int]], dict[int, set[int]]]:
-    """The victim masks with as few neighbours as it accepts; of each of these neighbours, as many
-    holders as needed are told that it is gone, and no holder misses too many."""
+    """Isolates a victim. The victim masks with the minimum of neighbours. For each neighbour, the
+    server tells enough holders "the neighbour is gone". No holder misses too many nodes."""
     peers = around[victim][:threshold]
     senders = {node: peers if node == victim else others for node, others in around.items()}
     gone: dict[int, set[int]] = {node: set() for node in around}

@@ -1,4 +1,4 @@
-"""What compressing FSDP2 refuses, and what becomes of errors."""
+"""Errors of compressed FSDP2, before and during a step."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_ranks_with_different_codecs_all_raise_and_go_on() -> None:
 
 
 def fails_alone(rank: int, count: int, weights: bool) -> str:
-    """The last rank raises before it sends anything: the others must not wait for it."""
+    """The last rank raises before sending. The other ranks must not wait."""
     kept_model = sharded_model(count)
     gradients = fsdp.compress(kept_model, codec="int8")._gradients[0]
     failing = rank == count - 1
@@ -138,7 +138,7 @@ def test_a_rank_that_fails_alone_tells_the_others(weights: bool) -> None:
 
 
 class Step:
-    """A reducer's, which ends with an error or without."""
+    """The step of a reducer, which ends with or without an error."""
 
     under_way = True
 

@@ -1,4 +1,4 @@
-"""FSDP2 by hosts: gradients are added within each, and encoded between them."""
+"""Hierarchical FSDP2: gradients are added within each host, and encoded between hosts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_gradients_are_near_the_mean(rank: int, count: int) -> None:
     wanted, found = gradients(plain), gradients(model)
     assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.02
     assert {one.algorithm for one in handle.statistics()} == {"hierarchical"}
-    # Half of a gradient to the neighbour as f32, half of that half to the other host.
+    # A rank sends half of a gradient to the neighbour as f32, and a quarter to the other host.
     (weight,) = [one for one in handle.statistics() if one.name == "0.weight"]
     assert 0.5 * 1.1 < weight.sent_bytes / weight.gradient_bytes < 0.5 * 1.3
 
@@ -88,7 +88,7 @@ def saves(rank: int, count: int) -> dict[str, Any]:
 
 
 def owes(rank: int, count: int, state: dict[str, Any], hosts: list[int]) -> dict[str, Any]:
-    """What the residuals add to the mean."""
+    """Returns the share of the residuals in the mean."""
     way = "hierarchical" if len(set(hosts)) < count else "auto"
     advanced = fsdp.ShardedOptions(algorithm=way, hosts=hosts)
     kept_model = sharded_model(count)
@@ -124,7 +124,7 @@ def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="hosts has 2 numbers for 3 ranks"):
         fsdp.compress(model, **by_hosts([0, 1]))
     fsdp.compress(model, **by_hosts([0, 0, 1]))
-    # Or a rank hears that another one gave up.
+    # Or a rank receives the error of another rank.
     with pytest.raises(
         (tersor.InvalidArgumentError, tersor.TransportError), match="the hosts have 2, 1"
     ):

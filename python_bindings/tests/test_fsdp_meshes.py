@@ -1,4 +1,4 @@
-"""Modules that FSDP2 has on meshes of their own, and those that it replicates."""
+"""Modules of FSDP2 on separate meshes, and replicated modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACEMENTS = "torch.distributed.fsdp._fully_shard._fsdp_common"
 
 
 def with_experts(count: int) -> nn.Sequential:
-    """The first layer is another one on each half of the ranks."""
+    """The first layer differs on each half of the ranks."""
     model = make_model()
     halves = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("expert", "shard"))
     fully_shard(model[0], mesh=halves["shard"])

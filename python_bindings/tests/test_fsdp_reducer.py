@@ -1,4 +1,4 @@
-"""What FSDP2 has of the reducer: late results, thrown-away steps, a choice of codecs."""
+"""FSDP2 with features of the reducer: late results, discarded steps, a choice of codecs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CAST = {
 
 
 def counts_late_results(rank: int, count: int, policy: MixedPrecisionPolicy) -> list[int]:
-    """In a first pass, and in one that adds to its gradients."""
+    """Counts the late results of a first pass, and of a pass that adds to gradients."""
     late = 0
     with pytest.MonkeyPatch.context() as patch:
 
@@ -258,7 +258,7 @@ def test_handles_say_when_auto_has_settled() -> None:
 
 @ranks.on(2)
 def test_modules_take_part_in_the_steps_that_they_are_used_in(rank: int, count: int) -> None:
-    """Modules that take no part in a step keep their residuals, and hold nobody up."""
+    """Modules outside of a step keep their residuals, and hold up no rank."""
     models = []
     for _ in range(2):
         model = Branches()
@@ -283,7 +283,7 @@ def test_modules_take_part_in_the_steps_that_they_are_used_in(rank: int, count: 
 
 @ranks.on(2)
 def test_parameters_may_be_unfrozen(rank: int, count: int) -> None:
-    """Its residuals move to the reducer that then has to be made."""
+    """The layer's residuals move to the reducer of the next step."""
     ours, reference = (Branches() for _ in range(2))
     ours.first.weight.requires_grad_(False)
     handles = []
@@ -309,7 +309,7 @@ def test_parameters_may_be_unfrozen(rank: int, count: int) -> None:
 
 @ranks.on(2)
 def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
-    """A module that comes with more parameters within a step leaves its reducer to the others."""
+    """A module with additional parameters within a step leaves the common reducer."""
     model = Branches()
     model.second.bias.requires_grad_(False)
     for part in (model.first, model.second, model):

@@ -58,7 +58,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def others(values: torch.Tensor, replicas: int = 2) -> list[torch.Tensor]:
-    """What all ranks have that have this rank's shards."""
+    """Returns the values of all ranks with this rank's shards."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, values)
     return found[dist.get_rank() % (len(found) // replicas) :: len(found) // replicas]
@@ -173,7 +173,8 @@ def test_what_feedback_keeps_is_sent_later() -> None:
 
 @ranks.on(4)
 def test_replicas_may_meet_less_often_than_shards(rank: int, count: int) -> None:
-    """Replicas exchange in the last of three passes, and in the next, which adds to it."""
+    """Replicas exchange in the last of three passes. The next pass adds to the gradients, and
+    replicas exchange again."""
     ours, reference = (replicated(count) for _ in range(2))
     fsdp.compress(ours, **NONE)
     for model in (ours, reference):
@@ -280,7 +281,7 @@ def test_an_exact_state_of_another_mesh_is_refused(rank: int, count: int) -> Non
 
 
 def added(rank: int, count: int, replicas: int, folder: str, *, save: bool) -> dict[str, Any]:
-    """What the residuals add to the mean, which does not depend on mesh and number of ranks."""
+    """Returns the share of the residuals in the mean, independent of mesh and number of ranks."""
     model = sharded_model(count) if replicas == 0 else replicated(count, replicas=replicas)
     handle = fsdp.compress(model, **FEEDBACK)
     if save:
@@ -372,7 +373,7 @@ def _refuse(*_: object) -> Any:
 
 @ranks.on(4)
 def test_a_rank_that_fails_alone_tells_all_others(rank: int, count: int) -> None:
-    """A rank's error reaches those that it shares shards with, and those that share with them."""
+    """A rank's error reaches the ranks of the mesh, and the replicas of these ranks."""
     model = replicated(count)
     handle = fsdp.compress(model, codec="int8")
     backward(model, rank, 0)
@@ -386,7 +387,7 @@ def test_a_rank_that_fails_alone_tells_all_others(rank: int, count: int) -> None
 
 @ranks.on(3)
 def test_what_replicas_keep_follows_its_parameter(rank: int, count: int) -> None:
-    """Who owns which part of a shard depends on its parameter's number."""
+    """The owner of a part of a shard depends on the parameter's index."""
     kind = Kind(dist.group.WORLD, torch.device("cpu"), torch.float32, "mean")
     early, late = (ShardedParameter(f"{i}.weight", torch.Size([9000]), 0, 9000) for i in (0, 1))
     before = ReplicaReducer(kind, [late], FEEDBACK)

@@ -1,4 +1,4 @@
-"""FSDP2 modules of which each step uses another set of layers, alike on all ranks."""
+"""FSDP2 modules with another set of layers in each step, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE: dict[str, Any] = {"rules": [("*", "none")]}
 
 
 class Net(nn.Module):
-    """Residual layers of unequal sizes, of which each call uses those that ``keep`` names."""
+    """Residual layers of unequal sizes. A call uses the layers in ``keep``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def sets(count: int) -> Iterator[list[bool]]:
-    """All layers, then so many different sets without the first one."""
+    """Yields all layers, then different sets without the first layer."""
     yield [True] * LAYERS
     for number in random.Random(1).sample(range(1, 1 << LAYERS), count - 1):
         yield [bool(number >> layer & 1) for layer in range(LAYERS)]
@@ -70,7 +70,7 @@ def some_gradients(model: nn.Module) -> list[Tensor | None]:
 
 
 def goes_through(rank: int, count: int, steps: int, mesh_shape: tuple[int, ...]) -> None:
-    """All sets have PyTorch's bits by ``none``, and one reducer serves them all."""
+    """All sets have PyTorch's bits by ``none``, and share a reducer."""
     names = ("replicate", "shard")[-len(mesh_shape) :]
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
     ours, reference = sharded(mesh), sharded(mesh)
@@ -118,7 +118,7 @@ def test_a_thousand_sets_of_layers_cost_no_more_than_one(rank: int, count: int) 
 
 @ranks.on(2)
 def test_layers_without_gradients_keep_their_residuals(rank: int, count: int) -> None:
-    """What each layer sent and still keeps is the sum of its gradients, whatever the sets."""
+    """The sent values and the residuals of each layer sum to the gradients, for all sets."""
     ours, reference = (sharded(init_device_mesh("cpu", (count,))) for _ in range(2))
     handle = fsdp.compress(ours, rules=[("*", "topk:density=0.1+ef")])
     names = [name for name, _ in ours.named_parameters()]

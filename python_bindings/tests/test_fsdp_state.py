@@ -54,7 +54,8 @@ def test_a_schedule_without_residuals_goes_on_where_it_was(rank: int, count: int
 @pytest.mark.parametrize("count", [2, 3])
 @ranks.on("count")
 def test_a_schedule_goes_on_where_it_was(rank: int, count: int) -> None:
-    """Over the change of codecs at step 4, of which a fresh handle is at the first."""
+    """The run continues over the change of codecs at step 4. A new handle would begin with the
+    first codec."""
     whole = sharded_model(count)
     handle = fsdp.compress(whole, **SCHEDULE)
     train(whole, rank, range(3))
@@ -83,7 +84,7 @@ def saves_portably(rank: int, count: int, folder: str) -> None:
 
 
 def loads_portably(rank: int, count: int, folder: str) -> dict[str, torch.Tensor]:
-    """What the residuals add to the mean, which does not depend on the number of ranks."""
+    """Returns the share of the residuals in the mean, independent of the number of ranks."""
     kept_model = sharded_model(count)
     handle = fsdp.compress(kept_model, **FEEDBACK)
     load_checkpoint(handle, folder)
@@ -135,7 +136,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path: pathlib.Path) -> None:
 def keeps_what_it_has(
     handle: fsdp.ShardedHandle, state: dict[str, Any], message: str, before: dict[str, Any]
 ) -> None:
-    """The state is refused before anything of it was written."""
+    """The state is refused before a write."""
     with pytest.raises(tersor.InvalidArgumentError, match=message):
         handle.load_state_dict(state)
     after = handle.state_dict()
@@ -178,7 +179,8 @@ def test_a_checkpoint_without_residuals_starts_at_zero(rank: int, count: int) ->
 
 @ranks.on(2)
 def test_residuals_are_in_the_units_of_the_loss_scale(rank: int, count: int) -> None:
-    """With a scale of 2^k, all is as without one: a scaler's factors are powers of two."""
+    """With a scale of 2^k, all results equal the results without a scale, because a scaler's
+    factors are powers of two."""
     plain, scaled = sharded_model(count), sharded_model(count)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
     scaler.scale(torch.ones(()))  # makes its scale
@@ -212,7 +214,7 @@ def test_flat_shards_hold_each_value_once(count: int, dimension: int) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 @ranks.on("count")
 def test_shards_lie_as_fsdp_has_them(rank: int, count: int, dimension: int) -> None:
-    """A shard of `to_flat` is what fully_shard leaves on its rank."""
+    """A shard of `to_flat` equals the shard of fully_shard on the same rank."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(INPUTS + 1, 7, bias=False)
     whole = layer.weight.detach().clone()

@@ -43,7 +43,7 @@ def test_weights_are_compressed_where_that_is_asked_for(
 
 
 def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """As each rank would compute with them."""
+    """Returns the weights with which each rank computes."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
@@ -56,7 +56,7 @@ def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def energies_lost(rank: int, count: int, codec: str, dtype: torch.dtype) -> dict[str, float]:
-    """Of each parameter, by its all-gather."""
+    """Returns the squared error of each parameter's all-gather."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     ours, reference = (sharded_model(count, policy) for _ in range(2))
     fsdp.compress(ours, weights_codec=codec, **NONE)
@@ -71,7 +71,7 @@ def energies_lost(rank: int, count: int, codec: str, dtype: torch.dtype) -> dict
 @pytest.mark.parametrize(("count", "dtype"), [(2, torch.float32), (3, torch.bfloat16)])
 @pytest.mark.parametrize(
     ("codec", "lost"),
-    # Weights are drawn evenly from an interval here, which suits int4: normal ones lose 0.014.
+    # Weights are uniform in an interval, which suits int4: normal weights lose 0.014.
     [("int8", 1.6e-5), ("int4", 0.005), ("hadamard:bits=4", 0.0113), ("hadamard", 0.118)],
 )
 def test_what_each_parameter_loses_is_its_codecs(

@@ -1,4 +1,4 @@
-"""What a group of torchft keeps by error feedback: through void steps, other ranks, checkpoints."""
+"""The residuals of a group of torchft: discarded steps, other ranks, checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAYS = [("int4+ef", "two-shot"), ("topk:density=0.1+ef", "one-shot")]
 
 
 class Replica:
-    """One rank's steps, of one tensor each."""
+    """The steps of a rank, with a tensor per step."""
 
     def __init__(self, codec: str, algorithm: str, fragments: int = 1) -> None:
         self.own = {"codec": codec, "algorithm": algorithm}

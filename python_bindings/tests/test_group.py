@@ -1,4 +1,4 @@
-"""Ranks over a process group of PyTorch, each a process of its own."""
+"""Ranks over a process group of PyTorch, each in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks over a process group of PyTorch whose messages, threads or ends are cut off."""
+"""Ranks over a process group of PyTorch with interrupted messages, threads or ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def allreduce_until_it_raises(transport: tersor.Transport, count: int = COUNT) -
 
 
 def allreduce_that_sticks() -> tuple[tersor.Transport, threading.Thread]:
-    """The transport, once a part of a payload has left, and who waits for the peer to take it."""
+    """Returns the transport after a part of a payload was sent, and the thread that waits for the
+    peer."""
     import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
@@ -52,7 +53,7 @@ def allreduce_that_sticks() -> tuple[tersor.Transport, threading.Thread]:
 
 
 def said_by_the_allreduce(transport: tersor.Transport) -> str:
-    """What the other ranks are told."""
+    """Returns the error on the other ranks."""
     with pytest.raises(tersor.TransportError) as caught:
         allreduce_until_it_raises(transport, MORE_THAN_SOCKETS_KEEP)
     return str(caught.value)

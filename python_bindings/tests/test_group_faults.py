@@ -1,4 +1,4 @@
-"""Ranks over a process group of PyTorch that go wrong, and how their processes end."""
+"""Failing ranks over a process group of PyTorch, and the ends of processes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_aborted_transport_tells_all_why() -> None:
         assert "rank 0 has had enough" in message
 
 
-# How processes end. Each of these is a new interpreter that comes to its own end.
+# The ends of processes: each process is a new interpreter.
 NOISE = ("terminate", "Fatal", "Traceback", "Exception", "nanobind")
 
 

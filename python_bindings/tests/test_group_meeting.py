@@ -32,7 +32,7 @@ def total(transport: tersor.Transport) -> float:
 
 
 def met(store: Store, rank: int, count: int, seconds: float = PATIENCE_SECONDS) -> float:
-    """The sum over ranks, each of them plus 1, once they have met."""
+    """Returns the sum of all ranks' numbers plus 1, after the rendezvous."""
     meeting = Meeting(store, rank, count)
     try:
         meeting.join(seconds)
@@ -89,7 +89,7 @@ def test_a_rank_that_does_not_come_is_named_to_all() -> None:
 
 
 class Recorded:
-    """A store that keeps what ranks left in it."""
+    """A store with a record of all values."""
 
     def __init__(self) -> None:
         self._store = dist.HashStore()
@@ -117,7 +117,7 @@ def test_no_secret_remains_in_the_store() -> None:
 
 
 class Plain:
-    """A store that neither counts nor removes keys."""
+    """A store without counters and without removal of keys."""
 
     def __init__(self) -> None:
         store = dist.HashStore()
@@ -138,7 +138,7 @@ def test_ranks_meet_in_a_store_that_keeps_all_keys() -> None:
 
 
 def completed(rank: int, count: int) -> list[str]:
-    """What ranks get who share another secret, or another protection, or none."""
+    """Returns the results of ranks with equal or different secrets and protections."""
     import tersor.torch._src.process_group.connections as group
 
     found = []
@@ -309,7 +309,7 @@ def test_worlds_that_follow_each_other_may_have_one_store(tmp_path: pathlib.Path
 
 
 class Storeless:
-    """What PyTorch says of a group that was made without a store."""
+    """A group without a store, as PyTorch reports the group."""
 
     def get_group_store(self) -> None:
         return None

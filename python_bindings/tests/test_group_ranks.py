@@ -1,4 +1,4 @@
-"""The helper that runs functions on several processes."""
+"""The helper for functions on several processes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is handed in where something else is meant: a TypeError of ours says what is."""
+"""Arguments of a wrong type: Tersor's TypeError describes the argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod's names: what its scripts call, over gloo processes."""
+"""Horovod's names in scripts, over gloo processes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) ->
 
 
 def ported_script(compression: Any) -> list[float]:
-    """Calls as Horovod's example for MNIST makes them, in its order."""
+    """Makes the calls of Horovod's MNIST example, in order."""
     batches = loader(hvd.rank(), hvd.size())
     model = network(seed=hvd.rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.5)
@@ -127,7 +127,7 @@ class Mixed(nn.Module):
 def test_gradients_of_several_passes_are_summed_or_averaged(
     rank: int, count: int, op: str, shares: int
 ) -> None:
-    """Those that no codec takes, too."""
+    """Also for gradients without a codec."""
     with started():
         model = Mixed()
         hvd.broadcast_parameters(model.state_dict())
@@ -235,7 +235,7 @@ def test_parameters_and_optimizers_begin_alike(rank: int, count: int) -> None:
 
 @ranks.on(2)
 def test_calls_have_gradients(rank: int, count: int) -> None:
-    """As Horovod gives them: of an allgather and a broadcast the mean over ranks."""
+    """Horovod's gradients: for an allgather and a broadcast the mean over ranks."""
     with started():
 
         def gradient(call: Any, shape: tuple[int, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Which ranks there are, for scripts that were written for Horovod: what launchers say."""
+"""The ranks of scripts for Horovod, by the variables of launchers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def variables(launcher: str, rank: int, count: int, port: int) -> dict[str, str]
 
 
 def place_under(rank: int, count: int, launcher: str, ports: list[int]) -> tuple[int, ...]:
-    """Where this rank is; it begins and ends as often as there are ports."""
+    """Returns the place of this rank. The rank calls ``init`` and ``shutdown`` for each port."""
     for port in ports:
         with mock.patch.dict(os.environ, variables(launcher, rank, count, port), clear=True):
             assert not hvd.is_initialized()
@@ -56,7 +56,7 @@ def test_launchers_say_who_is_who(launcher: str) -> None:
 
 
 def places_of_two_groups(_: int, __: int) -> list[int]:
-    """The trainer's own group, which it destroys and makes anew without a word to us."""
+    """The trainer makes and destroys a process group several times, without notice to Tersor."""
     sizes = []
     for port in free_ports():
         dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=0, world_size=1)

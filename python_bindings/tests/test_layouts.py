@@ -1,4 +1,4 @@
-"""Parameters and gradients whose values lie in memory in another order than their indices."""
+"""Parameters and gradients with another memory order than the order of indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOW_RANK: dict[str, Any] = {"rules": [("*", "lowrank:rank=1")]}
 
 
 def of_rank_one(rank: int = 0) -> Tensor:
-    """A matrix which ``lowrank:rank=1`` sends without an error."""
+    """Returns a matrix without an error by ``lowrank:rank=1``."""
     generator = torch.Generator().manual_seed(rank)
     draw = [torch.randn(count, 1, generator=generator) for count in (ROWS, COLUMNS)]
     return draw[0] @ draw[1].t()
@@ -47,7 +47,7 @@ def channels_last(matrix: Tensor) -> Tensor:
 
 
 class One(nn.Module):
-    """A parameter whose gradient is what the model is called with."""
+    """A parameter with the model's argument as the gradient."""
 
     def __init__(self, lay: Lay) -> None:
         super().__init__()
@@ -90,7 +90,8 @@ def lay_of(rank: int, first: Lay, second: Lay) -> Lay:
 
 
 def by_optimizer(rank: int, count: int, first: Lay, second: Lay, options: dict[str, Any]) -> float:
-    """The parameter lies as ``first`` everywhere; its gradient as ``second`` on other ranks."""
+    """The parameter has the order ``first`` on all ranks. The gradient has the order ``second`` on
+    other ranks."""
     model = One(first)
     optimizer = tersor.torch.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), **options
@@ -118,7 +119,7 @@ def by_diloco(rank: int, count: int, first: Lay, second: Lay, options: dict[str,
 
 
 def by_adamw(rank: int, count: int, first: Lay, second: Lay, options: dict[str, Any]) -> float:
-    """A first step of AdamW, which goes by the signs of the gradient."""
+    """Makes the first step of AdamW, which depends on the signs of the gradient."""
     model = One(lay_of(rank, first, second))
     optimizer = tersor.torch.CompressedAdamW(
         model.named_parameters(),

@@ -1,4 +1,4 @@
-"""Collectives among ranks that are threads of this process."""
+"""Collectives among ranks in threads of this process."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_statistics_count_what_was_sent() -> None:
 
 
 def test_the_gil_is_free_while_a_rank_waits() -> None:
-    # Otherwise the first rank would wait for the second, which could not run: until the deadline.
+    # Otherwise the first rank would wait for the second rank until the deadline.
     started = threading.Barrier(2)
 
     def rank(transport: tersor.Transport) -> None:
@@ -208,7 +208,7 @@ def test_an_emulated_link_takes_its_time() -> None:
     def rank(transport: tersor.Transport) -> float:
         return allreduce(transport, gradient(transport.rank, 1 << 18), codec="none").seconds
 
-    # 1 MiB at 12.5 MB/s; of ranks the later one finds bytes that are there.
+    # 1 MiB at 12.5 MB/s; the bytes may arrive before the later rank receives.
     assert max(tersor.local.run(2, rank, link="100Mbit")) > 0.08
 
 

@@ -1,4 +1,5 @@
-"""Values go as they lie in memory: codecs of matrices know how, and ranks agree about it."""
+"""Values are sent in memory order. Codecs of matrices follow the order, and ranks compare the
+order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tersor.mpi` over real processes, each check of mpi_rank.py in a run of its own."""
+"""`tersor.mpi` over real processes, with a run for each check of mpi_rank.py."""
 
 from __future__ import annotations
 

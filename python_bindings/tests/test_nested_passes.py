@@ -1,4 +1,4 @@
-"""Backward passes within one: reentrant checkpointing, under DistributedDataParallel and FSDP2."""
+"""Nested backward passes: reentrant checkpointing, under DistributedDataParallel and FSDP2."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Nested(nn.Module):
 
 
 class Whole(Nested):
-    """All gradients come in a pass within the outer one."""
+    """All gradients are computed in a pass within the outer pass."""
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.requires_grad_()
@@ -96,7 +96,7 @@ def test_gradients_are_pytorchs_own(rank: int, count: int, make: Make, model: ty
 
 
 def fails(rank: int, count: int, make: Make, model: type[Nested], layer: int) -> list[str]:
-    """One rank's transport fails before the gradient of a layer comes, then all begin anew."""
+    """A rank's transport fails before the gradient of a layer. Then all ranks start again."""
     ours, plain = make(model()), make(model())
     handle = tersor.torch.compress(ours, codec="int8", timeout=20)
     for step in range(2):

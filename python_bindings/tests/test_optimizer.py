@@ -38,7 +38,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def average_by_hand(model: torch.nn.Module) -> None:
-    """The mean as DistributedDataParallel takes it: each gradient times 1/n, then the sum."""
+    """Computes the mean like DistributedDataParallel: the sum of gradients times 1/n."""
     for parameter in model.parameters():
         some_rank_has_one = torch.tensor(float(parameter.grad is not None))
         dist.all_reduce(some_rank_has_one)
@@ -148,7 +148,7 @@ def test_gradients_of_several_passes_travel_once(rank: int, count: int) -> None:
 
 @ranks.on(2)
 def test_schedulers_and_scalers_work(rank: int, count: int) -> None:
-    """Schedulers and scalers take it for the optimizer that it wraps."""
+    """Schedulers and scalers treat the wrapper as the wrapped optimizer."""
     ours, reference = make_model(), make_model()
     optimizer, by_hand = wrap(ours), sgd(reference)
     schedules = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (optimizer, by_hand)]
@@ -227,7 +227,8 @@ def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize("passes", [1, 2])
 @ranks.on(2)
 def test_a_gan_trains_as_without_it(rank: int, count: int, passes: int) -> None:
-    """The generator's pass leaves gradients in the discriminator, which nobody steps with."""
+    """The generator's pass leaves gradients in the discriminator. The optimizer discards these
+    gradients."""
     found = []
     for by_hand in (False, True):
         discriminator, generator = models = make_model(), torch.nn.Linear(9, 90)
@@ -268,7 +269,7 @@ def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> 
 
 @ranks.on(1)
 def test_gradients_can_be_dropped_after_an_error(rank: int, count: int) -> None:
-    """An error within `synchronize`; and then one's gradients are one's own again."""
+    """After an error within `synchronize`, the gradients are again the rank's gradients."""
     table = torch.nn.Embedding(70, 3, sparse=True)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(table.parameters(), lr=0.1),
@@ -284,7 +285,7 @@ def test_gradients_can_be_dropped_after_an_error(rank: int, count: int) -> None:
 
 
 class Odd(torch.nn.Module):
-    """Parameters that no codec takes, and a sparse gradient, beside a layer that one does."""
+    """Parameters without a codec, and a sparse gradient, beside a supported layer."""
 
     def __init__(self) -> None:
         super().__init__()

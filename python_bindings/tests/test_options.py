@@ -1,4 +1,4 @@
-"""The options of reducers: dataclasses, plain keywords of the release before, and their texts."""
+"""The options of reducers: dataclasses, former plain keywords, and docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GradientReducer among ranks that are threads of this process."""
+"""The GradientReducer among ranks in threads of this process."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_run_goes_on_bit_for_bit_from_its_state() -> None:
 
 
 def scatter(transport: tersor.Transport) -> None:
-    """Rows of a matrix, padded to equal shards, and a vector that a step leaves out."""
+    """Reduces rows of a matrix, padded to equal shards, and a vector that a step omits."""
     reducer = GradientReducer(transport, codec="none", order="ready_order")
     like = np.empty(0, np.float32)
     shard = -(-7 // transport.ranks) * 5
@@ -401,7 +401,7 @@ def test_auto_chooses_for_all_ranks_alike() -> None:
 
 
 class Watched(tersor.Tuner):
-    """One that takes weak references."""
+    """A tuner with support for weak references."""
 
 
 def test_a_tuner_lives_as_long_as_its_reducer() -> None:

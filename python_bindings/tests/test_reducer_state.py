@@ -1,4 +1,4 @@
-"""A reducer's state by parameter: what checkpoints read and write."""
+"""A reducer's state by parameter, for checkpoints."""
 
 from __future__ import annotations
 

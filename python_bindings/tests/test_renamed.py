@@ -1,4 +1,4 @@
-"""Modules and keywords by their old names: they work, and warn once with the new name."""
+"""Modules and keywords with old names work, and warn once with the new name."""
 
 import importlib
 import pickle

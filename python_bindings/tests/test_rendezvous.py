@@ -52,7 +52,7 @@ def meet(
 
 
 def begin(threads: ThreadPoolExecutor, port: int, *arguments: object) -> Future[float]:
-    """Rank 0, which listens."""
+    """Starts rank 0, which listens."""
     made = threads.submit(meet, f"127.0.0.1:{port}", 0, *arguments)
     connected(port).close()
     return made
@@ -150,7 +150,7 @@ def test_silent_strangers_hold_nobody_up(port: int) -> None:
 
 
 class Program:
-    """A pickle that runs code where it is loaded."""
+    """A pickle that runs code on loading."""
 
     def __init__(self, proof: pathlib.Path) -> None:
         self.proof = proof
@@ -163,7 +163,7 @@ Change = Callable[[bytes, bytes], bytes]
 
 
 def hostile_bytes(proof: pathlib.Path) -> dict[str, Change]:
-    """What somebody on the way sends in place of a message, given the handshake before it."""
+    """Returns the messages of an attacker in place of a message, after the handshake."""
     program = pickle.dumps(Program(proof))
     length = len(program).to_bytes(4, "little")
     return {

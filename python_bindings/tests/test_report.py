@@ -1,4 +1,4 @@
-"""The picture of what a handle counted."""
+"""The picture of a handle's counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 2.0**20
 
 
 def parameter(name: str, mebibytes: float, codec: str = "int8+ef") -> ParameterStatistics:
-    """Of 10 steps that each sent a quarter of so many MiB."""
+    """Returns the counts of 10 steps. Each step sent a quarter of ``mebibytes``."""
     return ParameterStatistics(
         name=name,
         codec=codec,

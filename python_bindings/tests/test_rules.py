@@ -1,4 +1,4 @@
-"""The reducer's rules, and residuals in memory of the caller's, as FSDP2 uses them."""
+"""The reducer's rules, and residuals in the caller's memory, as for FSDP2."""
 
 from __future__ import annotations
 

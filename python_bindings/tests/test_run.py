@@ -1,4 +1,4 @@
-"""``python -m tersor.torch.run``: scripts as they are, on two ranks."""
+"""``python -m tersor.torch.run`` with unchanged scripts, on two ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BYTES = 4 * (2 * 64 * 128 + 64 + 128)  # of the model's gradients
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[list[Any]]:
-    """What is put in place is taken out again; gives what was registered for the exit."""
+    """Removes the patches at the end. Yields the functions that were registered for the exit."""
     import torch.distributed as dist
     from torch.distributed.fsdp import FSDPModule, fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -88,7 +88,8 @@ def nothing_left_behind() -> Iterator[list[Any]]:
 
 
 def ran(rank: int, _: int, script: str, arguments: list[str]) -> tuple[Any, str]:
-    """What a script leaves in ``result``, and what rank 0 says; without arguments plain."""
+    """Returns ``result`` of a script, and the output of rank 0. Without arguments, the script runs
+    without Tersor."""
     import runpy
 
     from tersor.torch import run

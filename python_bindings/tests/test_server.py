@@ -1,4 +1,4 @@
-"""The parameter server and gossip among ranks that are threads of this process."""
+"""The parameter server and gossip among ranks in threads of this process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_slow_worker_holds_nobody_up_within_the_bound() -> None:
 
 @pytest.mark.parametrize("waits_in", ["pull", "leave"])
 def test_with_equal_timeouts_a_silent_worker_ends_nobody_else(waits_in: str) -> None:
-    """The server's limit follows from the clients', and is half of it."""
+    """The server's time limit is half of the clients' time limit."""
     told: Any = {"timeout": 4.0, "push": "none", "pull": "none"}
     left = threading.Barrier(3)
 
@@ -137,7 +137,7 @@ def test_with_equal_timeouts_a_silent_worker_ends_nobody_else(waits_in: str) -> 
 
 
 def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> None:
-    """Of a worker that keeps to nothing."""
+    """The worker ignores the protocol."""
     arrays = [np.zeros(100, np.float32)]
     options = tersor.server.core_options({"push": "none"}, [0, 1], {"w": arrays[0]})
     shard = tersor._core.ParameterShard(arrays, (1.0, 0.0), options, 0, 1)

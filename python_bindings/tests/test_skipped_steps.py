@@ -1,4 +1,4 @@
-"""Steps that a gradient scaler skips, and scales that change for other reasons: DDP and FSDP2."""
+"""Steps skipped by a gradient scaler, and other changes of the scale: DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_two_models_share_a_scaler(rank: int, count: int, wrap: Wrap) -> None:
 
 
 def fused(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    """GradScaler calls its step() even where a gradient is not finite."""
+    """GradScaler calls the optimizer's step() even for a gradient that is not finite."""
     if any(isinstance(one, torch.distributed.tensor.DTensor) for one in parameters):
         return torch.optim.SGD(parameters, lr)
     return torch.optim.SGD(parameters, lr, fused=True)
@@ -160,7 +160,8 @@ def test_an_optimizer_may_have_copies_of_the_parameters(rank: int, count: int) -
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @ranks.on(2)
 def test_a_loaded_state_is_not_discarded(rank: int, count: int, wrap: Wrap, mode: Any) -> None:
-    """Saved after a skipped step; by a scaler that is restored, or begins lower."""
+    """The state is saved after a skipped step. The scaler is restored, or begins with a lower
+    scale."""
     for restored in (True, False):
         run = Training(rank, wrap(Model()), transactional=True)
         for step in range(4):

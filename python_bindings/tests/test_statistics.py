@@ -1,4 +1,4 @@
-"""What handles tell: bytes by parameter, tables, TensorBoard's curves, and the picture."""
+"""The statistics of handles: bytes by parameter, tables, TensorBoard's curves, and the picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 3
 
 
 class Counted(Reporting):
-    """What one rank's reducer counted, as a handle has it."""
+    """The counts of one rank's reducer, as in a handle."""
 
     def __init__(self, reducer: GradientReducer, ranks: int) -> None:
         every, norms = reducer.parameter_statistics(), reducer.residual_norms()

@@ -1,4 +1,4 @@
-"""What a handle says was sent is what the kernel sent for this process."""
+"""The sent bytes of a handle equal the bytes that the kernel sent for this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ BYTES_ACKED = 120  # where the kernel's struct tcp_info has tcpi_bytes_acked, a 
 
 
 def sent_by_sockets() -> int:
-    """Bytes that peers acknowledged on all TCP sockets of this process; no headers of TCP or IP."""
+    """Returns the acknowledged bytes on all TCP sockets of this process, without headers of TCP and
+    IP."""
     return sum(_acknowledged(int(name)) for name in os.listdir("/proc/self/fd"))
 
 
@@ -41,7 +42,7 @@ def _acknowledged(descriptor: int) -> int:
 
 
 def train(rank: int, count: int, codec: str) -> dict[str, float]:
-    """What handle and kernel say of some steps after the first ones."""
+    """Returns the counts of the handle and of the kernel, after the first steps."""
     model = DistributedDataParallel(torch.nn.Linear(INPUTS, OUTPUTS, bias=False))
     handle = tersor.torch.compress(model, codec=codec)
 

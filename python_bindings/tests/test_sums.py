@@ -1,4 +1,4 @@
-"""Integers in accumulators that wrap around."""
+"""Integers in accumulators with wrap-around."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time limit of the trainer's process group is that of all exchanges, unless they have one."""
+"""Exchanges have the time limit of the trainer's process group, or a separate time limit."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ Use = Callable[[dist.ProcessGroup, dict[str, Any]], None]
 
 
 def limits(rank: int, count: int, use: Use, options: dict[str, Any]) -> set[float | None]:
-    """What the library was told, call by call."""
+    """Returns the time limits passed to the library."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=SECONDS))
     assert group is not None
     told = []

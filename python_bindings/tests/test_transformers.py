@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with TersorCallback: what it sends, saves, logs and refuses."""
+"""Hugging Face's Trainer with TersorCallback: messages, checkpoints, logs and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def losses(logs: list[dict[str, float]]) -> list[float]:
 
 
 def refusal(count: int, run: Run) -> list[str]:
-    """What each rank is told; all are told something before a step is made."""
+    """Returns the error of each rank. All ranks raise before the first step."""
     found = [one.error for one in ranks.outcomes(train, count, run)]
     assert all(isinstance(one, tersor.InvalidArgumentError) for one in found), found
     return [str(one) for one in found]
@@ -50,7 +50,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(
     whole = Run(str(tmp_path / "whole"), sharded=sharded, scaled=scaled)
     cut = Run(str(tmp_path / "cut"), sharded=sharded, scaled=scaled, callbacks=[Killer()])
     again = Run(str(tmp_path / "cut"), sharded=sharded, scaled=scaled, resume=True)
-    # New processes: PyTorch remembers which shards were whose when a process had another rank.
+    # New processes, because PyTorch remembers the shards of a process with another rank.
     wanted = ranks.run(train, 2, whole, fresh=True)
     assert not any(one.finished for one in ranks.outcomes(train, 2, cut, fresh=True))
     for (logs, weights), (whole_logs, whole_weights) in zip(
@@ -117,7 +117,7 @@ def test_fewer_ranks_are_refused_and_a_portable_state_is_for_any_number(
 
 
 class Listener(TrainerCallback):
-    """Writes logs, and stands before the one of which they come."""
+    """Checks logs, before the callback that adds the scalars."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
         assert ("loss" in logs) == ("tersor/sent_bytes" in logs), logs

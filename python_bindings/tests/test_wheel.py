@@ -1,4 +1,4 @@
-"""What was installed: complete, light, and without a library that its machine may not have."""
+"""The installed package is complete and light, and needs no library beyond the machine's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULE = pathlib.Path(_core.__file__)
 
 
 def run_python(program: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns the output of a new interpreter."""
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180).stdout
 
@@ -113,7 +113,7 @@ def test_without_pytorch_its_part_says_what_to_install() -> None:
 
 
 def test_import_is_fast() -> None:
-    """Beside NumPy's own import; 11 to 27 ms where it was written, so ten times that is a fault."""
+    """The limit is ten times the measured time, 11 to 27 ms in addition to NumPy's import."""
     program = (
         "import numpy, time; begin = time.process_time(); import tersor;"
         "print(time.process_time() - begin)"

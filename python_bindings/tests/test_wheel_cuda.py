@@ -1,4 +1,4 @@
-"""``tersor-cuda13``: which extension module ``import tersor`` loads."""
+"""``tersor-cuda13``: the extension module of ``import tersor``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOW = "import tersor; info = tersor.build_info(); print(info.package, info.path
 
 @pytest.fixture
 def site(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder with both packages of one version, and this build's module as both modules."""
+    """A folder with both packages of one version. Both have the module of this build."""
     shutil.copytree(PACKAGE, tmp_path / "tersor", ignore=shutil.ignore_patterns("_mpi*.so"))
     (tmp_path / "tersor-1.2.3.dist-info").mkdir()
     (tmp_path / "tersor-1.2.3.dist-info/METADATA").write_text(

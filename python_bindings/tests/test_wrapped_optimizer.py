@@ -1,4 +1,4 @@
-"""DistributedOptimizer as a subclass of the wrapped optimizer's class, and its gradients."""
+"""DistributedOptimizer as a subclass of the wrapped optimizer's class, and the gradients."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_whatever_has_the_memory_of_a_gradient_sees_the_mean(rank: int, count: i
 
 
 class Counting(torch.optim.SGD):
-    """An optimizer with attributes, properties and methods of its own."""
+    """An optimizer with additional attributes, properties and methods."""
 
     speed = 1.0
 
@@ -241,7 +241,7 @@ def test_on_a_device_an_edit_of_the_bits_is_reported_one_step_later() -> None:
 
 
 class Clipped(torch.optim.SGD):
-    """An optimizer with options that are no finite numbers."""
+    """An optimizer with options other than finite numbers."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)

@@ -1,9 +1,9 @@
 """A replica of a training under torchft, for tests: ``… TRAINER NAME STEPS WORDS``.
 
-``WORDS``: a dictionary, all of which may be left out: ``codec`` (none: torchft's own gloo),
-``fragments`` (of DiLoCo), ``dies`` (from which step on it kills itself, once three are there),
-``after`` (a file without which it does not begin), ``until`` (a file that says the last step; who
-came ``after`` writes it, once all are there). Prints its weights and more as JSON.
+``WORDS``: a dictionary of optional entries: ``codec`` (default: torchft's own gloo), ``fragments``
+(of DiLoCo), ``dies`` (the step at which the replica kills the process, once three replicas are
+there), ``after`` (the replica waits for this file), ``until`` (a file with the last step, which the
+replica with ``after`` writes once all replicas are there). Prints the weights and more as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_STEPS = 100  # enough to learn, even if all replicas join after few steps
 
 
 class Data:
-    """Batches of a fixed function, other ones for each replica and step."""
+    """Batches of a fixed function, different for each replica and step."""
 
     def __init__(self, name: str) -> None:
         self._seed = int(name)
@@ -115,7 +115,7 @@ def train_ddp(name: str, steps: int, words: dict[str, Any]) -> Any:
 
 
 def train_local(name: str, steps: int, words: dict[str, Any]) -> Any:
-    """Of LocalSGD and DiLoCo."""
+    """Trains with LocalSGD or DiLoCo."""
     model, data = network(), Data(name)
     inner = torch.optim.SGD(model.parameters(), lr=0.3)
     manager, group = made_manager(

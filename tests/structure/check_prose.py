@@ -17,7 +17,7 @@ import sys
 
 FOLDERS = ["include", "kernels", "codecs", "comm", "bench", "tests", "python_bindings/src"]
 EXTENSIONS = {".h", ".cc", ".cu", ".cuh"}
-PYTHON = ["python_bindings/tersor", "bench/report", "scripts"]
+PYTHON = ["python_bindings/tersor", "python_bindings/tests", "bench/report", "scripts"]
 PAGES = ["*.md", "docs/**/*.md", "examples/**/*.md"]
 MOST_FRAGMENTS = 4.0  # % of the sentences
 MOST_PRONOUNS = 4.0  # per 100 words

@@ -18,6 +18,7 @@ import tersor.torch
 from tersor.bench.errors import refuse
 from tersor.bench.measures import mark_of
 from tersor.bench.records import Record, add, columns, in_turns, report
+from tersor.torch._src.gradients.exchange import Presence
 from tersor.torch._src.optim.compressed import CompressedOptimizer
 from tersor.torch._src.optim.rules import Part
 
@@ -28,8 +29,12 @@ class _Alone(CompressedOptimizer):
     def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         return [[one.contiguous() for one in part.rule.sent(part)] for part in parts]
 
-    def _somewhere(self, is_finite: bool, samples: float | None) -> tuple[list[str] | None, float]:
-        return list(self._parameters) if is_finite else None, 1.0
+
+class _OneRank(Presence):
+    """Counts without an exchange."""
+
+    def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
+        return list(map(int, flags)), value
 
 
 MOMENTUM = {"momentum": 0.9}
@@ -81,7 +86,8 @@ def _measure(name: str, count: int, chosen: argparse.Namespace) -> Record:
     kind, other, options, more = OPTIMIZERS[name]
     theirs = other(_parameters(count, chosen), **options, **more)
     own = [(str(index), one) for index, one in enumerate(_parameters(count, chosen))]
-    ours = type(kind.__name__, (_Alone, kind), {})(own, **options)
+    ours: Any = type(kind.__name__, (_Alone, kind), {})(own, **options)
+    ours._presence = _OneRank(ours._exchange)
     ours.step()
     theirs.step()
     turns = in_turns(ours.step, theirs.step, chosen.repetitions, seconds)

@@ -87,6 +87,9 @@ def decode(
     Returns:
         ``scale`` times each integer, float32.
 
+    Raises:
+        InvalidArgumentError: The format is invalid, or ``out`` has another size or dtype.
+
     Example:
         >>> total = tersor.federated.sums.decode(codes, scale=1e-3)
         >>> mean = total / clients

@@ -103,7 +103,11 @@ class TersorCallback(transformers.TrainerCallback):
         self.handle: tersor.torch.HookState | tersor.torch.ShardedHandle | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Compresses the wrapped model, and loads the state in the checkpoint."""
+        """Compresses the wrapped model, and loads the state in the checkpoint.
+
+        Raises:
+            InvalidArgumentError: As the class describes.
+        """
         trainer, checkpoint = _training()
         others = [one for one in trainer.callback_handler.callbacks if one is not self]
         trainer.callback_handler.callbacks[:] = [self, *others]  # before those that write logs

@@ -154,6 +154,9 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
 
         Raises:
             TransportError: A replica missed the rendezvous; the message has the rank.
+
+        Example:
+            >>> group.configure("host:29500/quorum", "replica_0", rank=0, world_size=2)
         """
         self._end("a new quorum was called")
         self._error, self._world = None, World(rank, world_size, self._world.quorum + 1)
@@ -179,6 +182,10 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         Raises:
             TransportError: An earlier call of the quorum failed, or there is no quorum yet.
             InvalidArgumentError: The codec has ``+ef``, and :meth:`follow` was not called.
+
+        Example:
+            >>> work = group.allreduce([gradient], torch.distributed.ReduceOp.AVG)
+            >>> work.wait()
         """
         reduction = reduction_of(getattr(opts, "reduceOp", opts))
         encoded = reduction is not None and len(tensors) == 1 and self._takes(tensors[0])
@@ -207,6 +214,9 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         """Returns the error that ended a call of this quorum, or None.
 
         torchft calls once at the end of each step.
+
+        Example:
+            >>> error = group.errored()
         """
         if self._places is not None:
             self._places.end_step()
@@ -215,7 +225,10 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the residuals of this replica, for its own checkpoint.
 
-        Call between steps. Example: ``torch.save(group.state_dict(), path)``.
+        Call between steps.
+
+        Example:
+            >>> torch.save(group.state_dict(), path)
         """
         return {} if self._places is None else self._places.state_dict()
 
@@ -226,28 +239,55 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             state: The result of ``state_dict()`` on this replica.
 
         Raises:
-            InvalidArgumentError: The state is damaged or not finite. Nothing changed.
+            InvalidArgumentError: The state is damaged or not finite, or :meth:`follow` was not
+                called. Nothing changed.
+
+        Example:
+            >>> group.load_state_dict(torch.load(path))
         """
         self._followed().load_state_dict(state)
 
     def abort(self, *more: Any, **named: Any) -> None:
-        """Ends the calls in progress with TransportError on all replicas."""
+        """Ends the calls in progress with TransportError on all replicas.
+
+        Args:
+            more: Arguments of torchft, passed on.
+            named: Arguments of torchft, passed on.
+
+        Example:
+            >>> group.abort()
+        """
         self._error = TransportError("the process group was aborted")
         self._end(str(self._error))
         self.parent.abort(*more, **named)
 
     def shutdown(self) -> None:
-        """Closes all connections."""
+        """Closes all connections.
+
+        Example:
+            >>> group.shutdown()
+        """
         self._end("the process group was shut down")
         self.parent.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the time limit of later calls; torchft passes a timedelta."""
+        """Sets the time limit of later calls.
+
+        Args:
+            timeout: The time limit, as torchft passes it.
+
+        Example:
+            >>> group.set_timeout(datetime.timedelta(seconds=60))
+        """
         super().set_timeout(timeout)
         self.parent.set_timeout(timeout)
 
     def getBackendName(self) -> str:  # noqa: N802  # torchft's name
-        """Returns the name, such as ``"tersor-torchft-gloo"``."""
+        """Returns the name, such as ``"tersor-torchft-gloo"``.
+
+        Example:
+            >>> name = group.getBackendName()
+        """
         return f"tersor-{self.parent.getBackendName()}"
 
     def _failure(self) -> BaseException | None:

@@ -27,9 +27,11 @@ from torch import Tensor, nn
 
 from tersor._core import InvalidArgumentError
 from tersor._options import expect
+from tersor._renamed import renamed_keywords
 from tersor.collectives import Reduction
-from tersor.reducer import AdvancedOptions
+from tersor.reducer import AdvancedOptions, ResidualDtype, Rules
 from tersor.torch._src.collectives import models
+from tersor.torch._src.gradients.exchange import OnLoss
 from tersor.torch._src.hvd import calls
 from tersor.torch._src.hvd.calls import Call, Op
 from tersor.torch._src.hvd.launcher import (
@@ -42,6 +44,7 @@ from tersor.torch._src.hvd.launcher import (
     size,
 )
 from tersor.torch._src.optim.distributed import DistributedOptimizer as TersorOptimizer
+from tersor.torch._src.parameters.selection import Unsupported
 
 __all__ = [
     "Average", "Compression", "DistributedOptimizer", "Sum", "allgather", "allreduce", "allreduce_",
@@ -150,6 +153,9 @@ def allreduce_(
     Returns:
         ``tensor``.
 
+    Raises:
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> hvd.allreduce_(parameter.grad)
     """
@@ -179,6 +185,9 @@ def grouped_allreduce(
     Returns:
         The new tensors.
 
+    Raises:
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
     """
@@ -207,6 +216,10 @@ def reducescatter(
     Returns:
         A new tensor.
 
+    Raises:
+        InvalidArgumentError: The tensor requires a gradient, or is a scalar.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> rows = hvd.reducescatter(table, op=hvd.Sum)
     """
@@ -228,6 +241,10 @@ def allgather(tensor: Tensor, name: Name = None, **others: NoReturn) -> Tensor:
 
     Returns:
         A new tensor.
+
+    Raises:
+        InvalidArgumentError: The tensor is a scalar.
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> predictions = hvd.allgather(predictions)
@@ -269,6 +286,10 @@ def alltoall(
     Returns:
         The received rows in rank order; with ``splits``, also the number of rows from each rank.
 
+    Raises:
+        InvalidArgumentError: The tensor is a scalar, or a rank's splits do not match its rows.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> rows, counts = hvd.alltoall(rows, splits=[3, 1])
     """
@@ -309,6 +330,10 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: NoRet
         name: As in :func:`allreduce`.
         others: As in :func:`allreduce`.
 
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> weights = hvd.broadcast(weights, root_rank=0)
     """
@@ -331,6 +356,10 @@ def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: NoRe
     Returns:
         ``tensor``.
 
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> hvd.broadcast_(weights, root_rank=0)
     """
@@ -346,6 +375,10 @@ def broadcast_parameters(
     Args:
         params: ``model.state_dict()``, or a list of tensors or of pairs of a name and a tensor.
         root_rank: The source.
+
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank, or a parameter is a shard.
+        tersor.Error: As :func:`allreduce`.
 
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -365,6 +398,10 @@ def broadcast_optimizer_state(
         root_rank: The source.
         model: Horovod's argument; not needed.
 
+    Raises:
+        InvalidArgumentError: As for :func:`broadcast_parameters`.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
@@ -382,6 +419,10 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: 
         name: As in :func:`allreduce`.
         others: As in :func:`allreduce`.
 
+    Raises:
+        InvalidArgumentError: ``root_rank`` is not a rank.
+        tersor.Error: As :func:`allreduce`.
+
     Example:
         >>> epoch = hvd.broadcast_object(epoch)
     """
@@ -398,25 +439,44 @@ def barrier(**others: NoReturn) -> None:
     Args:
         others: As in :func:`allreduce`.
 
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+        TransportError: A rank made another call, failed or is late.
+
     Example:
         >>> hvd.barrier()
     """
     Call("barrier", None, others).agree()
 
 
+@renamed_keywords(group="process_group", least_ranks="min_ranks")
 def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
     compression: _Codec = Compression.none,
     backward_passes_per_step: int = 1,
     op: Reduction = Average,
-    **options: Any,
+    *,
+    rules: Rules | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout: float | None = None,
+    residual_dtype: ResidualDtype = "f32",
+    weighted: bool = False,
+    transactional: bool = False,
+    elastic: bool = False,
+    min_ranks: int = 0,
+    on_loss: OnLoss = "raise",
+    unsupported: Unsupported = "warn",
+    advanced: AdvancedOptions | None = None,
+    sparse_as_dense: bool = False,
+    **others: NoReturn,
 ) -> TersorOptimizer:
     """Returns a :class:`tersor.torch.DistributedOptimizer`.
 
-    The gradients of several backward passes are summed. Sparse gradients become dense, whatever
-    ``sparse_as_dense`` is. ``fp16`` applies to all parameters. Other codecs apply to the parameters
-    that a codec without ``rules`` applies to.
+    The gradients of several backward passes are summed. ``fp16`` applies to all parameters. Other
+    codecs apply to the parameters that a codec without ``rules`` applies to.
+    :class:`tersor.torch.DistributedOptimizer` describes the arguments from ``rules`` to
+    ``advanced``.
 
     Args:
         optimizer: An optimizer of PyTorch.
@@ -424,31 +484,49 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
         compression: The codec.
         backward_passes_per_step: Number of backward passes per step.
         op: ``hvd.Average`` or ``hvd.Sum``.
-        options: The options of :class:`tersor.torch.DistributedOptimizer`.
+        rules: Codecs by parameter name, which replace ``compression``.
+        process_group: The ranks that take part. Default: all ranks.
+        timeout: Seconds after which a missing rank raises TransportError.
+        residual_dtype: Dtype of the residuals, ``"f32"`` or ``"bf16"``.
+        weighted: True if gradients are weighted by ``samples``.
+        transactional: True if ``discard_step`` can restore the residuals.
+        elastic: True if the remaining ranks may continue after the loss of a rank.
+        min_ranks: The minimum number of ranks to continue.
+        on_loss: ``"raise"`` or ``"continue"``.
+        unsupported: ``"warn"`` or ``"error"``.
+        advanced: Further options, without ``reduction``.
+        sparse_as_dense: Horovod's argument, without an effect: sparse gradients become dense.
+        others: Further arguments of Horovod, which raise InvalidArgumentError.
 
     Returns:
         The wrapped optimizer.
 
     Raises:
-        InvalidArgumentError: An option is invalid or not available.
+        InvalidArgumentError: An option is invalid or not available, or ``init`` was not called.
+        TypeError: An argument has a wrong type.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.int8)
     """
-    options.pop("sparse_as_dense", None)
-    others = {key: options.pop(key) for key in calls.ADVICE.keys() & options}
-    Call("DistributedOptimizer", None, others)
-    codec = _spec(compression)
-    if codec == Compression.fp16.spec:
-        options.setdefault("rules", [("*", codec)])
-    advanced, reduction = options.pop("advanced", None) or AdvancedOptions(), calls.reduction_of(op)
+    given: dict[str, Any] = dict(others)
+    Call("DistributedOptimizer", None, {n: given.pop(n) for n in calls.ADVICE.keys() & given})
+    codec, reduction = _spec(compression), calls.reduction_of(op)
+    if codec == Compression.fp16.spec and rules is None:
+        rules = [("*", codec)]
+    advanced = AdvancedOptions() if advanced is None else advanced
+    expect(advanced, AdvancedOptions, "advanced must be AdvancedOptions(...)")
     if advanced.reduction not in ("mean", reduction):
         raise InvalidArgumentError(
             "hvd.DistributedOptimizer takes no reduction in advanced: use op="
         )
-    options["advanced"] = dataclasses.replace(advanced, reduction=reduction)
-    options |= {"codec": codec, "backward_passes_per_step": backward_passes_per_step}
-    return TersorOptimizer(optimizer, named_parameters, **options)
+    advanced = dataclasses.replace(advanced, reduction=reduction)
+    return TersorOptimizer(
+        optimizer, named_parameters, codec=codec, rules=rules, process_group=process_group,
+        timeout=timeout, residual_dtype=residual_dtype, weighted=weighted,
+        transactional=transactional, elastic=elastic, min_ranks=min_ranks, on_loss=on_loss,
+        backward_passes_per_step=backward_passes_per_step, unsupported=unsupported,
+        advanced=advanced, **given,
+    )  # fmt: skip
 
 
 def _spec(compression: _Codec) -> str:

@@ -38,6 +38,13 @@ class CompressedStage:
         stage: The stage.
         codec: Spec of the activations' codec.
         backward_codec: Spec of the gradients' codec. None: ``codec``.
+
+    Raises:
+        InvalidArgumentError: As :func:`compress`.
+
+    Example:
+        >>> handle = tersor.torch.pipeline.compress(stage, codec="int8")
+        >>> ratio = handle.uncompressed_bytes / max(1, handle.sent_bytes)
     """
 
     def __init__(self, stage: Any, codec: str, backward_codec: str | None) -> None:
@@ -67,7 +74,11 @@ class CompressedStage:
         return self._activations.uncompressed_bytes + self._gradients.uncompressed_bytes
 
     def remove(self) -> None:
-        """Ends the compression. Call on all ranks, between steps."""
+        """Ends the compression. Call on all ranks, between steps.
+
+        Example:
+            >>> handle.remove()
+        """
         while self._replaced:
             delattr(self._stage, self._replaced.pop())
 

@@ -157,6 +157,11 @@ class SecureStrategy(Wrapper):
 
         Returns:
             The messages that ask for masked updates; none if too few clients remain.
+
+        Raises:
+            InvalidArgumentError: The wrapped strategy sends different arrays to the nodes, a round
+                has more clients than the accumulators hold, ``threshold`` is at most half of the
+                neighbours, or a strategy outside adds noise.
         """
         self._round = None
         before = self._run

@@ -110,6 +110,9 @@ class Strategy(Wrapper):
 
         Returns:
             The wrapped strategy's messages, with encoded arrays.
+
+        Raises:
+            InvalidArgumentError: The wrapped strategy sends different arrays to the nodes.
         """
         messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
         if not messages:

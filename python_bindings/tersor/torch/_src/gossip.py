@@ -68,6 +68,10 @@ class Gossip(tersor.Gossip):
     def begin(self) -> None:
         """Encodes and sends the change of the parameters, which may change until ``mix``.
 
+        Raises:
+            InvalidArgumentError: A value is not finite, or the model lost a parameter. Nothing was
+                sent.
+
         Example::
 
             loss.backward()
@@ -80,6 +84,7 @@ class Gossip(tersor.Gossip):
         """Waits for the neighbours, and moves the parameters towards the neighbours'.
 
         Raises:
+            InvalidArgumentError: The model lost a parameter.
             TransportError: No path connects this rank to some ranks, and ``on_split="raise"``.
 
         Example::
@@ -94,6 +99,9 @@ class Gossip(tersor.Gossip):
 
     def step(self) -> None:
         """Calls ``begin`` and ``mix``. Call ``step`` after the optimizer's step.
+
+        Raises:
+            tersor.Error: As :meth:`begin` and :meth:`mix`.
 
         Example::
 

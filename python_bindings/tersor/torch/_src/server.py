@@ -118,6 +118,10 @@ class ParameterClient(Worker):
         Servers do not hold frozen parameters and buffers.
         ``tersor.torch.broadcast_parameters(model)`` makes them equal on all ranks.
 
+        Raises:
+            InvalidArgumentError: The model lost a parameter, or a server refused a push.
+            TransportError: A server is gone or late.
+
         Example::
 
             client.pull()
@@ -135,6 +139,7 @@ class ParameterClient(Worker):
         Raises:
             InvalidArgumentError: A parameter has a gradient, but is unknown to the servers. Or a
                 server refused a push.
+            TransportError: A server is gone or late.
 
         Example::
 

@@ -29,6 +29,10 @@ class Configuration:
 
     Attributes:
         rules: Pairs of a pattern and a codec, with the minimum of bytes. The first match counts.
+
+    Example:
+        >>> configure(codec="int8").min_bytes
+        1048576
     """
 
     rules: tuple[tuple[str, str, int], ...]

@@ -133,6 +133,9 @@ class TersorGroup(dist.ProcessGroup):
         Returns:
             The work.
 
+        Raises:
+            TransportError: As :meth:`allreduce`.
+
         Example::
 
             torch.distributed.reduce_scatter(shard, shards)
@@ -155,6 +158,9 @@ class TersorGroup(dist.ProcessGroup):
 
         Returns:
             The work.
+
+        Raises:
+            TransportError: As :meth:`allreduce`.
 
         Example::
 
@@ -181,6 +187,9 @@ class TersorGroup(dist.ProcessGroup):
 
         Returns:
             The work.
+
+        Raises:
+            TransportError: As :meth:`allreduce`.
 
         Example::
 
@@ -220,6 +229,9 @@ class TersorGroup(dist.ProcessGroup):
         Returns:
             The new group, or None on other ranks.
 
+        Raises:
+            tersor.Error: As the class.
+
         Example::
 
             torch.distributed.new_group([0, 1])
@@ -238,12 +250,22 @@ class TersorGroup(dist.ProcessGroup):
         return part
 
     def shutdown(self) -> None:
-        """Finishes the queued calls, then closes all connections."""
+        """Finishes the queued calls, then closes all connections.
+
+        Example::
+
+            torch.distributed.destroy_process_group()
+        """
         if self._leave.detach() is not None:
             _end(self._inners, self._caller.finish)
 
     def abort(self) -> None:
-        """Ends the calls in progress on all ranks with TransportError."""
+        """Ends the calls in progress on all ranks with TransportError.
+
+        Example::
+
+            torch.distributed.group.WORLD.abort()
+        """
         if self._leave.detach() is not None:
             for inner in self._inners:
                 inner.abort()
@@ -303,5 +325,10 @@ def _end(inners: list[Any], caller: Callable[[], None], process: int | None = No
 
 
 def register() -> None:
-    """Registers the backend ``tersor`` with torch.distributed; the entry point makes this call."""
+    """Registers the backend ``tersor`` with torch.distributed; the entry point makes this call.
+
+    Example:
+        >>> tersor.torch.backend.register()
+        >>> torch.distributed.init_process_group("tersor")
+    """
     dist.Backend.register_backend("tersor", TersorGroup, extended_api=True, devices=["cpu", "cuda"])

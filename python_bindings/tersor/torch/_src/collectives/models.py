@@ -37,7 +37,9 @@ def broadcast_parameters(
         codec: Spec for float32, bfloat16 and float16 values. torch.distributed sends other dtypes.
 
     Raises:
-        InvalidArgumentError: A parameter is a shard (``fully_shard``), which differs on each rank.
+        InvalidArgumentError: A parameter is a shard (``fully_shard``), which differs on each rank,
+            or ``src`` is not a rank of the process group.
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> broadcast_parameters(model, src=0)
@@ -81,7 +83,9 @@ def broadcast_optimizer_state(
         process_group: The ranks that take part. Default: all ranks.
 
     Raises:
-        InvalidArgumentError: A parameter is a shard (``fully_shard``), which differs on each rank.
+        InvalidArgumentError: A parameter is a shard (``fully_shard``), which differs on each rank,
+            or ``src`` is not a rank of the process group.
+        tersor.Error: As :func:`all_reduce`.
 
     Example:
         >>> broadcast_optimizer_state(optimizer, src=0)

@@ -181,8 +181,13 @@ class HookState(ReducerReporting, Weighed):
         Residuals become zero and schedules start again. A collective call: each rank must have
         received the error from ``backward()``. Reset all handles of the same process group.
 
+        Raises:
+            TransportError: A rank is late.
+
         Example::
 
+            try:
+                loss.backward()
             except tersor.TransportError:
                 handle.reset()
         """
@@ -371,6 +376,10 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
 
     Returns:
         A future that receives the mean over ranks, of the bucket's shape.
+
+    Raises:
+        InvalidArgumentError: The model or an option is not supported. ``backward()`` raises errors
+            of the exchange.
 
     Example::
 

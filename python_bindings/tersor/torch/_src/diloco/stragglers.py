@@ -350,6 +350,9 @@ class LateReporting(ElasticReporting):
         A collective call, the last of a training. Without ``close``, ranks would treat the end of
         other ranks as a loss.
 
+        Raises:
+            InvalidArgumentError: Other ranks make another call.
+
         Example::
 
             outer.synchronize()

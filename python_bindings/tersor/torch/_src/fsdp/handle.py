@@ -91,6 +91,9 @@ class ShardedHandle(Reporting, Weighed):
         Args:
             factor: New loss scale divided by the old loss scale.
 
+        Raises:
+            InvalidArgumentError: The factor is not finite.
+
         Example::
 
             handle.scale_residuals(0.5)
@@ -170,6 +173,8 @@ class ShardedHandle(Reporting, Weighed):
 
         Example::
 
+            try:
+                loss.backward()
             except tersor.TransportError:
                 handle.reset()
         """

@@ -32,6 +32,11 @@ class ElasticOptions(ReducerOptions, total=False):
         on_loss: The reaction to a lost rank, for ``elastic=True``. ``"raise"`` (default) raises
             RanksLostError, and ``resume()`` continues. ``"continue"`` warns, and the remaining
             ranks repeat the interrupted exchange, or skip an exchange that cannot be repeated.
+
+    Example::
+
+        options: tersor.torch.ElasticOptions = {"elastic": True, "on_loss": "continue"}
+        optimizer = tersor.torch.DistributedOptimizer(optimizer, **options)
     """
 
     on_loss: OnLoss

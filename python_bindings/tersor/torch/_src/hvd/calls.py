@@ -44,11 +44,11 @@ _INSTEAD = {
     "join": "as many batches on each rank, as torch.utils.data.DistributedSampler gives",
     "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built": _BACKEND,
     "nccl_built ddl_built ccl_built cuda_built rocm_built": _BACKEND,
-    "num_groups groups": "bucket_bytes=, of gradients that share a message",
+    "num_groups groups": "bucket_bytes= in advanced=tersor.AdvancedOptions(…)",
     "prescale_factor postscale_factor": "tensor * factor, before or afterwards",
     "run": "torchrun",
     "sparse sparse_allreduce_async": "tensor.to_dense(), as hvd.DistributedOptimizer does",
-    "start_timeline stop_timeline": 'trace="file.json" of hvd.DistributedOptimizer',
+    "start_timeline stop_timeline": 'trace="file.json" in advanced= of hvd.DistributedOptimizer',
 }
 ADVICE = {name: advice for names, advice in _INSTEAD.items() for name in names.split()}
 _FACTORS = ("prescale_factor", "postscale_factor", "gradient_predivide_factor")

@@ -61,7 +61,11 @@ def init(comm: None = None, process_sets: None = None) -> None:
 
 
 def shutdown() -> None:
-    """Closes the connections, and the process group if ``init`` made the group."""
+    """Closes the connections, and the process group if ``init`` made the group.
+
+    Example:
+        >>> hvd.shutdown()
+    """
     if is_initialized():
         close()
         if _World.made_here:
@@ -71,29 +75,62 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Returns True between ``init`` and ``shutdown``."""
+    """Returns True between ``init`` and ``shutdown``.
+
+    Example:
+        >>> hvd.is_initialized()
+        True
+    """
     return _World.group is not None and _World.group is dist.group.WORLD
 
 
 def rank() -> int:
-    """Returns the rank of this process, from 0."""
+    """Returns the rank of this process, from 0.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+
+    Example:
+        >>> is_first = hvd.rank() == 0
+    """
     place()
     return dist.get_rank()
 
 
 def size() -> int:
-    """Returns the number of ranks."""
+    """Returns the number of ranks.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+    """
     place()
     return dist.get_world_size()
 
 
 def local_rank() -> int:
-    """Returns the rank of this process on this host, from 0."""
+    """Returns the rank of this process on this host, from 0.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+
+    Example:
+        >>> torch.cuda.set_device(hvd.local_rank())
+    """
     return place()[0]
 
 
 def local_size() -> int:
-    """Returns the number of ranks on this host."""
+    """Returns the number of ranks on this host.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+
+    Example:
+        >>> threads = os.cpu_count() // hvd.local_size()
+    """
     return place()[1]
 
 

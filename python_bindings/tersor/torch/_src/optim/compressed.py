@@ -219,6 +219,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
         Raises:
             InvalidArgumentError: An option of the group is out of range.
+            ValueError: A parameter is in another group already.
 
         Example::
 

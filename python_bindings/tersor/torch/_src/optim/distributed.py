@@ -235,6 +235,9 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
     def skip_synchronize(self) -> Iterator[None]:
         """Within the context, ``step`` uses the gradients as they are, after ``synchronize``.
 
+        Returns:
+            A context manager.
+
         Example::
 
             with optimizer.skip_synchronize():
@@ -306,6 +309,10 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
         Ends an exchange under way. Call ``discard_step`` on all ranks. Needs
         ``transactional=True``.
+
+        Raises:
+            InvalidArgumentError: ``transactional`` is False, there is no step to discard, or only
+                some ranks discard.
 
         Example::
 
@@ -387,6 +394,9 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
         Args:
             param_group: A group as of ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ValueError: A parameter is in another group already.
 
         Example::
 

@@ -33,9 +33,12 @@ class OptimizerHandle(ElasticReporting):
 
         Raises:
             InvalidArgumentError: Ranks were lost. Call ``resume`` then.
+            TransportError: A rank is late.
 
         Example::
 
+            try:
+                optimizer.step()
             except tersor.TransportError:
                 optimizer.reset()
         """

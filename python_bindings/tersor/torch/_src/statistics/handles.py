@@ -55,6 +55,9 @@ class Handle(Protocol):
         Args:
             residual_norms: True to read all residuals and measure their norms.
 
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
+
         Example::
 
             print([one.ratio for one in handle.statistics()])
@@ -75,6 +78,9 @@ class Handle(Protocol):
     def table(self) -> str:
         """Returns a line per parameter, and a total: bytes, ratio, errors, seconds, codec.
 
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
+
         Example::
 
             print(handle.table())
@@ -82,6 +88,9 @@ class Handle(Protocol):
 
     def explain(self) -> str:
         """Returns a line per parameter: the codec and the reason.
+
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
 
         Example::
 
@@ -144,6 +153,8 @@ class Handle(Protocol):
 
         Example::
 
+            try:
+                loss.backward()
             except tersor.TransportError:
                 handle.reset()
         """
@@ -173,6 +184,9 @@ class Reporting(ABC):
         Returns:
             One ``ParameterStatistics`` per parameter: sums over the steps of this rank.
 
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
+
         Example::
 
             largest = max(handle.statistics(), key=lambda counts: counts.sent_bytes)
@@ -184,6 +198,9 @@ class Reporting(ABC):
 
         Args:
             residual_norms: True to read all residuals and measure their norm.
+
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
 
         Example::
 
@@ -252,6 +269,10 @@ class Reporting(ABC):
     def write_trace(self) -> None:
         """Writes the file of ``trace=`` now. Otherwise the file is written at the end.
 
+        Raises:
+            InvalidArgumentError: ``trace=`` was not set.
+            tersor.Error: The file cannot be written.
+
         Example::
 
             handle.write_trace()
@@ -260,13 +281,22 @@ class Reporting(ABC):
             one.write_trace()
 
     def settled(self) -> bool:
-        """True if codec ``"auto"`` measures nothing at present. False before the first step."""
+        """True if codec ``"auto"`` measures nothing at present. False before the first step.
+
+        Example::
+
+            while not handle.settled():
+                train_one_step()
+        """
         return bool(cores := self._cores()) and all(one.settled() for one in cores)
 
     def table(self) -> str:
         """Returns a text table with one line per parameter and one for all.
 
         Columns: bytes and seconds per step, ratio, error, norm of the residual, codec and reason.
+
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
 
         Example::
 
@@ -283,6 +313,8 @@ class Reporting(ABC):
 
         Raises:
             ImportError: matplotlib is missing.
+            InvalidArgumentError: DDP had no backward pass yet.
+            ValueError: matplotlib does not know the ending.
 
         Example::
 
@@ -338,6 +370,9 @@ class ReducerReporting(Reporting):
     def explain(self) -> str:
         """Returns one line per parameter: its codec and the reason.
 
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
+
         Example::
 
             print(handle.explain())
@@ -370,6 +405,8 @@ class ElasticReporting(ReducerReporting):
 
         Example::
 
+            try:
+                optimizer.step()
             except tersor.RanksLostError:
                 optimizer.resume()
         """

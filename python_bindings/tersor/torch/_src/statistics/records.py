@@ -64,6 +64,9 @@ class ParameterStatistics:
         Args:
             field: The name of a field, such as ``"sent_bytes"``.
 
+        Raises:
+            AttributeError: There is no such field.
+
         Example:
             >>> handle.totals().per_step("sent_bytes")
         """
