@@ -2,8 +2,7 @@
 #pragma once
 
 #include "tests/nccl/watched_nccl.h"
-#include "tests/ptx_device/runtime/hooks.h"
-#include "tests/ptx_device/runtime/pauses.h"
+#include "tests/ptx_device/hooks.h"
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>

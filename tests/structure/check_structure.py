@@ -31,6 +31,8 @@ FORBIDDEN = {
 }
 # Libraries allowed in only one folder and one public header.
 CONFINED = {"mpi.h": "mpi", "nccl.h": "nccl", "sodium.h": "tcp"}
+# A device that needs no other folder. Other folders include only its public header.
+DEVICE = "tests/ptx_device/"
 LIBRARY_HEADERS = ("tersor/mpi.h", "tersor/nccl.h", "tersor/tcp.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
@@ -62,6 +64,10 @@ def check_include(path, quote, name):
         own = path.startswith(folder + "/")
         if own and re.fullmatch(words, name):
             yield f"includes {name}: {folder}/ must not know it"
+    if name.startswith(DEVICE) and not path.startswith(DEVICE) and name != DEVICE + "hooks.h":
+        yield f"includes {name}: {DEVICE}hooks.h is the public header"
+    if quote == '"' and path.startswith(DEVICE) and not name.startswith(DEVICE):
+        yield f"includes {name}: {DEVICE} includes no other folder"
     library = CONFINED.get(name)
     homes = (f"comm/transport/{library}/", f"include/tersor/{library}.h", "tests/", "bench/")
     if library and not path.startswith(homes):

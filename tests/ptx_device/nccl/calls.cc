@@ -3,7 +3,7 @@
 
 #include "tests/ptx_device/nccl/messages.h"
 #include "tests/ptx_device/nccl/sums.h"
-#include "tests/ptx_device/runtime/hooks.h"
+#include "tests/ptx_device/hooks.h"
 #include "tests/ptx_device/runtime/marks.h"
 #include "tests/ptx_device/runtime/queue.h"
 
