@@ -200,7 +200,7 @@ TEST(NcclExchange, RefusesHostMemory) {
   on_nccl(3, [](NcclRank& rank) {
     std::vector<std::byte> host(8);
     const SendTo send{(rank.rank() + 1) % 3, host};
-    EXPECT_THAT(message_of<InvalidArgumentError>([&] {
+    EXPECT_THAT(error_of<InvalidArgumentError>([&] {
                   rank.transport.exchange(rank.operation("step"), {&send, 1}, {});
                 }),
                 HasSubstr("the pointer is to host memory"));

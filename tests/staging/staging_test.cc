@@ -113,14 +113,9 @@ TEST_P(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
     ptx::queue_on(
         operation.stream.handle, [&] { open.wait(false); }, false);
     operation.timeout = 100ms;
-    try {
-      rank.transport.sum(operation, values.parts(1)).wait_synchronize();
-      ADD_FAILURE() << "no error";
-    } catch (const TransportError& error) {
-      EXPECT_NE(std::string(error.what()).find("stream did not reach its copies within 100 ms"),
-                std::string::npos)
-          << error.what();
-    }
+    expect_error<TransportError>(
+        [&] { rank.transport.sum(operation, values.parts(1)).wait_synchronize(); },
+        "stream did not reach its copies within 100 ms");
     open = true;
     open.notify_all();
   });

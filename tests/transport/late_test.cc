@@ -25,8 +25,7 @@ TEST(UnreadExchange, NamesWhoDoesNotTake) {
     if (transport.rank() == 2)
       transport.exchange(operation, {&to_middle, 1}, {}).wait_synchronize();
   });
-  EXPECT_TRUE(contains(errors[0], "step on rank 0: no message from rank 1 within 200 ms"))
-      << errors[0];
+  EXPECT_TRUE(says(errors[0], "step on rank 0: no message from rank 1 within 200 ms"));
 }
 
 }  // namespace
