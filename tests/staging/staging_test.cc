@@ -19,7 +19,7 @@ constexpr std::size_t kStagedBytes = 4'001;
 class Staging : public OnMemory {
  protected:
   /// Runs the body on three ranks, with other pauses of streams each time.
-  void in_every_order(const RankBody& body) const {
+  void in_every_order(const RankFunction& body) const {
     for (std::uint64_t seed = 1; seed <= 20 && !HasFailure(); ++seed) {
       SCOPED_TRACE("seed " + std::to_string(seed));
       ptx_device_pauses(1, seed);

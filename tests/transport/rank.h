@@ -115,16 +115,16 @@ class RankBytes {
   std::optional<LateBytes> device_;
 };
 
-using RankBody = std::function<void(const Rank&)>;
+using RankFunction = std::function<void(const Rank&)>;
 
 /// A suite for every fabric and its memory.
 class OnMemory : public OnFabric {
  protected:
-  void run(int ranks, const RankBody& body) const { OnFabric::run(ranks, with_rank(body)); }
-  void on_all_ranks(const RankBody& body) const { OnFabric::on_all_ranks(with_rank(body)); }
+  void run(int ranks, const RankFunction& body) const { OnFabric::run(ranks, with_rank(body)); }
+  void on_all_ranks(const RankFunction& body) const { OnFabric::on_all_ranks(with_rank(body)); }
 
  private:
-  Body with_rank(const RankBody& body) const {
+  Body with_rank(const RankFunction& body) const {
     return [this, body](Transport& transport) { body(Rank(transport, GetParam())); };
   }
 };
