@@ -118,6 +118,7 @@ TEST_P(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
         "stream did not reach its copies within 100 ms");
     open = true;
     open.notify_all();
+    rank.synchronize();
   });
 }
 
