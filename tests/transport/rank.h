@@ -45,7 +45,7 @@ class Rank {
 
   /// Message sizes, and the surplus of a receive's capacity. NCCL needs exact capacities.
   std::vector<std::size_t> sizes() const {
-    if (on_device()) return {0, 1, 255, 257, 9'001, 70'001};
+    if (on_device()) return {0, 1, 255, 256, 9'001, 70'001};
     return {0, 1, 255, 257, 65'537, 1 << 20};
   }
   std::size_t spare() const { return queues() ? 0 : 7; }
