@@ -166,7 +166,7 @@ TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
     const std::string next_name = "rank " + std::to_string(next);
     EXPECT_TRUE(says(refusal({{next}, {last}, {next}}, {}), "step: two messages to " + next_name));
     EXPECT_TRUE(says(refusal({}, {{last, 1}, {next, 1}, {next, 1}}),
-                    "step: two messages from " + next_name);
+                     "step: two messages from " + next_name));
     EXPECT_TRUE(says(refusal({{own}}, {}), "rank " + std::to_string(own) + no_peer));
     EXPECT_TRUE(says(refusal({}, {{own, 1}}), "rank " + std::to_string(own) + no_peer));
     EXPECT_TRUE(says(refusal({{3}}, {}), "rank 3" + no_peer));
