@@ -6,13 +6,10 @@
 
 #include "bench/common/tensors.h"
 #include "tests/bench/program.h"
+#include "tests/support/errors.h"
 
 namespace tersor::bench {
 namespace {
-
-void expect_has(const std::string& text, const std::string& words) {
-  EXPECT_NE(text.find(words), std::string::npos) << text;
-}
 
 class Allocate : public ProgramTest {
  protected:
@@ -46,7 +43,7 @@ TEST_F(Allocate, RecordsAddUpToATotalWithinTheBudget) {
     lost += record["energy_lost"].get<double>();
   }
   ASSERT_EQ(codec_of.size(), 3u);
-  expect_has(codec_of["spikes"], "blocktopk");
+  EXPECT_TRUE(test::says(codec_of["spikes"], "blocktopk"));
   const auto total = std::ranges::find_if(records, [](const Json& record) {
     return record["parameter"].is_null() && record["chosen"];
   });
@@ -71,18 +68,18 @@ TEST_F(Allocate, PrintsRulesToKeep) {
   const Outcome outcome = run({"allocate", "--gradients", gradients("g.safetensors", 1), "--codec",
                                "int8", "none", "--bits", "9"});
   EXPECT_EQ(outcome.code, 0) << outcome.error;
-  expect_has(outcome.output, R"(    .rules = {
+  EXPECT_TRUE(test::says(outcome.output, R"(    .rules = {
         {"spikes", "int8"},
         {"noise\\[0]", "int8"},
         {"bias", "none"},
         {"*", "bf16"},
-    })");
-  expect_has(outcome.output, R"(    rules=[
+    })"));
+  EXPECT_TRUE(test::says(outcome.output, R"(    rules=[
         ("spikes", "int8"),
         ("noise\\[0]", "int8"),
         ("bias", "none"),
         ("*", "bf16"),
-    ])");
+    ])"));
 }
 
 TEST_F(Allocate, EnergiesOfSeveralFilesAreAdded) {
@@ -108,20 +105,20 @@ TEST_F(Allocate, RefusesInWordsThatSayWhatToDo) {
     EXPECT_EQ(outcome.code, 2);
     return outcome.error;
   };
-  expect_has(refused({}), "--gradients is required");
-  expect_has(refused({"--gradients", "normal"}), "FILE.safetensors");
-  expect_has(refused({"--gradients", file, other}), "the same names and shapes");
-  expect_has(refused({"--gradients", file, "--bits", "-1"}), "above 0");
-  expect_has(refused({"--gradients", file, "--bits", "0.01"}), "give at least");
-  expect_has(refused({"--gradients", file, "--codec", "int9"}), "int8");
-  expect_has(refused({"--gradients", file, "--codec", "lowrank:rank=1"}), "\"bias\"");
+  EXPECT_TRUE(test::says(refused({}), "--gradients is required"));
+  EXPECT_TRUE(test::says(refused({"--gradients", "normal"}), "FILE.safetensors"));
+  EXPECT_TRUE(test::says(refused({"--gradients", file, other}), "the same names and shapes"));
+  EXPECT_TRUE(test::says(refused({"--gradients", file, "--bits", "-1"}), "above 0"));
+  EXPECT_TRUE(test::says(refused({"--gradients", file, "--bits", "0.01"}), "give at least"));
+  EXPECT_TRUE(test::says(refused({"--gradients", file, "--codec", "int9"}), "int8"));
+  EXPECT_TRUE(test::says(refused({"--gradients", file, "--codec", "lowrank:rank=1"}), "\"bias\""));
 }
 
 TEST_F(Allocate, SaysWhereNothingWasMeasured) {
   write_safetensors(path("z.safetensors"), std::vector<Tensor>{{"idle", {0, 0, 0}}, {"w", {1}}});
   const Outcome outcome = run({"allocate", "--gradients", path("z.safetensors"), "--bits", "99"});
   EXPECT_EQ(outcome.code, 0) << outcome.error;
-  expect_has(outcome.output, "idle: all values are zero");
+  EXPECT_TRUE(test::says(outcome.output, "idle: all values are zero"));
 }
 
 }  // namespace

@@ -28,10 +28,6 @@ std::string refusal_of(const std::string& spec, const Segment& segment) {
   });
 }
 
-bool says(const std::string& error, const char* words) {
-  return error.find(words) != std::string::npos;
-}
-
 TEST(LowrankCalls, RoundsAndSizes) {
   const Plan plan = CodecHarness("lowrank:rank=8,values=bf16", kCounts, with_rows()).plan();
   ASSERT_EQ(plan.rounds.size(), 2u);

@@ -129,12 +129,8 @@ TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
     grows.step(0);
     Values gradient(kValues, 1.0f), other(kValues, 1.0f), more(kValues);
     grows.reducer().ready("first", gradient);
-    try {
-      grows.reducer().add("third", more);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgumentError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("add \"third\" between two steps"));
-    }
+    expect_error<InvalidArgumentError>([&] { grows.reducer().add("third", more); },
+                                       "add \"third\" between two steps");
     grows.reducer().ready("second", other);
     grows.reducer().wait();
     grows.add("third");
@@ -148,12 +144,7 @@ TEST(AddingBetweenSteps, OnOneRankOnlyEndsAllRanks) {
     grows.add("first");
     grows.step(0);
     if (transport.rank() == 1) grows.add("second");
-    try {
-      grows.step(1);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const TransportError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("with other arguments"));
-    }
+    expect_error<TransportError>([&] { grows.step(1); }, "with other arguments");
   });
 }
 

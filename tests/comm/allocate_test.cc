@@ -1,5 +1,6 @@
 // Allocation compared with an exhaustive search, at its limits, and with real codecs.
 #include "comm/reducer/rules.h"
+#include "tests/support/errors.h"
 
 #include <gtest/gtest.h>
 #include <tersor/allocate.h>
@@ -54,16 +55,6 @@ double bits_of(std::size_t bytes, const Parameters& parameters) {
   std::size_t count = 0;
   for (const AllocationParameter& one : parameters) count += one.count;
   return 8 * static_cast<double>(bytes) / static_cast<double>(count);
-}
-
-template <typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgumentError& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 // Greedy steps pass through every total minimizing the cost for some price per byte.
@@ -122,7 +113,8 @@ TEST(Allocate, RefusesASmallerBudgetThanThereIsAndSaysTheSmallest) {
   const Parameters parameters = {{"a", 7, 1, {{"none", 28, 0}, {"int8", 16, 1}}},
                                  {"b", 6, 1, {{"int8", 16, 1}}}};
   for (const double bits : {19.0, 0.0, -1.0, kNan}) {
-    const std::string said = message_of([&] { allocate(parameters, bits); });
+    const std::string said =
+        test::error_of<InvalidArgumentError>([&] { allocate(parameters, bits); });
     ASSERT_NE(said.find("give at least 19.692308"), std::string::npos) << said;
   }
   EXPECT_EQ(allocate(parameters, 19.692308).bytes, 32u);
@@ -131,9 +123,11 @@ TEST(Allocate, RefusesASmallerBudgetThanThereIsAndSaysTheSmallest) {
 }
 
 TEST(Allocate, RefusesWhatHasNothingToChooseFrom) {
-  EXPECT_NE(message_of([] { allocate({}, 2); }).find("no values"), std::string::npos);
+  EXPECT_NE(test::error_of<InvalidArgumentError>([] { allocate({}, 2); }).find("no values"),
+            std::string::npos);
   const Parameters lost = {{"w", 4, 1, {{"f16", 8, INFINITY}, {"int8", 16, kNan}}}};
-  EXPECT_NE(message_of([&] { allocate(lost, 32); }).find("\"w\""), std::string::npos);
+  EXPECT_NE(test::error_of<InvalidArgumentError>([&] { allocate(lost, 32); }).find("\"w\""),
+            std::string::npos);
 }
 
 TEST(Allocate, GivesZerosTheFewestBytes) {
@@ -174,7 +168,8 @@ TEST(AllocationCandidates, OfSeveralSamplesAddUp) {
   EXPECT_EQ(sum.candidates[0].bytes, sample.candidates[0].bytes);
   for (const AllocationParameter& other :
        {measured(8, 15, {"int8", "bf16"}), measured(8, 16, {"int8", "none"})})
-    EXPECT_NE(message_of([&] { add_sample(sum, other); }).find("\"w\""), std::string::npos);
+    EXPECT_NE(test::error_of<InvalidArgumentError>([&] { add_sample(sum, other); }).find("\"w\""),
+              std::string::npos);
 }
 
 TEST(AllocationCandidates, RefuseWhatIsNotFiniteAndPassOverWhatLosesAll) {
@@ -182,7 +177,9 @@ TEST(AllocationCandidates, RefuseWhatIsNotFiniteAndPassOverWhatLosesAll) {
   const std::vector<float> large = {1e6f, 1}, broken = {1, NAN};
   const AllocationParameter found = measure_candidates({"w", large, 2, 0}, codecs);
   EXPECT_EQ(allocate(Parameters{found}, 64).rules.front().codec, "none");
-  const std::string said = message_of([&] { measure_candidates({"w", broken, 2, 0}, codecs); });
+  const std::string said = test::error_of<InvalidArgumentError>([&] {
+    measure_candidates({"w", broken, 2, 0}, codecs);
+  });
   EXPECT_NE(said.find("\"w\" contains a NaN"), std::string::npos) << said;
 }
 

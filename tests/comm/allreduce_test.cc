@@ -200,12 +200,8 @@ TEST(AllreduceFeedback, SparseSumsLoseNothingOnAnyNumberOfRanks) {
 TEST(AllreduceFeedback, WithoutAStateIsAnErrorThatSaysWhatToDo) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(1000, 1.0f);
-    try {
-      allreduce(transport, gradient, {.codec = "int8+ef"});
-      FAIL();
-    } catch (const InvalidArgumentError& error) {
-      EXPECT_NE(std::string(error.what()).find("state"), std::string::npos) << error.what();
-    }
+    expect_error<InvalidArgumentError>(
+        [&] { allreduce(transport, gradient, {.codec = "int8+ef"}); }, "state");
   });
 }
 

@@ -22,19 +22,7 @@ const std::vector<int> kCheckpointDims[] = {{}, {2, 2}};
 
 TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
   for (const std::vector<int>& dims : kCheckpointDims)
-    run_ranks(4, {}, [&](Transport& transport) {
-      const ReducerOptions options{.codec = GetParam(), .dims = dims};
-      Training first(transport, options);
-      for (int step = 0; step < 3; ++step) first.step(step);
-      const auto state = first.reducer.save_state();
-      Training second(transport, options);
-      second.reducer.load_state(state);
-      for (int step = 3; step < 6; ++step) {
-        const Values wanted = first.step(step);
-        EXPECT_EQ(second.step(step), wanted) << step;
-      }
-      EXPECT_EQ(second.reducer.save_state(), first.reducer.save_state());
-    });
+    expect_goes_on(4, {.codec = GetParam(), .dims = dims});
 }
 
 TEST_P(Checkpoint, AnotherNumberOfRanksKeepsTheContribution) {

@@ -46,8 +46,8 @@ class Flipping final : public ForwardingTransport {
 };
 
 /// The errors of all ranks if `damager` sends a damaged message.
-std::vector<std::string> errors_of(int ranks, int damager, int exchange,
-                                   const std::function<void(Transport&)>& call) {
+std::vector<std::string> errors_with_damage(int ranks, int damager, int exchange,
+                                            const std::function<void(Transport&)>& call) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   run_ranks(ranks, {}, [&](Transport& transport) {
     Flipping flipping(transport, transport.rank() == damager ? exchange : -1);
@@ -70,24 +70,24 @@ void expect_named(const std::vector<std::string>& errors, int damager) {
 // Along the tree, and along the chain.
 TEST(Damage, OfABroadcastIsNotPassedOn) {
   for (const std::size_t count : {std::size_t{1000}, std::size_t{100'000}})
-    expect_named(errors_of(5, 0, 0,
-                           [count](Transport& transport) {
-                             Values values(count, 1.0f);
-                             broadcast(transport, values);
-                           }),
+    expect_named(errors_with_damage(5, 0, 0,
+                                    [count](Transport& transport) {
+                                      Values values(count, 1.0f);
+                                      broadcast(transport, values);
+                                    }),
                  0);
 }
 
 // The owner's sum in the second dimension, forwarded by its neighbor in the first dimension.
 TEST(Damage, OnAGridIsNotPassedOn) {
   const int dims[] = {2, 2};
-  expect_named(errors_of(4, 3, 2,
-                         [&dims](Transport& transport) {
-                           Values values(10'000, 1.0f);
-                           allreduce(
-                               transport, values,
+  expect_named(errors_with_damage(
+                   4, 3, 2,
+                   [&dims](Transport& transport) {
+                     Values values(10'000, 1.0f);
+                     allreduce(transport, values,
                                {.codec = "int8", .algorithm = Algorithm::kTwoShot, .dims = dims});
-                         }),
+                   }),
                3);
 }
 

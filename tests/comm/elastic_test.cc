@@ -290,41 +290,31 @@ TEST(Elastic, OneRankAloneGoesOnWhereSoFewMay) {
   });
 }
 
-/// The text of the InvalidArgumentError thrown by a call.
-template <typename Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgumentError& error) {
-    return error.what();
-  }
-  return "not refused";
-}
-
-bool says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(Elastic, WhatCannotGoOnIsRefused) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = elastic();
     Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = 1e-8}});
     options.tuner = &tuner;
-    EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "its own Tuner"));
+    EXPECT_TRUE(says(error_of<InvalidArgumentError>([&] { GradientReducer(transport, options); }),
+                     "its own Tuner"));
     GradientReducer reducer(transport, elastic());
     GradientShape shape{.count = 100};
     shape.collective = Collective::kReduceScatter;
-    EXPECT_TRUE(says(refusal([&] { reducer.add("w", shape); }), "all-reduced"));
-    EXPECT_TRUE(says(refusal([&] { reducer.resume(); }), "no rank was lost"));
+    EXPECT_TRUE(
+        says(error_of<InvalidArgumentError>([&] { reducer.add("w", shape); }), "all-reduced"));
+    EXPECT_TRUE(
+        says(error_of<InvalidArgumentError>([&] { reducer.resume(); }), "no rank was lost"));
     GradientReducer plain(transport, {.codec = "int8"});
-    EXPECT_TRUE(says(refusal([&] { plain.resume(); }), "RanksLostError"));
+    EXPECT_TRUE(says(error_of<InvalidArgumentError>([&] { plain.resume(); }), "RanksLostError"));
     for (const int ranks : {-1, 99}) {
       options = elastic();
       options.min_ranks = ranks;
-      EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "give 1 to 2"));
+      EXPECT_TRUE(says(error_of<InvalidArgumentError>([&] { GradientReducer(transport, options); }),
+                       "give 1 to 2"));
     }
     options = {.codec = "int8", .min_ranks = 1};
-    EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "set elastic too"));
+    EXPECT_TRUE(says(error_of<InvalidArgumentError>([&] { GradientReducer(transport, options); }),
+                     "set elastic too"));
   });
 }
 
@@ -334,7 +324,7 @@ TEST(Elastic, DimsOfTheRanksOfBeforeAreRefused) {
     options.dims = {2, 2};
     Training run(transport, options);
     if (is_gone(lose(run))) return;
-    EXPECT_TRUE(says(refusal([&] { run.reducer.resume(); }), "dims"));
+    EXPECT_TRUE(says(error_of<InvalidArgumentError>([&] { run.reducer.resume(); }), "dims"));
   });
 }
 
@@ -347,7 +337,7 @@ TEST(Elastic, OnSomeRanksOnlyIsSaid) {
       run.step(0);
       ADD_FAILURE() << "one rank is elastic";
     } catch (const TransportError& error) {
-      EXPECT_TRUE(says(error.what(), "elastic is 1 on rank 0, 0 on rank 1")) << error.what();
+      EXPECT_TRUE(says(error.what(), "elastic is 1 on rank 0, 0 on rank 1"));
       ASSERT_EQ(error.disagreement().size(), 1u);
       EXPECT_EQ(error.disagreement().front().name, "elastic");
     }

@@ -195,17 +195,12 @@ TEST(ErrorGrowth, BoundsThatOfHosts) {
 }
 
 std::string refused(const CollectiveOptions& options, int ranks) {
-  std::string said;
-  run_ranks(ranks, {}, [&](Transport& transport) {
-    Values gradient(1000, 1.0f);
-    try {
-      allreduce(transport, gradient, options);
-    } catch (const InvalidArgumentError& error) {
-      if (transport.rank() == 0) said = error.what();
-    }
-    for (const float value : gradient) ASSERT_EQ(value, 1.0f);
+  std::vector<Values> gradients(static_cast<std::size_t>(ranks), Values(1000, 1.0f));
+  const auto errors = errors_of<InvalidArgumentError>(ranks, [&](Transport& transport) {
+    allreduce(transport, gradients[static_cast<std::size_t>(transport.rank())], options);
   });
-  return said;
+  for (const Values& gradient : gradients) EXPECT_EQ(gradient, Values(1000, 1.0f));
+  return errors[0];
 }
 
 std::string refused(const std::vector<int>& dims, int ranks) {

@@ -76,27 +76,8 @@ TEST_P(HierarchicalReducer, EndsWithTheSameBitsWhoeverSends) {
   }
 }
 
-// The results of four sum steps plus the drained residuals equal the inputs.
 TEST_P(HierarchicalReducer, LosesNothing) {
-  const Hosts& hosts = GetParam();
-  ReducerOptions options = hierarchical(hosts);
-  options.reduction = Reduction::kSum;
-  std::vector<double> wanted(kCount, 0.0);
-  for (int step = 0; step < 4; ++step)
-    for (int rank = 0; rank < static_cast<int>(hosts.size()); ++rank) {
-      const Values values = gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank));
-      for (std::size_t i = 0; i < kCount; ++i) wanted[i] += values[i];
-    }
-  run_ranks(static_cast<int>(hosts.size()), {}, [&](Transport& transport) {
-    Training run(transport, options);
-    std::vector<double> found(kCount, 0.0);
-    for (int step = 0; step < 4; ++step) {
-      const Values& sum = run.step(step);
-      for (std::size_t i = 0; i < kCount; ++i) found[i] += sum[i];
-    }
-    const auto rest = drain(run);
-    for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(found[i] + rest[i], wanted[i], 2e-3) << i;
-  });
+  expect_loses_nothing(ranks_of(GetParam()), hierarchical(GetParam()));
 }
 
 // The owner of a shard forwards its host's sum even without a gradient of its own.
@@ -122,18 +103,7 @@ TEST(HierarchicalReducers, AMissingParameterAddsNothingAndGetsTheSum) {
 }
 
 TEST_P(HierarchicalReducer, ACheckpointGoesOnBitForBit) {
-  run_ranks(static_cast<int>(GetParam().size()), {}, [](Transport& transport) {
-    const ReducerOptions options = hierarchical(GetParam());
-    Training first(transport, options);
-    for (int step = 0; step < 3; ++step) first.step(step);
-    const auto state = first.reducer.save_state();
-    Training second(transport, options);
-    second.reducer.load_state(state);
-    for (int step = 3; step < 5; ++step) {
-      const Values wanted = first.step(step);
-      EXPECT_EQ(second.step(step), wanted) << step;
-    }
-  });
+  expect_goes_on(ranks_of(GetParam()), hierarchical(GetParam()));
 }
 
 /// The residuals of a portable state, drained in a run with `options`.

@@ -276,20 +276,12 @@ TEST(ShardsByHostsGroups, ASingleHostSendsWhatItHas) {
 
 /// The error of rank 0 for a call refused on all ranks.
 std::string refused(int ranks, const CollectiveOptions& options, bool scatters = true) {
-  std::string said;
-  run_ranks(ranks, {}, [&](Transport& transport) {
-    const auto all = static_cast<std::size_t>(ranks);
-    Values input(100 * all, 1.0f), shard(100, 1.0f);
-    try {
-      if (scatters)
-        reduce_scatter(transport, input, shard, options);
-      else
-        allgather(transport, shard, input, options);
-    } catch (const InvalidArgumentError& error) {
-      if (transport.rank() == 0) said = error.what();
-    }
+  const auto errors = errors_of<InvalidArgumentError>(ranks, [&](Transport& transport) {
+    Values input(100 * static_cast<std::size_t>(ranks), 1.0f), shard(100, 1.0f);
+    if (scatters) return reduce_scatter(transport, input, shard, options);
+    allgather(transport, shard, input, options);
   });
-  return said;
+  return errors[0];
 }
 
 TEST(ShardsByHostsErrors, SayWhatDoesNotFit) {
@@ -308,17 +300,11 @@ TEST(ShardsByHostsErrors, SayWhatDoesNotFit) {
 
 TEST(ShardsByHostsErrors, RanksThatGroupOtherwiseAllHearOfIt) {
   const Hosts some{0, 0, 1, 1}, others{0, 1, 0, 1};
-  std::atomic<int> heard{0};
-  run_ranks(4, {}, [&](Transport& transport) {
+  expect_all_fail(4, [&](Transport& transport) {
     Values input(4000), shard(1000);
-    try {
-      reduce_scatter(transport, input, shard,
-                     by_hosts("int8", transport.rank() == 2 ? others : some));
-    } catch (const TransportError&) {
-      ++heard;
-    }
+    reduce_scatter(transport, input, shard,
+                   by_hosts("int8", transport.rank() == 2 ? others : some));
   });
-  EXPECT_EQ(heard, 4);
 }
 
 // As many ranks as grid positions: each rank owns a shard.

@@ -292,13 +292,12 @@ TEST(HierarchicalErrors, AResidualOfAnotherCountIsAnError) {
     Values gradient(100000, 1.0f), residual(100000);
     StateWords words;
     const CollectiveState state{residual, {}, &words};
-    try {
-      allreduce(transport, gradient,
-                {.codec = "int8+ef", .algorithm = Algorithm::kHierarchical, .state = &state});
-      ADD_FAILURE();
-    } catch (const InvalidArgumentError& error) {
-      EXPECT_NE(std::string(error.what()).find("encoded_count"), std::string::npos);
-    }
+    expect_error<InvalidArgumentError>(
+        [&] {
+          allreduce(transport, gradient,
+                    {.codec = "int8+ef", .algorithm = Algorithm::kHierarchical, .state = &state});
+        },
+        "encoded_count");
   });
 }
 

@@ -19,10 +19,6 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Names = std::vector<std::string>;
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// Three parameters of unequal counts, which become ready in any order.
 struct Trio {
   Trio(Transport& transport, const ReducerOptions& options) : reducer(transport, options) {
@@ -90,7 +86,7 @@ std::vector<std::string> errors_after(int ranks, const ReducerOptions& options,
     const Bytes state = state_of(transport, run);
     if (!state.empty()) run.reducer.load_state(state);
     errors[static_cast<std::size_t>(transport.rank())] =
-        test::error_of<TransportError>([&] { run.step(kForward, 1); });
+        error_of<TransportError>([&] { run.step(kForward, 1); });
   });
   return errors;
 }
@@ -105,9 +101,9 @@ TEST(Loading, EveryRankNamesTheStepsOfDifferentSaves) {
         return transport.rank() == 1 ? late : early;
       });
       for (const std::string& error : errors)
-        EXPECT_TRUE(contains(error,
-                             "rank 0 loaded the exact state of step 2, rank 1 the exact "
-                             "state of step 4: load the same save on all ranks"))
+        EXPECT_TRUE(says(error,
+                         "rank 0 loaded the exact state of step 2, rank 1 the exact "
+                         "state of step 4: load the same save on all ranks"))
             << error;
     }
 }
@@ -119,9 +115,9 @@ TEST(Loading, AnExactAndAPortableStateAreNamed) {
     return transport.rank() == 1 ? portable : run.reducer.save_state();
   });
   for (const std::string& error : errors)
-    EXPECT_TRUE(contains(error,
-                         "rank 0 loaded the exact state of step 1, rank 1 the portable "
-                         "state of step 1"))
+    EXPECT_TRUE(says(error,
+                     "rank 0 loaded the exact state of step 1, rank 1 the portable "
+                     "state of step 1"))
         << error;
 }
 
@@ -134,7 +130,7 @@ TEST(Loading, OneRankThatLoadsNoStateIsNamed) {
         return transport.rank() == 0 ? state : Bytes();
       });
       const std::string loaded = "number of loaded states is 1 on rank 0, 0 on rank 1";
-      for (const std::string& error : errors) EXPECT_TRUE(contains(error, loaded)) << error;
+      for (const std::string& error : errors) EXPECT_TRUE(says(error, loaded)) << error;
     }
 }
 
@@ -151,12 +147,12 @@ TEST(Loading, SavesOfOneStepWithUnequalCodecMemoriesAreFound) {
     const auto rank = static_cast<std::size_t>(transport.rank());
     Training run(transport, {.codec = "lowrank"});
     run.reducer.load_state(states[rank]);
-    errors[rank] = test::error_of<TransportError>([&] { run.step(2); });
+    errors[rank] = error_of<TransportError>([&] { run.step(2); });
   });
   for (const std::string& error : errors)
-    EXPECT_TRUE(contains(error,
-                         "rank 0 loaded the exact state of step 1, rank 1 another exact "
-                         "state of step 1"))
+    EXPECT_TRUE(says(error,
+                     "rank 0 loaded the exact state of step 1, rank 1 another exact "
+                     "state of step 1"))
         << error;
 }
 
@@ -198,7 +194,7 @@ std::string refusal(Run& run, const Bytes& bytes,
   change(state);
   const Bytes before = run.reducer.save_state();
   const std::string error =
-      test::error_of<InvalidArgumentError>([&] { run.reducer.load_state(write_state(state)); });
+      error_of<InvalidArgumentError>([&] { run.reducer.load_state(write_state(state)); });
   EXPECT_EQ(run.reducer.save_state(), before);
   return error;
 }
@@ -211,8 +207,8 @@ TEST(Loading, AnOrderThatIsNoPermutationIsRefused) {
       using Order = std::vector<std::uint32_t>;
       for (const Order& order :
            {Order{7}, Order{1u << 31}, Order{0}, Order{0, 1, 1}, Order{0, 1, 2, 3}, Order{0, 1, 3}})
-        EXPECT_TRUE(contains(refusal(run, state, [&](ReducerState& one) { one.order = order; }),
-                             "sending order is not a permutation of the 3 parameters"));
+        EXPECT_TRUE(says(refusal(run, state, [&](ReducerState& one) { one.order = order; }),
+                         "sending order is not a permutation of the 3 parameters"));
     });
 }
 
@@ -224,12 +220,12 @@ TEST(Loading, RanksThatAreNoneAreRefused) {
     const std::pair<std::uint32_t, std::uint32_t> lies[] = {
         {0, 0}, {2, 2}, {2, 1u << 31}, {1u << 31, 0}, {65537, 0}};
     for (const auto& [ranks, rank] : lies)
-      EXPECT_TRUE(contains(refusal(run, state,
-                                   [&](ReducerState& one) {
-                                     one.ranks = ranks;
-                                     one.rank = rank;
-                                   }),
-                           "which does not exist"));
+      EXPECT_TRUE(says(refusal(run, state,
+                               [&](ReducerState& one) {
+                                 one.ranks = ranks;
+                                 one.rank = rank;
+                               }),
+                       "which does not exist"));
     run.reducer.load_state(state);
   });
 }
@@ -243,17 +239,16 @@ TEST(Loading, ValuesThatAreNotFiniteAreRefusedByName) {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     for (const float bad : {std::nanf(""), kInfinity, -kInfinity})
       for (const Bytes& state : {exact, portable})
-        EXPECT_TRUE(contains(
+        EXPECT_TRUE(says(
             refusal(run, state, [&](ReducerState& one) { one.parameters[0].residual.at(5) = bad; }),
             "value 5 of the state's residual of \"w\" is"));
     options.residual_dtype = Dtype::kBf16;
     Training narrow(transport, options);
-    EXPECT_TRUE(contains(refusal(narrow, exact,
-                                 [](ReducerState& one) {
-                                   one.parameters[0].owner.at(3) =
-                                       std::numeric_limits<float>::max();
-                                 }),
-                         "value 3 of the state's owner's residual of \"w\" is"));
+    EXPECT_TRUE(says(refusal(narrow, exact,
+                             [](ReducerState& one) {
+                               one.parameters[0].owner.at(3) = std::numeric_limits<float>::max();
+                             }),
+                     "value 3 of the state's owner's residual of \"w\" is"));
   });
 }
 

@@ -1,6 +1,7 @@
 // Refused overlaps between outputs and other memory of a call: codecs, collectives, reducers.
 #include "tests/comm/ranks.h"
 #include "tests/support/codec_harness.h"
+#include "tests/support/errors.h"
 
 #include <tersor/tersor.h>
 
@@ -16,7 +17,7 @@ namespace tersor::testing {
 namespace {
 
 void expect_refused(const std::function<void()>& call) {
-  EXPECT_NE(test::error_of<InvalidArgumentError>(call).find("overlaps"), std::string::npos);
+  EXPECT_NE(error_of<InvalidArgumentError>(call).find("overlaps"), std::string::npos);
 }
 
 /// Memory for calls with two segments of 256 values and a codec with feedback.

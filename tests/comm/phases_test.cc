@@ -198,12 +198,8 @@ TEST(Phases, ShardsFollowTheirScheduleToo) {
 
 void expect_refused(const std::vector<ReducerRule>& rules, const std::string& part) {
   run_ranks(1, {}, [&](Transport& transport) {
-    try {
-      GradientReducer reducer(transport, scheduled(rules));
-      FAIL() << part;
-    } catch (const InvalidArgumentError& error) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    }
+    expect_error<InvalidArgumentError>(
+        [&] { GradientReducer reducer(transport, scheduled(rules)); }, part);
   });
 }
 

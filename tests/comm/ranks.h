@@ -6,11 +6,17 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "tests/support/errors.h"
+
 namespace tersor::testing {
+
+using test::error_of;
+using test::expect_error;
+using test::says;
 
 using Values = std::vector<float>;
 using Hosts = std::vector<int>;  ///< of each rank
@@ -64,6 +70,35 @@ inline std::vector<Values> on_ranks(const std::vector<Values>& inputs,
     body(transport, outputs[static_cast<std::size_t>(transport.rank())]);
   });
   return outputs;
+}
+
+/// The text of each rank's `Error`, or "".
+template <typename Error = TransportError>
+std::vector<std::string> errors_of(int ranks, const std::function<void(Transport&)>& call) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    errors[static_cast<std::size_t>(transport.rank())] = error_of<Error>([&] { call(transport); });
+  });
+  return errors;
+}
+
+/// Expects a TransportError on all ranks.
+inline void expect_all_fail(int ranks, const std::function<void(Transport&)>& call) {
+  for (const std::string& error : errors_of(ranks, call)) EXPECT_NE(error, "");
+}
+
+/// The text of rank 1's InvalidArgumentError. The values and the transport stay as they were.
+inline std::string refused(const std::function<void(Transport&, Values&)>& call) {
+  std::string said;
+  run_ranks(2, {}, [&](Transport& transport) {
+    Values values(1000, 1.0f);
+    const std::string own = error_of<InvalidArgumentError>([&] { call(transport, values); });
+    EXPECT_NE(own, "") << "nothing was thrown";
+    if (transport.rank() == 1) said = own;
+    broadcast(transport, values);
+    EXPECT_EQ(values, Values(1000, 1.0f));
+  });
+  return said;
 }
 
 }  // namespace tersor::testing

@@ -201,22 +201,6 @@ TEST(RootedMessages, OfABroadcastAreFew) {
   }
 }
 
-std::string refused(const std::function<void(Transport&, Values&)>& call) {
-  std::string said;
-  run_ranks(2, {}, [&](Transport& transport) {
-    Values values(1000, 1.0f);
-    try {
-      call(transport, values);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgumentError& error) {
-      if (transport.rank() == 0) said = error.what();
-    }
-    EXPECT_EQ(values, Values(1000, 1.0f));
-    broadcast(transport, values);  // the transport still works
-  });
-  return said;
-}
-
 TEST(RootedErrors, SayWhatDoesNotFit) {
   EXPECT_EQ(refused([](Transport& ranks, Values& values) { broadcast(ranks, values, 2); }),
             "root is 2: give a rank from 0 to 1");

@@ -1,4 +1,4 @@
-// Training of a single parameter by a reducer on one rank, for the tests of checkpoints.
+// Training of a single parameter by a reducer on one rank, for tests of residuals and checkpoints.
 #pragma once
 
 #include "tests/comm/ranks.h"
@@ -55,6 +55,42 @@ inline std::vector<double> drain(Training& run) {
     if (largest == 0) break;
   }
   return rest;
+}
+
+/// Expects that the results of four sums and the drained residuals add up to the inputs.
+inline void expect_loses_nothing(int ranks, ReducerOptions options) {
+  options.reduction = Reduction::kSum;
+  std::vector<double> wanted(kCount, 0.0);
+  for (int step = 0; step < 4; ++step)
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Values values = gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank));
+      for (std::size_t i = 0; i < kCount; ++i) wanted[i] += values[i];
+    }
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    Training run(transport, options);
+    std::vector<double> found(kCount, 0.0);
+    for (int step = 0; step < 4; ++step) {
+      const Values& sum = run.step(step);
+      for (std::size_t i = 0; i < kCount; ++i) found[i] += sum[i];
+    }
+    const auto rest = drain(run);
+    for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(found[i] + rest[i], wanted[i], 2e-3) << i;
+  });
+}
+
+/// Expects that a second reducer continues a saved run with the same bits.
+inline void expect_goes_on(int ranks, const ReducerOptions& options) {
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    Training first(transport, options);
+    for (int step = 0; step < 3; ++step) first.step(step);
+    Training second(transport, options);
+    second.reducer.load_state(first.reducer.save_state());
+    for (int step = 3; step < 6; ++step) {
+      const Values wanted = first.step(step);
+      EXPECT_EQ(second.step(step), wanted) << step;
+    }
+    EXPECT_EQ(second.reducer.save_state(), first.reducer.save_state());
+  });
 }
 
 }  // namespace tersor::testing

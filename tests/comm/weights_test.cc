@@ -204,44 +204,27 @@ TEST(Weights, AStepWithoutGradientsIsOneToo) {
   });
 }
 
-/// The text of the InvalidArgumentError thrown by a call.
-template <typename Call>
-std::string weights_refusal(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgumentError& error) {
-    return error.what();
-  }
-  return "not refused";
-}
-
-bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(Weights, BadOnesAreRefusedAndChangeNothing) {
   run_ranks(2, {}, [](Transport& transport) {
-    const auto text = [](const auto& call) { return weights_refusal(call); };
+    const auto text = [](const auto& call) { return error_of<InvalidArgumentError>(call); };
     WeighedRun plain(transport, {.codec = "none"}), run(transport, weighed());
-    EXPECT_TRUE(mentions(text([&] { plain.reducer.weigh(1); }), "the option weighted"));
-    EXPECT_TRUE(
-        mentions(text([&] { run.reducer.ready("w"); }), "call weigh() in each step before"));
-    EXPECT_TRUE(mentions(text([&] { run.reducer.wait(); }), "call weigh() in each step before"));
+    EXPECT_TRUE(says(text([&] { plain.reducer.weigh(1); }), "the option weighted"));
+    EXPECT_TRUE(says(text([&] { run.reducer.ready("w"); }), "call weigh() in each step before"));
+    EXPECT_TRUE(says(text([&] { run.reducer.wait(); }), "call weigh() in each step before"));
     for (const double bad : {-1.0, kInfiniteSamples, std::nan("")})
-      EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(bad); }),
-                           "give a finite number of samples, 0 or more"));
+      EXPECT_TRUE(says(text([&] { run.reducer.weigh(bad); }),
+                       "give a finite number of samples, 0 or more"));
     run.reducer.weigh(1 + 2 * transport.rank());
-    EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(5); }), "once in a step"));
+    EXPECT_TRUE(says(text([&] { run.reducer.weigh(5); }), "once in a step"));
     run.gradient.assign(kWeighed, static_cast<float>(4 * transport.rank()));
     run.reducer.ready("w", run.gradient);
-    EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(5); }), "once in a step"));
+    EXPECT_TRUE(says(text([&] { run.reducer.weigh(5); }), "once in a step"));
     run.reducer.wait();
     EXPECT_EQ(run.gradient, Values(kWeighed, 3.0f));
-    EXPECT_TRUE(
-        mentions(text([&] { run.reducer.ready("w"); }), "call weigh() in each step before"));
+    EXPECT_TRUE(says(text([&] { run.reducer.ready("w"); }), "call weigh() in each step before"));
     ReducerOptions sum = weighed();
     sum.reduction = Reduction::kSum;
-    EXPECT_TRUE(mentions(text([&] { GradientReducer(transport, sum); }), "needs a mean"));
+    EXPECT_TRUE(says(text([&] { GradientReducer(transport, sum); }), "needs a mean"));
   });
 }
 
@@ -252,8 +235,8 @@ TEST(Weights, NoSamplesAtAllAreRefusedOnAllRanksWhichMayTellOthers) {
         if (ranks == 1 && bad != 0) return;
         WeighedRun run(transport, weighed());
         run.reducer.weigh(bad);
-        EXPECT_TRUE(
-            mentions(weights_refusal([&] { run.reducer.ready("w"); }), "call weigh() again"));
+        EXPECT_TRUE(says(error_of<InvalidArgumentError>([&] { run.reducer.ready("w"); }),
+                         "call weigh() again"));
         EXPECT_LT(squared_error(run.step(2), wanted_mean(std::vector<double>(
                                                  static_cast<std::size_t>(ranks), 1.0))),
                   1e-13);
@@ -274,7 +257,7 @@ TEST(Weights, RanksThatDisagreeAreTold) {
       texts[static_cast<std::size_t>(transport.rank())] = error.what();
     }
   });
-  for (const std::string& text : texts) EXPECT_TRUE(mentions(text, "weights")) << text;
+  for (const std::string& text : texts) EXPECT_TRUE(says(text, "weights"));
 }
 
 // Rank 2 leaves before sending a weight. Rank 1 has already sent a weight.

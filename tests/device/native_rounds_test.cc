@@ -103,12 +103,7 @@ TEST_P(NativeRoundsOn, HardValues) {
 TEST_P(NativeRoundsOn, WordsOfTheNextStep) { expect_same_next_words(spec(), 600, {}); }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, NativeRoundsOn, ::testing::ValuesIn(native_specs()),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name)
-                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-                           return name;
-                         });
+                         [](const auto& info) { return test_name(info.param); });
 
 }  // namespace
 }  // namespace tersor::test

@@ -199,12 +199,7 @@ TEST_P(SameBytes, WordsOfTheNextStep) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(framed_specs()),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name)
-                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-                           return name;
-                         });
+                         [](const auto& info) { return test_name(info.param); });
 
 }  // namespace
 }  // namespace tersor::test

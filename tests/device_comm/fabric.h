@@ -1,39 +1,19 @@
-// Transports with support for device memory, for the suites of this folder. Each test program
-// defines its transports and device.
+// Suites for transports with support for device memory. Each test program defines its fabrics.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <tersor/stream.h>
-#include <tersor/transport.h>
-
-#include <functional>
-#include <ostream>
-#include <string>
-#include <vector>
+#include "tests/transport/rank.h"
 
 namespace tersor::test {
 
-using DeviceBody = std::function<void(Transport& transport, StreamView stream)>;
+/// A suite for the first fabric.
+class OnDeviceFabric : public OnMemory {
+ protected:
+  using DeviceBody = std::function<void(Transport& transport, StreamView stream)>;
 
-struct DeviceFabric {
-  std::string name;
   /// Runs a body on each of `ranks` ranks, each with a separate stream.
-  std::function<void(int ranks, const DeviceBody& body)> run;
-  /// True if native sums are Tersor's, with the same bits as on the host.
-  bool own_sums = true;
-
-  friend std::ostream& operator<<(std::ostream& out, const DeviceFabric& fabric) {
-    return out << fabric.name;
+  void run(int ranks, const DeviceBody& body) const {
+    OnMemory::run(ranks, [&](const Rank& rank) { body(rank.transport, rank.stream().view()); });
   }
 };
-
-/// Defined once for each test program.
-std::vector<DeviceFabric> device_fabrics();
-
-inline std::string device_fabric_name(const ::testing::TestParamInfo<DeviceFabric>& info) {
-  return info.param.name;
-}
-
-class OnDeviceFabric : public ::testing::TestWithParam<DeviceFabric> {};
 
 }  // namespace tersor::test

@@ -51,22 +51,30 @@ class Model {
   Values step(int index, int left_out = -1) {
     for (std::size_t i = shapes_.size(); i-- > 0;) {
       if (static_cast<int>(i) == left_out) continue;
-      gradients_[i]->write(testing::gaussian(
-          shapes_[i].count(), static_cast<std::uint64_t>(index * 100 + rank_ * 10) + i));
+      write_one(i, index);
       reducer_.ready(shapes_[i].name);
     }
     reducer_.wait();
     return read();
   }
-
- private:
+  /// The parts of a step.
+  void write(int index) {
+    for (std::size_t i = 0; i < shapes_.size(); ++i) write_one(i, index);
+  }
+  void reduce() {
+    for (std::size_t i = shapes_.size(); i-- > 0;) reducer_.ready(shapes_[i].name);
+    reducer_.wait();
+  }
   Values read() const {
     Values all;
-    for (const auto& gradient : gradients_) {
-      const Values values = gradient->read();
-      all.insert(all.end(), values.begin(), values.end());
-    }
+    for (const auto& gradient : gradients_) append(all, gradient->read());
     return all;
+  }
+
+ private:
+  void write_one(std::size_t i, int index) {
+    gradients_[i]->write(testing::gaussian(
+        shapes_[i].count(), static_cast<std::uint64_t>(index * 100 + rank_ * 10) + i));
   }
 
   int rank_;

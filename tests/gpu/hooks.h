@@ -1,4 +1,4 @@
-// Hooks of the PTX interpreter for tests (runtime/hooks.h in tests/ptx_device): injected errors,
+// Hooks of the PTX interpreter for tests (tests/ptx_device/hooks.h): injected errors,
 // and detection of reads of unwritten memory. A real GPU's runtime has no hooks.
 #pragma once
 

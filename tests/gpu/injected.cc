@@ -77,10 +77,6 @@ Outcome run_with_error(Scenario& scenario, std::size_t call, cudaError_t error) 
   return outcome;
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 void expect_right_type(const Outcome& outcome, Callers callers, cudaError_t error) {
   if (callers == Callers::kRanks && outcome.thrown == Thrown::kTransportError) return;
   if (callers == Callers::kTestToo && outcome.thrown == Thrown::kCudaError) return;
@@ -92,9 +88,9 @@ void expect_right_type(const Outcome& outcome, Callers callers, cudaError_t erro
 /// The message must name the failed action and contain CUDA's error text.
 void expect_right_message(const Outcome& outcome, Callers callers, cudaError_t error) {
   if (outcome.thrown == Thrown::kTransportError || callers == Callers::kTestToo) return;
-  if (outcome.thrown == Thrown::kOutOfMemory && has(outcome.message, " bytes of ")) return;
+  if (outcome.thrown == Thrown::kOutOfMemory && says(outcome.message, " bytes of ")) return;
   const std::string text = cudaGetErrorString(error);
-  EXPECT_TRUE(has(outcome.message, text)) << outcome.message;
+  EXPECT_TRUE(says(outcome.message, text));
   EXPECT_GT(outcome.message.size(), text.size() + 5) << outcome.message;
 }
 
@@ -118,7 +114,7 @@ void expect_result(const Scene& scene, const Bytes& wanted) {
 /// block. The destructors ~Copies and ~HostTransport keep blocks without an error.
 bool may_keep_memory(const Scene& scene, const Outcome& outcome, bool is_broken) {
   const bool asks =
-      has(outcome.function, "cudaEventRecord") || has(outcome.function, "cudaEventQuery");
+      says(outcome.function, "cudaEventRecord") || says(outcome.function, "cudaEventQuery");
   return scene.callers == Callers::kRanks && (is_broken || asks);
 }
 

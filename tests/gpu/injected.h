@@ -1,5 +1,5 @@
 // Injects errors into CUDA runtime calls, one at a time, and checks the library's reaction. The PTX
-// interpreter supports injection (runtime/injected.h in tests/ptx_device). A real GPU's runtime
+// interpreter supports injection (tests/ptx_device/runtime/injected.h). A real GPU's runtime
 // does not, so these tests are skipped by name.
 #pragma once
 

@@ -3,6 +3,7 @@
 
 #include "tests/gpu/device_memory.h"
 #include "tests/support/grid.h"
+#include "tests/support/specs.h"
 
 namespace tersor::test {
 namespace {
@@ -83,12 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, OnStream,
                                            "intsum:bits=16,rounding=stochastic+ef",
                                            "intsum:bits=32", "intsum:scale=0.05+ef", "lowrank+ef",
                                            "lowrank:rank=8,values=bf16+ef"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name)
-                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-                           return name;
-                         });
+                         [](const auto& info) { return test_name(info.param); });
 
 }  // namespace
 }  // namespace tersor::test

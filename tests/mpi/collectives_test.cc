@@ -23,22 +23,28 @@ void expect_same_bits(const Values& one, const Values& other, std::string_view w
   EXPECT_EQ(std::memcmp(one.data(), other.data(), one.size() * sizeof(float)), 0) << what;
 }
 
-TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
-  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
-  Transport& transport = *owned_transport;
-  const auto inputs = gradients(transport.ranks(), kCount);
-  const auto own = static_cast<std::size_t>(transport.rank());
+class MpiCollectives : public ::testing::Test {
+ protected:
+  /// Expects that `call` gives the values that it gives between threads.
+  void expect_bits_of_threads(std::size_t count, std::string_view what,
+                              const std::function<void(Transport&, Values&)>& call) {
+    const auto inputs = gradients(transport_->ranks(), count);
+    const auto own = static_cast<std::size_t>(transport_->rank());
+    Values values = inputs[own];
+    call(*transport_, values);
+    expect_same_bits(values, on_ranks(inputs, call)[own], what);
+  }
+
+  const std::unique_ptr<Transport> transport_ = make_mpi_transport(MPI_COMM_WORLD);
+};
+
+TEST_F(MpiCollectives, AllreduceHasTheBitsOfThreads) {
   for (const CodecInfo& info : test::flat_codecs())
     for (const std::string& codec : test::example_specs(info))
-      for (const std::size_t chunk_count : {kDefaultChunkCount, std::size_t{50'000}}) {
-        const CollectiveOptions options{.codec = codec, .chunk_count = chunk_count};
-        const auto wanted = on_ranks(inputs, [&](Transport& threads, Values& values) {
-          allreduce(threads, values, options);
+      for (const std::size_t chunk_count : {kDefaultChunkCount, std::size_t{50'000}})
+        expect_bits_of_threads(kCount, codec, [&](Transport& ranks, Values& values) {
+          allreduce(ranks, values, {.codec = codec, .chunk_count = chunk_count});
         });
-        Values values = inputs[own];
-        allreduce(transport, values, options);
-        expect_same_bits(values, wanted[own], codec);
-      }
 }
 
 /// Sample-weighted steps with a different number of samples per rank, including 0.
@@ -56,59 +62,40 @@ Values weighed_steps(Transport& transport, const Values& gradient) {
   return all;
 }
 
-TEST(MpiCollectives, WeighedStepsHaveTheBitsOfThreads) {
-  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
-  Transport& transport = *owned_transport;
-  if (transport.ranks() < 2) GTEST_SKIP() << "on 2 or more ranks";
-  const auto inputs = gradients(transport.ranks(), 50'001);
-  const auto own = static_cast<std::size_t>(transport.rank());
-  const auto wanted = on_ranks(
-      inputs, [](Transport& threads, Values& values) { values = weighed_steps(threads, values); });
-  expect_same_bits(weighed_steps(transport, inputs[own]), wanted[own], "int8+ef");
+TEST_F(MpiCollectives, WeighedStepsHaveTheBitsOfThreads) {
+  if (transport_->ranks() < 2) GTEST_SKIP() << "on 2 or more ranks";
+  expect_bits_of_threads(50'001, "int8+ef", [](Transport& ranks, Values& values) {
+    values = weighed_steps(ranks, values);
+  });
 }
 
-TEST(MpiCollectives, WhoRunsAheadTakesLittleMemory) {
-  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
-  Transport& transport = *owned_transport;
-  if (transport.ranks() < 3) GTEST_SKIP() << "on 3 or more ranks";
-  RunningAhead(transport).expect_bounded();
+TEST_F(MpiCollectives, WhoRunsAheadTakesLittleMemory) {
+  if (transport_->ranks() < 3) GTEST_SKIP() << "on 3 or more ranks";
+  RunningAhead(*transport_).expect_bounded();
 }
 
-TEST(MpiCollectives, GridsHaveTheBitsOfThreads) {
-  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
-  Transport& transport = *owned_transport;
-  if (transport.ranks() < 4 || transport.ranks() % 2 != 0) GTEST_SKIP() << "on 4, 6, … ranks";
-  const int dims[] = {2, transport.ranks() / 2};
-  const auto inputs = gradients(transport.ranks(), kCount);
-  const auto own = static_cast<std::size_t>(transport.rank());
-  for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"}) {
-    const CollectiveOptions options{
-        .codec = codec, .algorithm = Algorithm::kTwoShot, .dims = dims, .chunk_count = 50'000};
-    const auto wanted = on_ranks(
-        inputs, [&](Transport& threads, Values& values) { allreduce(threads, values, options); });
-    Values values = inputs[own];
-    allreduce(transport, values, options);
-    expect_same_bits(values, wanted[own], codec);
-  }
+TEST_F(MpiCollectives, GridsHaveTheBitsOfThreads) {
+  const int ranks = transport_->ranks();
+  if (ranks < 4 || ranks % 2 != 0) GTEST_SKIP() << "on 4, 6, … ranks";
+  const int dims[] = {2, ranks / 2};
+  for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"})
+    expect_bits_of_threads(kCount, codec, [&](Transport& any, Values& values) {
+      allreduce(
+          any, values,
+          {.codec = codec, .algorithm = Algorithm::kTwoShot, .dims = dims, .chunk_count = 50'000});
+    });
 }
 
-TEST(MpiCollectives, AllHaveTheBitsOfThreads) {
-  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
-  Transport& transport = *owned_transport;
-  const auto own = static_cast<std::size_t>(transport.rank());
+TEST_F(MpiCollectives, AllHaveTheBitsOfThreads) {
   for (const std::size_t count : {std::size_t{6000}, kCount})
-    for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"}) {
-      const auto inputs = gradients(transport.ranks(), count);
-      const auto wanted = on_ranks(inputs, [&](Transport& threads, Values& values) {
-        values = every_collective(threads, values, codec);
+    for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"})
+      expect_bits_of_threads(count, codec, [&](Transport& ranks, Values& values) {
+        values = every_collective(ranks, values, codec);
       });
-      expect_same_bits(every_collective(transport, inputs[own], codec), wanted[own], codec);
-    }
 }
 
-/// Runs some steps of a reducer with feedback. Returns the last gradients.
-std::vector<Values> reduce_steps(Transport& transport, const std::string& codec,
-                                 ProgressBy progress) {
+/// Runs some steps of a reducer with feedback. Returns the last gradients, concatenated.
+Values reduce_steps(Transport& transport, const std::string& codec, ProgressBy progress) {
   constexpr std::array<std::size_t, 3> kCounts = {70'000, 5'000, 130};
   std::vector<Values> layers;
   for (const std::size_t count : kCounts) layers.emplace_back(count);
@@ -124,42 +111,28 @@ std::vector<Values> reduce_steps(Transport& transport, const std::string& codec,
     }
     reducer.wait();
   }
-  return layers;
+  Values all;
+  for (const Values& layer : layers) append(all, layer);
+  return all;
 }
 
-void expect_same_steps(Transport& transport, const std::string& codec) {
-  const auto own = static_cast<std::size_t>(transport.rank());
-  std::vector<std::vector<Values>> wanted(static_cast<std::size_t>(transport.ranks()));
-  run_ranks(transport.ranks(), {}, [&](Transport& threads) {
-    wanted[static_cast<std::size_t>(threads.rank())] =
-        reduce_steps(threads, codec, ProgressBy::kThread);
-  });
-  for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller}) {
-    const auto layers = reduce_steps(transport, codec, progress);
-    for (std::size_t layer = 0; layer < layers.size(); ++layer)
-      expect_same_bits(layers[layer], wanted[own][layer], codec);
-  }
-}
-
-TEST(MpiCollectives, ReducerHasTheBitsOfThreads) {
-  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
-  Transport& transport = *owned_transport;
+TEST_F(MpiCollectives, ReducerHasTheBitsOfThreads) {
   for (const CodecInfo& info : codecs())
-    expect_same_steps(transport, std::string(info.name) + "+ef");
+    for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
+      expect_bits_of_threads(1, info.name, [&](Transport& ranks, Values& values) {
+        const bool on_threads = &ranks != transport_.get();
+        values = reduce_steps(ranks, std::string(info.name) + "+ef",
+                              on_threads ? ProgressBy::kThread : progress);
+      });
 }
 
 // One rank uses another instruction set; the bytes must be equal.
-TEST(MpiCollectives, RanksMayHaveOtherInstructionSets) {
-  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
-  Transport& transport = *owned_transport;
-  const auto inputs = gradients(transport.ranks(), kCount);
-  const auto own = static_cast<std::size_t>(transport.rank());
+TEST_F(MpiCollectives, RanksMayHaveOtherInstructionSets) {
   for (const char* codec : {"int8:rounding=stochastic", "hadamard", "blocktopk"}) {
-    const CollectiveOptions options{.codec = codec};
-    Values usual = inputs[own], mixed = inputs[own];
-    allreduce(transport, usual, options);
-    if (transport.rank() == 0) force_isa(available_isas().front());
-    allreduce(transport, mixed, options);
+    Values usual = gaussian(kCount, static_cast<std::uint64_t>(transport_->rank())), mixed = usual;
+    allreduce(*transport_, usual, {.codec = codec});
+    if (transport_->rank() == 0) force_isa(available_isas().front());
+    allreduce(*transport_, mixed, {.codec = codec});
     force_isa(std::nullopt);
     expect_same_bits(mixed, usual, codec);
   }

@@ -80,6 +80,9 @@ std::vector<Fabric> fabrics() {
            .run = run_on_processes,
            .head_bytes = 64,
            .most_ranks = world_ranks(),
+#if TERSOR_TEST_DEVICE_MEMORY
+           .memory = Memory::kDevice,
+#endif
            .meet = [] { MPI_Barrier(members); },
            .share = share}};
 }

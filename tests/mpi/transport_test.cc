@@ -14,6 +14,7 @@
 
 #include "comm/transport/host/head.h"
 #include "comm/transport/mpi/wire.h"
+#include "tests/support/errors.h"
 
 namespace tersor {
 namespace {
@@ -41,12 +42,7 @@ TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
   Transport& transport = *owned_transport;
   if (transport.traits().any_thread) GTEST_SKIP() << "MPI lets all threads in";
   std::jthread([&] {
-    try {
-      transport.progress();
-      ADD_FAILURE() << "no error";
-    } catch (const InvalidArgumentError& error) {
-      EXPECT_NE(std::string(error.what()).find("MPI_THREAD_MULTIPLE"), std::string::npos);
-    }
+    test::expect_error<InvalidArgumentError>([&] { transport.progress(); }, "MPI_THREAD_MULTIPLE");
   }).join();
   transport.barrier({.name = "test"}).wait_synchronize();
 }
@@ -65,13 +61,11 @@ TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
   Transport& transport = *owned_transport;
   if (transport.ranks() == 1) GTEST_SKIP() << "needs 2 ranks";
   if (transport.rank() == 0) std::jthread([&] { transport.abort("the disk is full"); }).join();
-  try {
-    transport.barrier({.name = "test", .timeout = std::chrono::seconds(60)}).wait_synchronize();
-    ADD_FAILURE() << "no error";
-  } catch (const TransportError& error) {
-    EXPECT_NE(std::string(error.what()).find("rank 0 gave up: the disk is full"), std::string::npos)
-        << error.what();
-  }
+  test::expect_error<TransportError>(
+      [&] {
+        transport.barrier({.name = "test", .timeout = std::chrono::seconds(60)}).wait_synchronize();
+      },
+      "rank 0 gave up: the disk is full");
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
   MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -156,12 +150,11 @@ MPI_Comm communicator_of_a_wire() {
 
 void expect_refusal(mpi::MpiWire& wire) {
   const auto until = Clock::now() + std::chrono::seconds(30);
-  try {
-    while (Clock::now() < until) wire.poll();
-    ADD_FAILURE() << "was not refused";
-  } catch (const TransportError& error) {
-    EXPECT_NE(std::string(error.what()).find("another version"), std::string::npos);
-  }
+  test::expect_error<TransportError>(
+      [&] {
+        while (Clock::now() < until) wire.poll();
+      },
+      "another version");
 }
 
 void receive_refused_ones(int count) {

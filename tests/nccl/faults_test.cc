@@ -127,14 +127,14 @@ TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
       if (i == 0) transport.sum(operation, std::vector<ValueSpan>{values.values(), {}});
       if (i == 0) errors[i] = wait_for_fault(transport);
       rank.meet();
-      if (i == 1) errors[i] = message_of<TransportError>([&] { transport.progress(); });
+      if (i == 1) errors[i] = error_of<TransportError>([&] { transport.progress(); });
       nccl.table().comm_abort(clique[i]);
       kernels::synchronize(stream.view());
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_THAT(errors[0], HasSubstr("abort your communicator to end its waiting calls: NCCL 2.27.3 "
                                    "has no ncclCommRevoke (new in 2.28.9)"));
-  EXPECT_EQ(errors[1], "nothing was thrown");
+  EXPECT_EQ(errors[1], "");
 }
 
 TEST(NcclFaults, AnErrorOfNcclIsSticky) {
@@ -143,7 +143,7 @@ TEST(NcclFaults, AnErrorOfNcclIsSticky) {
     sum_up(rank, rank.operation());
     nccl.break_down(rank.communicator, ncclRemoteError);
     wait_for_fault(rank.transport);
-    EXPECT_THAT(message_of<TransportError>([&] { sum_up(rank, rank.operation()); }),
+    EXPECT_THAT(error_of<TransportError>([&] { sum_up(rank, rank.operation()); }),
                 HasSubstr("NCCL reports remote process exited"));
     EXPECT_THROW(rank.transport.channel(), TransportError);
     EXPECT_THROW(rank.transport.begin(rank.operation()), TransportError);
@@ -195,7 +195,7 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
     std::vector<std::byte> host(100);
     Operation operation = rank.operation();
     const auto refusal = [&](const std::function<void()>& call) {
-      return message_of<InvalidArgumentError>(call);
+      return error_of<InvalidArgumentError>(call);
     };
     EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, host, 100); }),
                 HasSubstr("the pointer is to host memory"));
@@ -234,7 +234,7 @@ TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
   WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   const auto refusal = [](ncclComm_t handle) {
-    return message_of<InvalidArgumentError>([&] { make_nccl_transport(handle); });
+    return error_of<InvalidArgumentError>([&] { make_nccl_transport(handle); });
   };
   EXPECT_THAT(refusal(nullptr), HasSubstr("the communicator is null"));
   kernels::use_device(2);
@@ -250,14 +250,14 @@ TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
   const std::filesystem::path file =
       ::testing::TempDir() + "tersor_nccl_alone_" + std::to_string(getpid());
   std::filesystem::remove(file);
-  EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
+  EXPECT_THAT(error_of<TransportError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
               HasSubstr("making a communicator on rank 0 of 2: not all ranks joined in time"));
   EXPECT_EQ(nccl.open_communicators(), 0);
   EXPECT_THAT(
-      message_of<InvalidArgumentError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
+      error_of<InvalidArgumentError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
       HasSubstr("exists: use a new name"));
   std::filesystem::remove(file);
-  EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 1, 2, 100ms); }),
+  EXPECT_THAT(error_of<TransportError>([&] { NcclCommunicator::from_file(file, 1, 2, 100ms); }),
               HasSubstr("did not write"));
 }
 
@@ -272,7 +272,7 @@ TEST(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
       kernels::use_device(static_cast<int>(i));
       const auto owned_transport = make_nccl_transport(clique[i], 3s);
       Transport& transport = *owned_transport;
-      if (i == 0) errors[i] = message_of<TransportError>([&] { transport.channel(); });
+      if (i == 0) errors[i] = error_of<TransportError>([&] { transport.channel(); });
       for (--running; running > 0;) std::this_thread::sleep_for(1ms);
     });
   for (std::thread& thread : threads) thread.join();

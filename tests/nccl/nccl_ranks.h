@@ -2,8 +2,8 @@
 #pragma once
 
 #include "tests/nccl/watched_nccl.h"
-#include "tests/ptx_device/runtime/hooks.h"
-#include "tests/ptx_device/runtime/pauses.h"
+#include "tests/ptx_device/hooks.h"
+#include "tests/support/errors.h"
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -154,27 +154,15 @@ inline void expect_no_wait(const NcclRank& rank, const std::function<void()>& bo
   rank.meet();
 }
 
-constexpr const char* kNothing = "nothing was thrown";
-
-template <typename Exception>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return kNothing;
-}
-
 /// The fault found by the transport's thread while the device continues.
 inline std::string wait_for_fault(Transport& transport) {
   const auto until = Clock::now() + std::chrono::seconds(60);
   while (Clock::now() < until) {
     kernels::rest();
-    const std::string found = message_of<Error>([&] { transport.progress(); });
-    if (found != kNothing) return found;
+    const std::string found = error_of<Error>([&] { transport.progress(); });
+    if (!found.empty()) return found;
   }
-  return kNothing;
+  return "";
 }
 
 /// Sums a few values. The memory lives until the stream has passed the sum.

@@ -31,6 +31,8 @@ FORBIDDEN = {
 }
 # Libraries allowed in only one folder and one public header.
 CONFINED = {"mpi.h": "mpi", "nccl.h": "nccl", "sodium.h": "tcp"}
+# A device that needs no other folder. Other folders include only its public header.
+DEVICE = "tests/ptx_device/"
 LIBRARY_HEADERS = ("tersor/mpi.h", "tersor/nccl.h", "tersor/tcp.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
@@ -62,6 +64,10 @@ def check_include(path, quote, name):
         own = path.startswith(folder + "/")
         if own and re.fullmatch(words, name):
             yield f"includes {name}: {folder}/ must not know it"
+    if name.startswith(DEVICE) and not path.startswith(DEVICE) and name != DEVICE + "hooks.h":
+        yield f"includes {name}: {DEVICE}hooks.h is the public header"
+    if quote == '"' and path.startswith(DEVICE) and not name.startswith(DEVICE):
+        yield f"includes {name}: {DEVICE} includes no other folder"
     library = CONFINED.get(name)
     homes = (f"comm/transport/{library}/", f"include/tersor/{library}.h", "tests/", "bench/")
     if library and not path.startswith(homes):
@@ -162,24 +168,13 @@ def functions_by_namespace(text):
         yield f"{opened[1] if opened else ''}::{name}({', '.join(' '.join(one.split()) for one in types)})"
 
 
-def check_functions(root):
-    """Two templates or inline functions of one signature are one function to the linker."""
+def check_twice(root, names_of):
+    """Two types, templates or inline functions of one name are one to the linker."""
     homes = {}
     for file, path in sources(root):
         if path.startswith("tests/"):
             continue
-        for name in functions_by_namespace(file.read_text(encoding="utf-8")):
-            if homes.setdefault(name, path) != path:
-                yield f"{path}: defines {name}: {homes[name]} defines the same function"
-
-
-def check_types(root):
-    """The linker merges two types of equal name and would mix up the members."""
-    homes = {}
-    for file, path in sources(root):
-        if path.startswith("tests/"):
-            continue
-        for name in types_by_namespace(file.read_text(encoding="utf-8")):
+        for name in names_of(file.read_text(encoding="utf-8")):
             if homes.setdefault(name, path) != path:
                 yield f"{path}: defines {name}: so does {homes[name]}"
 
@@ -193,8 +188,8 @@ def violations(root):
             found += check_include(path, quote, name)
         yield from (f"{path}: {sentence}" for sentence in found)
     yield from check_umbrella(root)
-    yield from check_types(root)
-    yield from check_functions(root)
+    yield from check_twice(root, types_by_namespace)
+    yield from check_twice(root, functions_by_namespace)
     yield from check_map(root)
 
 

@@ -19,6 +19,8 @@ GOOD = {
     "kernels/f.h": "namespace other {\ninline int sum(int a, int b) {\n",
     "kernels/g.h": "namespace own {\ninline int sum(int a) {\nnamespace {\nint one(int a) {\n}\n}  // namespace\n",
     "CONTRIBUTING.md": "    kernels/int8/ host/ quantize/\n    comm/\n      transport/ mpi/ tuning/ calls/ collectives/\n",
+    "tests/gpu/a.cc": '#include "tests/ptx_device/hooks.h"\n',
+    "tests/ptx_device/runtime/a.cc": '#include "tests/ptx_device/hooks.h"\n',
     "tests/codecs/int8_test.cc": '#include "bench/records.h"\n#include "tests/support/round_trip.h"\n',
 }
 
@@ -45,8 +47,10 @@ BAD = [
     ("comm/a.h", "namespace host {\nclass Codec final : public Way {\n", "the name of a public type"),
     ("kernels/a.cc", "  struct Codec {\n", "the name of a public type"),
     ("comm/b.h", "namespace own {\nstruct Way {\n", "defines own::Way: so does comm/b.h"),
-    ("kernels/h.h", "namespace own {\ntemplate <class T>\nint sum(int x, int y) {\n", "kernels/e.h defines the same"),
+    ("kernels/h.h", "namespace own {\ntemplate <class T>\nint sum(int x, int y) {\n", "so does kernels/e.h"),
     ("comm/server/a.cc", "\n", "the map lacks comm/server/"),
+    ("tests/gpu/a.cc", '#include "tests/ptx_device/runtime/queue.h"\n', "hooks.h is the public header"),
+    ("tests/ptx_device/a.cc", '#include "tests/support/grid.h"\n', "includes no other folder"),
     ("bench/a.cc", "\n" * 401, "has 401 lines"),
     ("bench/a.cc", "x" * 101, "line 1 has 101 columns"),
     ("include/tersor/codec.h", "#include <tersor/codecs/int8.h>\n", "brings in tersor/codecs/int8.h"),

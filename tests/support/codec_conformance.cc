@@ -4,9 +4,9 @@
 
 #include "tests/support/grid.h"
 #include "tests/support/reference.h"
+#include "tests/support/specs.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 
 namespace tersor::test {
@@ -24,10 +24,7 @@ CodecConformance::CodecConformance() {
 }
 
 std::string case_name(const ::testing::TestParamInfo<CodecCase>& info) {
-  std::string name = info.param.spec;
-  for (char& c : name)
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  return name;
+  return test_name(info.param.spec);
 }
 
 bool CodecConformance::is_sparse() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tests/support/codec_under_test.h"
+#include "tests/support/errors.h"
 #include "tests/support/guarded.h"
 
 #include <tersor/codec.h>
@@ -130,17 +131,5 @@ class ForcedIsa {
   ForcedIsa(const ForcedIsa&) = delete;
   ForcedIsa& operator=(const ForcedIsa&) = delete;
 };
-
-/// Returns the text of the `Error` thrown by `body`, or "" if `body` throws nothing. Exceptions of
-/// other types propagate.
-template <typename Error>
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace tersor::test

@@ -42,12 +42,6 @@ class SpoiltCall : public CodecHarness {
   std::size_t frame_space() const { return plan().frame_bytes; }
 };
 
-/// Succeeds if `error` contains `words`.
-::testing::AssertionResult says(const std::string& error, const std::string& words) {
-  if (error.find(words) != std::string::npos) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "\"" << error << "\" does not say \"" << words << "\"";
-}
-
 TEST_P(CodecConformance, WrongListsAreRefused) {
   SpoiltCall call(spec());
   GuardedValues other(300, Dtype::kBf16), integers(300, Dtype::kI32), shorter(299, Dtype::kF32);

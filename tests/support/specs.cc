@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstddef>
 #include <iterator>
 
@@ -89,5 +90,11 @@ std::vector<std::string> framed_codecs() { return names_where(true); }
 std::vector<std::string> native_codecs() { return names_where(false); }
 std::vector<std::string> framed_specs() { return specs_where(true); }
 std::vector<std::string> native_specs() { return specs_where(false); }
+
+std::string test_name(std::string spec) {
+  for (char& c : spec)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return spec;
+}
 
 }  // namespace tersor::test

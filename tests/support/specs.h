@@ -26,4 +26,7 @@ std::vector<std::string> native_codecs();
 std::vector<std::string> framed_specs();
 std::vector<std::string> native_specs();
 
+/// A spec as a valid GoogleTest name.
+std::string test_name(std::string spec);
+
 }  // namespace tersor::test

@@ -40,16 +40,15 @@ TEST_F(TcpClose, EndsWhatIsWaitedFor) {
     std::this_thread::sleep_for(200ms);
     closer().close();
   }
-  EXPECT_TRUE(contains(here, "rank 0 closed the transport") || contains(here, "rank 0 left"))
-      << here;
-  EXPECT_TRUE(contains(there, "rank 0 left")) << there;
-  EXPECT_TRUE(contains(error_of_receiving(closer(), 1), "aborted"));
+  EXPECT_TRUE(says(here, "rank 0 closed the transport") || says(here, "rank 0 left")) << here;
+  EXPECT_TRUE(says(there, "rank 0 left"));
+  EXPECT_TRUE(says(error_of_receiving(closer(), 1), "aborted"));
 }
 
 TEST_F(TcpClose, TwiceIsOnce) {
   closer().close();
   closer().close();
-  EXPECT_TRUE(contains(error_of_receiving(closer(), 1), "rank 0 closed the transport"));
+  EXPECT_TRUE(says(error_of_receiving(closer(), 1), "rank 0 closed the transport"));
 }
 
 // No rank receives the sent message, and the queued fault is never delivered.

@@ -84,7 +84,7 @@ std::string error_where_all_fail(int code, Failing when, std::chrono::millisecon
     } catch (const TransportError& thrown) {
       error = thrown.what();
     }
-    EXPECT_TRUE(contains(error, std::system_category().message(code))) << error;
+    EXPECT_TRUE(says(error, std::system_category().message(code)));
     if (transport.rank() == 0) said = error;
   });
   return said;
@@ -93,7 +93,7 @@ std::string error_where_all_fail(int code, Failing when, std::chrono::millisecon
 TEST_P(TcpFirstContact, SaysWhyWhenItGivesUp) {
   const auto start = Clock::now();
   const std::string error = error_where_all_fail(EHOSTUNREACH, GetParam(), 500ms);
-  EXPECT_TRUE(contains(error, "cannot be reached at 127.0.0.1:")) << error;
+  EXPECT_TRUE(says(error, "cannot be reached at 127.0.0.1:"));
   EXPECT_GE(Clock::now() - start, 500ms);
   EXPECT_LT(Clock::now() - start, kLongContact / 2);
 }

@@ -84,7 +84,7 @@ TEST_P(TcpFork, HasNoRank) {
     try {
       transports[0]->barrier(operation_of(*transports[0])).wait_synchronize();
     } catch (const InvalidArgumentError& error) {
-      end_process(contains(error.what(), "this process was forked") ? 0 : 2);
+      end_process(says(error.what(), "this process was forked") ? 0 : 2);
     }
   };
   EXPECT_EQ(in_a_child([&] {

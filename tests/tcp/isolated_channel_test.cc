@@ -79,7 +79,7 @@ void go_on_without(int signal, const fs::path& meeting, int rank, int connection
   if (rank == kVictim) require_sum(transport);
   if (rank == kVictim) std::raise(signal);
   const std::string error = sum_until_error(transport, timeout);
-  if (!contains(error, "rank 2")) throw std::runtime_error(error);
+  if (!says(error, "rank 2")) throw std::runtime_error(error);
   const auto alive = find_alive(*isolated_channel, timeout);
   require_survivors(alive);
   const auto survivors = isolated_channel->split(alive);

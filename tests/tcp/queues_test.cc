@@ -12,6 +12,7 @@
 #include "comm/transport/host/head.h"
 #include "comm/transport/tcp/message_reader.h"
 #include "comm/transport/tcp/send_queue.h"
+#include "tests/support/errors.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::tcp {
@@ -245,12 +246,7 @@ TEST(TcpQueues, WhatNobodyWantsTakesNoMemory) {
 void expect_refused(const MessageHead& head, const std::string& transcript) {
   Pair pair(1);
   pair.send(head, {});
-  try {
-    pair.move_all();
-    ADD_FAILURE() << "was not refused";
-  } catch (const TransportError& error) {
-    EXPECT_NE(std::string(error.what()).find(transcript), std::string::npos) << error.what();
-  }
+  test::expect_error<TransportError>([&] { pair.move_all(); }, transcript);
 }
 
 TEST(TcpQueues, WhatIsNoMessageIsRefused) {

@@ -54,7 +54,7 @@ TEST(TcpReason, IsToldByWhoGoesBeforeItIsMissed) {
     const auto owned_transport = make_tcp_transport(all, kSecret, 1);
     Transport& transport = *owned_transport;
     meet(transport, 2, 0);
-    EXPECT_TRUE(contains(error_of_waiting(transport, 0), "out of cheese"));
+    EXPECT_TRUE(says(error_of_waiting(transport, 0), "out of cheese"));
   });
   threads.emplace_back([&] {
     const auto owned_transport = make_tcp_transport(all, kSecret, 2);
@@ -62,7 +62,7 @@ TEST(TcpReason, IsToldByWhoGoesBeforeItIsMissed) {
     said = error_of_waiting(transport, 1);
   });
   threads.clear();
-  EXPECT_TRUE(contains(said, "rank 0 gave up: out of cheese")) << said;
+  EXPECT_TRUE(says(said, "rank 0 gave up: out of cheese"));
 }
 
 }  // namespace

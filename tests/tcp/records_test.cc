@@ -261,8 +261,7 @@ TEST_P(TcpTampering, ChangedBytesEndInAnErrorThatNamesTheRank) {
   for (const auto& change : changes) {
     const auto found = exchange_through(GetParam(), once(change));
     EXPECT_TRUE(found.received.empty());
-    EXPECT_TRUE(contains(found.errors[0], "the connection to rank 1 broke: bytes were changed"))
-        << found.errors[0];
+    EXPECT_TRUE(says(found.errors[0], "the connection to rank 1 broke: bytes were changed"));
     EXPECT_FALSE(found.errors[1].empty());
   }
 }

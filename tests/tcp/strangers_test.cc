@@ -134,9 +134,7 @@ TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
   const auto transport = rank(0);
   const auto other = make_tcp_transport(addresses_, kOldSecret, 1);
   const std::string error = error_of(*transport);
-  EXPECT_TRUE(contains(error, "rank 1") &&
-              contains(error, "does not know the secret of this group"))
-      << error;
+  EXPECT_TRUE(says(error, "rank 1") && says(error, "does not know the secret of this group"));
 }
 
 // A late look makes the connection and the page arrive together.
@@ -158,7 +156,8 @@ TEST_F(TcpStrangers, AnotherProgramAtARanksPortIsNamed) {
     const LateLook late(look, 20ms);
     const std::string error = error_of(*transport, 5s);
     reported.count_down();
-    EXPECT_TRUE(contains(error, "rank 1") && contains(error, address(1))) << look << error;
+    EXPECT_TRUE(says(error, "rank 1"));
+    EXPECT_TRUE(says(error, address(1)));
   }
 }
 
@@ -194,27 +193,27 @@ TEST_F(TcpStrangers, ASecondProcessOfARankIsTold) {
   FakePeer first(address(0));
   ASSERT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
   const auto second = rank(1);
-  try {
-    second->send({.name = "send", .timeout = 20s}, 0, pattern(10, 1, 0)).wait_synchronize();
-    second->receive({.name = "receive", .timeout = 20s}, 0, 10).wait_synchronize();
-    ADD_FAILURE() << "no error";
-  } catch (const TransportError& error) {
-    EXPECT_TRUE(contains(error.what(), "each process needs a rank of its own")) << error.what();
-  }
+  expect_error<TransportError>(
+      [&] {
+        second->send({.name = "send", .timeout = 20s}, 0, pattern(10, 1, 0)).wait_synchronize();
+        second->receive({.name = "receive", .timeout = 20s}, 0, 10).wait_synchronize();
+      },
+      "each process needs a rank of its own");
 }
 
 TEST_F(TcpStrangers, ARankWithAnotherProtectionIsNamed) {
   use_addresses(2);
   const auto transport = rank(0), other = rank(1, {.protect = TcpProtection::kAuthenticate});
   const std::string error = error_of(*transport);
-  EXPECT_TRUE(contains(error, "rank 1 has another value of protect")) << error;
+  EXPECT_TRUE(says(error, "rank 1 has another value of protect"));
 }
 
 TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
   use_addresses(2);
   const auto transport = rank(0, {.secret = kOldSecret}), other = rank(1);
   const std::string error = error_of(*transport);
-  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "another secret")) << error;
+  EXPECT_TRUE(says(error, "rank 1"));
+  EXPECT_TRUE(says(error, "another secret"));
 }
 
 // A stranger receives the challenge, and zeros after a wrong proof.
@@ -238,15 +237,13 @@ TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
   std::vector<std::string> more = addresses_;
   more.push_back(free_addresses(1).front());
   const auto other = make_tcp_transport(more, kGroupSecret, 1);
-  try {
-    other->receive({.name = "receive", .timeout = 20s}, 0, 10);
-    other->send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();
-    other->receive({.name = "receive", .tag = 1, .timeout = 20s}, 0, 10).wait_synchronize();
-    ADD_FAILURE() << "no error";
-  } catch (const TransportError& error) {
-    EXPECT_TRUE(contains(error.what(), "rank 0 belongs to a group of another size than 3 ranks"))
-        << error.what();
-  }
+  expect_error<TransportError>(
+      [&] {
+        other->receive({.name = "receive", .timeout = 20s}, 0, 10);
+        other->send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();
+        other->receive({.name = "receive", .tag = 1, .timeout = 20s}, 0, 10).wait_synchronize();
+      },
+      "rank 0 belongs to a group of another size than 3 ranks");
 }
 
 /// Rank 0 of two, and a simulated, already authenticated rank 1.
@@ -267,7 +264,7 @@ TEST_F(TcpPlayedPeer, HalfAHeadAndNothingMoreEndsAtTheDeadline) {
   const MessageHead head = host::to_message_head({});
   peer_->say(std::as_bytes(std::span(&head, 1)).first(30));
   const std::string error = error_of(*transport_, 100ms);
-  EXPECT_TRUE(contains(error, "no message from rank 1 within 100 ms")) << error;
+  EXPECT_TRUE(says(error, "no message from rank 1 within 100 ms"));
 }
 
 TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
@@ -277,7 +274,7 @@ TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
     peer_->say(std::as_bytes(std::span(&head, 1)).first(bytes));
     peer_->close();
     const std::string error = error_of(*transport_);
-    EXPECT_TRUE(contains(error, "the connection to rank 1 broke")) << error;
+    EXPECT_TRUE(says(error, "the connection to rank 1 broke"));
   }
 }
 
@@ -285,13 +282,14 @@ TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
 TEST_F(TcpPlayedPeer, WhoHangsUpAtTheDeadlineIsNamedWithTheOperation) {
   peer_->close();
   const std::string error = error_of(*transport_, 200ms);
-  EXPECT_TRUE(contains(error, "exchange") && contains(error, "rank 1")) << error;
+  EXPECT_TRUE(says(error, "exchange"));
+  EXPECT_TRUE(says(error, "rank 1"));
 }
 
 TEST_F(TcpPlayedPeer, NoiseIsNamed) {
   peer_->say(pattern(1000, 1, 0));
   const std::string error = error_of(*transport_);
-  EXPECT_TRUE(contains(error, "rank 1 uses another version")) << error;
+  EXPECT_TRUE(says(error, "rank 1 uses another version"));
 }
 
 // The proven rank number counts, regardless of the rank in messages.
@@ -304,7 +302,7 @@ TEST_F(TcpPlayedPeer, AMessageInAnothersNameIsNamed) {
     const MessageHead message = host::to_message_head(head);
     peer_->say(std::as_bytes(std::span(&message, 1)));
     const std::string error = error_of(*transport_);
-    EXPECT_TRUE(contains(error, "rank 1 sends in the name of another rank")) << error;
+    EXPECT_TRUE(says(error, "rank 1 sends in the name of another rank"));
   }
 }
 
@@ -319,7 +317,7 @@ TEST_F(TcpPlayedPeer, AnAnswerBeyondAllRanksIsNobody) {
     const MessageHead message = host::to_message_head(head);
     peer_->say(std::as_bytes(std::span(&message, 1)));
     const std::string error = error_of(*transport_, 100ms);
-    EXPECT_TRUE(contains(error, "no message from rank 1 within 100 ms")) << error;
+    EXPECT_TRUE(says(error, "no message from rank 1 within 100 ms"));
   }
 }
 
@@ -352,7 +350,8 @@ TEST_F(TcpPlayedPeer, AMalformedAgreementIsNamed) {
     peer_->say(std::as_bytes(std::span(&message, 1)));
     peer_->say(payload);
     const std::string error = error_of(*transport_);
-    EXPECT_TRUE(contains(error, "rank 1") && contains(error, wanted)) << error;
+    EXPECT_TRUE(says(error, "rank 1"));
+    EXPECT_TRUE(says(error, wanted));
   }
 }
 
@@ -378,7 +377,7 @@ TEST_F(TcpPlayedPeer, AMessageOfAbsurdLengthIsNamed) {
   const MessageHead head = host::to_message_head(absurd);
   peer_->say(std::as_bytes(std::span(&head, 1)));
   const std::string error = error_of(*transport_);
-  EXPECT_TRUE(contains(error, "rank 1 announces a message of 1152921504606846976 bytes")) << error;
+  EXPECT_TRUE(says(error, "rank 1 announces a message of 1152921504606846976 bytes"));
 }
 
 }  // namespace

@@ -1,88 +1,64 @@
 // Transport conformance of exchange: messages to and from any peers, of any length including 0.
 // Invalid lists are refused by name.
-#include <algorithm>
-#include <chrono>
+#include <map>
 
-#include "tests/transport/late_wire.h"
-#include "tests/transport/ranks.h"
+#include "tests/transport/rank.h"
 
 namespace tersor::test {
 namespace {
 
-class TransportExchange : public OnFabric {};
-
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportExchange, ::testing::ValuesIn(fabrics()), fabric_name);
-INSTANTIATE_TEST_SUITE_P(Late, TransportExchange, ::testing::Values(late_fabric()), fabric_name);
-
-/// Exchanges in which the receiver reads a message from the sender's memory only when the receive
-/// is posted.
-class UnreadExchange : public OnFabric {};
-
-INSTANTIATE_TEST_SUITE_P(Late, UnreadExchange, ::testing::Values(late_fabric()), fabric_name);
-
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" does not say " << part;
-}
 
 /// Messages of `bytes` bytes to and from each peer, with the contents of `pattern`.
 class Messages {
  public:
-  explicit Messages(Transport& transport) : transport_(transport) {}
+  explicit Messages(const Rank& rank) : rank_(rank) {}
 
   void send(int peer, std::size_t bytes) {
-    memory_.push_back(pattern(bytes, transport_.rank(), peer));
-    sends_.push_back({peer, memory_.back()});
+    memory_.emplace_back(rank_, pattern(bytes, rank_.rank(), peer));
+    sends_.push_back({peer, memory_.back().span()});
   }
   void receive(int peer, std::size_t bytes, std::size_t spare = 0) {
     receives_.push_back({peer, bytes + spare});
-    expected_.push_back(bytes);
+    expected_[peer] = bytes;
   }
 
   void exchange() {
-    Handle handle = transport_.exchange(operation_of(transport_), sends_, receives_);
+    Handle handle = rank_.transport.exchange(rank_.operation(), sends_, receives_);
     handle.wait_synchronize();
-    for (std::size_t i = 0; i < receives_.size(); ++i) {
-      const int peer = receives_[i].peer;
-      EXPECT_TRUE(
-          equal_bytes(handle.received(peer), pattern(expected_[i], peer, transport_.rank())))
-          << expected_[i] << " bytes from " << peer << " to " << transport_.rank();
-    }
-    for (const int peer : peers_of(transport_))
-      if (!hears(peer)) EXPECT_TRUE(handle.received(peer).empty()) << peer;
+    for (const int peer : rank_.peers())
+      if (expected_.contains(peer))
+        rank_.expect(handle, peer, expected_[peer], rank_.rank());
+      else
+        EXPECT_TRUE(handle.received(peer).empty()) << peer;
   }
 
  private:
-  bool hears(int peer) const {
-    return std::any_of(receives_.begin(), receives_.end(),
-                       [&](const ReceiveFrom& message) { return message.peer == peer; });
-  }
-
-  Transport& transport_;
-  std::vector<std::vector<std::byte>> memory_;
+  const Rank& rank_;
+  std::deque<RankBytes> memory_;
   std::vector<SendTo> sends_;
   std::vector<ReceiveFrom> receives_;
-  std::vector<std::size_t> expected_;
+  std::map<int, std::size_t> expected_;
 };
 
 TEST_P(TransportExchange, ShiftsAlongARing) {
-  on_all_ranks([](Transport& transport) {
-    const int ranks = transport.ranks();
-    for (const std::size_t bytes : {0u, 1u, 257u, 1u << 20})
-      for (int distance = 1; distance < ranks; ++distance) {
-        Messages messages(transport);
-        messages.send((transport.rank() + distance) % ranks, bytes);
-        messages.receive((transport.rank() + ranks - distance) % ranks, bytes, 7);
+  on_all_ranks([](const Rank& rank) {
+    for (const std::size_t bytes : rank.sizes())
+      for (int distance = 1; distance < rank.ranks(); ++distance) {
+        Messages messages(rank);
+        messages.send(rank.at(distance), bytes);
+        messages.receive(rank.at(-distance), bytes, rank.spare());
         messages.exchange();
       }
   });
 }
 
 TEST_P(TransportExchange, GoesToAStarsMiddleAndBack) {
-  on_all_ranks([](Transport& transport) {
+  on_all_ranks([](const Rank& rank) {
     for (const bool inwards : {true, false}) {
-      Messages messages(transport);
-      for (const int peer : peers_of(transport)) {
-        if (transport.rank() != 0 && peer != 0) continue;
+      Messages messages(rank);
+      for (const int peer : rank.peers()) {
+        if (rank.rank() != 0 && peer != 0) continue;
         if (inwards == (peer == 0))
           messages.send(peer, 1000);
         else
@@ -93,54 +69,54 @@ TEST_P(TransportExchange, GoesToAStarsMiddleAndBack) {
   });
 }
 
-// Rank r sends to all higher ranks, and more to higher ranks.
+// Rank r sends to all higher ranks, and more to higher ranks. The lowest rank receives nothing.
 TEST_P(TransportExchange, ListsMayBeUneven) {
-  on_all_ranks([](Transport& transport) {
-    Messages messages(transport);
+  on_all_ranks([](const Rank& rank) {
+    Messages messages(rank);
     const auto bytes = [](int from, int to) { return static_cast<std::size_t>(to - from) * 4001; };
-    for (int peer = transport.ranks() - 1; peer > transport.rank(); --peer)
-      messages.send(peer, bytes(transport.rank(), peer));
-    for (int peer = 0; peer < transport.rank(); ++peer)
-      messages.receive(peer, bytes(peer, transport.rank()));
+    for (int peer = rank.ranks() - 1; peer > rank.rank(); --peer)
+      messages.send(peer, bytes(rank.rank(), peer));
+    for (int peer = 0; peer < rank.rank(); ++peer) messages.receive(peer, bytes(peer, rank.rank()));
     messages.exchange();
   });
 }
 
-// An exchange without messages completes alone. Ranks without a call block no other rank.
+// An exchange without messages completes alone. Ranks without a call block no other rank, except in
+// queues.
 TEST_P(TransportExchange, ListsMayBeEmpty) {
-  on_all_ranks([](Transport& transport) {
-    EXPECT_TRUE(transport.exchange(operation_of(transport), {}, {}).test());
-    const std::uint32_t tag = transport.reserve_tags(1);
-    if (transport.rank() > 1 || transport.ranks() == 1) return;
-    const std::byte own{42};
-    const SendTo to{1, {&own, 1}};
+  on_all_ranks([](const Rank& rank) {
+    EXPECT_TRUE(rank.transport.exchange(rank.operation(), {}, {}).test());
+    const std::uint32_t tag = rank.transport.reserve_tags(1);
+    if (rank.ranks() == 1 || (rank.rank() > 1 && !rank.queues())) return;
+    const bool sends = rank.rank() == 0, receives = rank.rank() == 1;
+    const RankBytes send(rank, pattern(1, 0, 1));
+    const SendTo to{1, send.span()};
     const ReceiveFrom from{0, 1};
-    const bool sends = transport.rank() == 0;
-    Handle handle = transport.exchange({.name = "pair", .tag = tag}, std::span(&to, sends ? 1 : 0),
-                                       std::span(&from, sends ? 0 : 1));
+    Handle handle = rank.transport.exchange(rank.operation(tag), std::span(&to, sends ? 1 : 0),
+                                            std::span(&from, receives ? 1 : 0));
     handle.wait_synchronize();
-    if (!sends) EXPECT_EQ(handle.received(0).front(), own);
+    if (receives) rank.expect(handle, 0, 1, 1);
   });
 }
 
 // A server answers requests from any rank with a combined send and receive.
 TEST_P(TransportExchange, TakesAMessageFromAnyRank) {
-  on_all_ranks([](Transport& transport) {
-    if (!transport.traits().receive_any || transport.ranks() == 1) return;
-    const Operation asking = operation_of(transport, "asking");
-    const Operation answering = operation_of(transport, "answering");
-    const auto own = pattern(100, transport.rank(), 0);
-    if (transport.rank() != 0) {
-      const SendTo question{0, own};
+  on_all_ranks([](const Rank& rank) {
+    if (!rank.transport.traits().receive_any || rank.ranks() == 1) return;
+    Transport& transport = rank.transport;
+    const Operation asking = rank.operation(), answering = rank.operation();
+    const RankBytes own(rank, pattern(100, rank.rank(), 0));
+    if (rank.rank() != 0) {
+      const SendTo question{0, own.span()};
       const ReceiveFrom answer{0, 100};
       Handle asked = transport.exchange(asking, {&question, 1}, {});
       Handle answered = transport.exchange(answering, {}, {&answer, 1});
       asked.wait_synchronize();
       answered.wait_synchronize();
-      EXPECT_TRUE(equal_bytes(answered.received(0), own));
+      EXPECT_TRUE(rank.read(answered.received(0)) == pattern(100, rank.rank(), 0));
       return;
     }
-    for (int left = transport.ranks() - 1; left > 0; --left) {
+    for (int left = rank.ranks() - 1; left > 0; --left) {
       const ReceiveFrom any{kAnyRank, 100};
       Handle question = transport.exchange(asking, {}, {&any, 1});
       question.wait_synchronize();
@@ -150,80 +126,62 @@ TEST_P(TransportExchange, TakesAMessageFromAnyRank) {
   });
 }
 
-// Messages of several concurrent exchanges match by tag.
+// Messages of several concurrent exchanges match by tag, or by their order in a queue.
 TEST_P(TransportExchange, ManyMayBeUnderWay) {
-  on_all_ranks([](Transport& transport) {
-    if (transport.ranks() == 1) return;
+  on_all_ranks([](const Rank& rank) {
+    if (rank.ranks() == 1) return;
     constexpr int kExchanges = 9;
-    const int next = (transport.rank() + 1) % transport.ranks();
-    const int before = (transport.rank() + transport.ranks() - 1) % transport.ranks();
-    const std::uint32_t base = transport.reserve_tags(kExchanges);
-    std::vector<std::vector<std::byte>> memory;
+    const bool turned = rank.rank() % 2 == 1 && !rank.transport.traits().ordered;
+    const std::uint32_t base = rank.transport.reserve_tags(kExchanges);
+    std::deque<RankBytes> memory;
     std::vector<Handle> handles;
-    for (int i = 0; i < kExchanges; ++i) memory.push_back(pattern(3000, transport.rank(), i));
+    for (int i = 0; i < kExchanges; ++i) memory.emplace_back(rank, pattern(3000, rank.rank(), i));
     for (int i = 0; i < kExchanges; ++i) {
-      const int which = transport.rank() % 2 == 0 ? i : kExchanges - 1 - i;
-      const SendTo to{next, memory[static_cast<std::size_t>(which)]};
-      const ReceiveFrom from{before, 3000};
-      handles.push_back(transport.exchange(
-          {.name = "test", .tag = base + static_cast<std::uint32_t>(which)}, {&to, 1}, {&from, 1}));
+      const int which = turned ? kExchanges - 1 - i : i;
+      const SendTo to{rank.at(1), memory[static_cast<std::size_t>(which)].span()};
+      const ReceiveFrom from{rank.at(-1), 3000};
+      handles.push_back(rank.transport.exchange(
+          rank.operation(base + static_cast<std::uint32_t>(which)), {&to, 1}, {&from, 1}));
     }
     for (int i = 0; i < kExchanges; ++i) {
-      Handle& handle = handles[static_cast<std::size_t>(i)];
-      handle.wait_synchronize();
-      const int which = transport.rank() % 2 == 0 ? i : kExchanges - 1 - i;
-      EXPECT_TRUE(equal_bytes(handle.received(before), pattern(3000, before, which)));
+      handles[static_cast<std::size_t>(i)].wait_synchronize();
+      rank.expect(handles[static_cast<std::size_t>(i)], rank.at(-1), 3000,
+                  turned ? kExchanges - 1 - i : i);
     }
   });
 }
 
 TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
-  run(3, [](Transport& transport) {
+  run(3, [](const Rank& rank) {
     using Sends = std::vector<SendTo>;
     using Receives = std::vector<ReceiveFrom>;
-    const int own = transport.rank(), next = (own + 1) % 3, last = (own + 2) % 3;
+    const int own = rank.rank(), next = rank.at(1), last = rank.at(-1);
     const std::string no_peer = " is not a peer of rank " + std::to_string(own) + " of 3";
-    const auto refusal = [&](const Sends& sends, const Receives& receives) -> std::string {
-      try {
-        transport.exchange({.name = "step"}, sends, receives);
-      } catch (const InvalidArgumentError& error) {
-        return error.what();
-      }
-      return "nothing was thrown";
+    Operation operation = rank.operation();
+    operation.name = "step";
+    const auto refusal = [&](const Sends& sends, const Receives& receives) {
+      return error_of<InvalidArgumentError>(
+          [&] { rank.transport.exchange(operation, sends, receives); });
     };
     const std::string next_name = "rank " + std::to_string(next);
-    expect_contains(refusal({{next}, {last}, {next}}, {}), "step: two messages to " + next_name);
-    expect_contains(refusal({}, {{last, 1}, {next, 1}, {next, 1}}),
-                    "step: two messages from " + next_name);
-    expect_contains(refusal({{own}}, {}), "rank " + std::to_string(own) + no_peer);
-    expect_contains(refusal({}, {{own, 1}}), "rank " + std::to_string(own) + no_peer);
-    expect_contains(refusal({{3}}, {}), "rank 3" + no_peer);
-    expect_contains(refusal({}, {{3, 1}}), "rank 3" + no_peer);
-    expect_contains(refusal({{kAnyRank}}, {}), "rank -1" + no_peer);
-    expect_contains(refusal({}, {{-2, 1}}), "rank -2" + no_peer);
-    expect_contains(refusal({}, {{next, 1}, {kAnyRank, 1}}), "rank -1" + no_peer);
-    transport.barrier(operation_of(transport)).wait_synchronize();  // the transport is not poisoned
+    EXPECT_TRUE(says(refusal({{next}, {last}, {next}}, {}), "step: two messages to " + next_name));
+    EXPECT_TRUE(says(refusal({}, {{last, 1}, {next, 1}, {next, 1}}),
+                     "step: two messages from " + next_name));
+    EXPECT_TRUE(says(refusal({{own}}, {}), "rank " + std::to_string(own) + no_peer));
+    EXPECT_TRUE(says(refusal({}, {{own, 1}}), "rank " + std::to_string(own) + no_peer));
+    EXPECT_TRUE(says(refusal({{3}}, {}), "rank 3" + no_peer));
+    EXPECT_TRUE(says(refusal({}, {{3, 1}}), "rank 3" + no_peer));
+    EXPECT_TRUE(says(refusal({{kAnyRank}}, {}), "rank -1" + no_peer));
+    EXPECT_TRUE(says(refusal({}, {{-2, 1}}), "rank -2" + no_peer));
+    EXPECT_TRUE(says(refusal({}, {{next, 1}, {kAnyRank, 1}}), "rank -1" + no_peer));
+    if (!rank.transport.traits().receive_any)
+      EXPECT_TRUE(says(refusal({}, {{kAnyRank, 1}}), "no receive_any"));
+    rank.transport.barrier(rank.operation()).wait_synchronize();  // the transport is not aborted
   });
-  run(1, [](Transport& transport) {
+  run(1, [](const Rank& rank) {
     const ReceiveFrom any{kAnyRank, 1};
-    EXPECT_THROW(transport.exchange({.name = "step"}, {}, {&any, 1}), InvalidArgumentError);
+    EXPECT_THROW(rank.transport.exchange(rank.operation(), {}, {&any, 1}), InvalidArgumentError);
   });
-}
-
-// All expected messages have arrived, but rank 1 does not receive the sent message.
-TEST_P(UnreadExchange, NamesWhoDoesNotTake) {
-  const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
-    const auto own = std::make_shared<std::vector<std::byte>>(pattern(1000, transport.rank(), 0));
-    const SendTo to_middle{0, *own}, to_idle{1, *own};
-    const ReceiveFrom from{2, 1000};
-    const Operation operation{
-        .name = "step", .timeout = std::chrono::milliseconds(200), .keep_alive = own};
-    if (transport.rank() == 0)
-      transport.exchange(operation, {&to_idle, 1}, {&from, 1}).wait_synchronize();
-    if (transport.rank() == 2)
-      transport.exchange(operation, {&to_middle, 1}, {}).wait_synchronize();
-  });
-  expect_contains(errors[0], "step on rank 0: no message from rank 1 within 200 ms");
 }
 
 }  // namespace

@@ -153,7 +153,7 @@ TEST_P(TransportFlow, WhoseMessageStopsHalfWayIsNamed) {
       if (transport.rank() != 0) handle.wait_synchronize();
     });
     if (errors[1].empty()) GTEST_SKIP() << "it comes while its sender does nothing";
-    EXPECT_TRUE(contains(errors[2], "after on rank 2: no message from rank 0 within")) << errors[2];
+    EXPECT_TRUE(says(errors[2], "after on rank 2: no message from rank 0 within"));
   }
 }
 

@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 std::unique_ptr<Transport> isolated_channel_of(Transport& transport) try {
   return transport.isolated_channel();
 } catch (const InvalidArgumentError& error) {
-  EXPECT_TRUE(contains(error.what(), "use make_tcp_transport")) << error.what();
+  EXPECT_TRUE(says(error.what(), "use make_tcp_transport"));
   return nullptr;
 }
 
@@ -49,7 +49,7 @@ void expect_lost(int rank, const std::string& how, const Call& call) {
     ADD_FAILURE() << "no error, where rank " << rank << " is lost";
   } catch (const PeerLostError& lost) {
     EXPECT_EQ(lost.rank(), rank) << lost.what();
-    EXPECT_TRUE(contains(lost.what(), how)) << lost.what();
+    EXPECT_TRUE(says(lost.what(), how));
   }
 }
 
@@ -144,7 +144,7 @@ TEST_P(IsolatedChannels, AMessageThatDoesNotFitEndsItsOperationAlone) {
       } catch (const PeerLostError& lost) {
         ADD_FAILURE() << lost.what();
       } catch (const TransportError& error) {
-        EXPECT_TRUE(contains(error.what(), "but this rank expects at most 8")) << error.what();
+        EXPECT_TRUE(says(error.what(), "but this rank expects at most 8"));
       }
       Handle taken = isolated.receive({.name = "short", .tag = 1}, peer, 8);
       taken.wait_synchronize();
@@ -162,7 +162,7 @@ void expect_poisoned(Transport& transport, const std::string& cause) {
   try {
     for (;;) greet(transport);
   } catch (const TransportError& error) {
-    EXPECT_TRUE(contains(error.what(), cause)) << error.what();
+    EXPECT_TRUE(says(error.what(), cause));
   }
 }
 

@@ -70,33 +70,6 @@ TEST(LinkEmulator, FlowsOfOneRankTakeTurns) {
   EXPECT_NEAR(link.arrived().back()->arrival, 300 * kSegment, 1e-12);
 }
 
-TEST(LinkEmulator, FlowsIntoOneRankShareItsIngress) {
-  Simulation link(4, {.bits_per_second = 1e9, .latency = 10us});
-  constexpr std::size_t kBytes = 100 * LinkEmulator::kSegmentBytes;
-  for (const int peer : {1, 2, 3}) link.post(peer, 0, kBytes);
-  link.finish();
-  EXPECT_NEAR(link.arrived().back()->arrival, 300 * kSegment + 10e-6, 1e-12);
-}
-
-TEST(LinkEmulator, BothDirectionsRunAtFullRate) {
-  Simulation link(2, kGigabit);
-  const Packet& one = link.post(0, 1, 1'000'000);
-  const Packet& other = link.post(1, 0, 1'000'000);
-  link.finish();
-  EXPECT_NEAR(one.arrival, 1e6 / kRate, 1e-12);
-  EXPECT_NEAR(other.arrival, 1e6 / kRate, 1e-12);
-}
-
-TEST(LinkEmulator, AllToAllTakesWhatEachRankSends) {
-  Simulation link(4, {.bits_per_second = 1e9, .latency = 50us});
-  constexpr std::size_t kBytes = 64 * LinkEmulator::kSegmentBytes;
-  for (int from = 0; from < 4; ++from)
-    for (int to = 0; to < 4; ++to)
-      if (from != to) link.post(from, to, kBytes);
-  link.finish();
-  EXPECT_NEAR(link.arrived().back()->arrival, 3 * 64 * kSegment + 50e-6, 2 * kSegment);
-}
-
 TEST(LinkEmulator, MessagesToOnePeerKeepTheirOrder) {
   Simulation link(2, kGigabit);
   const Packet& first = link.post(0, 1, 1'000'000);

@@ -141,8 +141,7 @@ class OneLoss : public LateRanks {
         EXPECT_FALSE(missing && tag != 2) << tag;
       } else {
         EXPECT_EQ(message.lost, 0);
-        EXPECT_TRUE(contains(message.error, "message on rank 1: rank 0 is lost: the queues say so"))
-            << message.error;
+        EXPECT_TRUE(says(message.error, "message on rank 1: rank 0 is lost: the queues say so"));
         missing = missing || tag != 2;
       }
     }
@@ -194,15 +193,15 @@ TEST_F(Losses, AreFaultsOfOrdinaryDomains) {
   EXPECT_TRUE(waits.ended());
   transports_[1]->progress();
   for (const int rank : {1, 2})
-    EXPECT_TRUE(contains(fault_of(*transports_[static_cast<std::size_t>(rank)], Clock::now() + 20s),
-                         "the transport was aborted: the queues say so"));
+    EXPECT_TRUE(says(fault_of(*transports_[static_cast<std::size_t>(rank)], Clock::now() + 20s),
+                     "the transport was aborted: the queues say so"));
 }
 
 TEST_F(Losses, AreExplainedByWhoKnowsTheReason) {
   kill(0);
   poll(1);
   transports_[2]->abort("rank 0 had no tea");
-  EXPECT_TRUE(contains(fault_of(*transports_[1], Clock::now() + 20s), "rank 0 had no tea"));
+  EXPECT_TRUE(says(fault_of(*transports_[1], Clock::now() + 20s), "rank 0 had no tea"));
 }
 
 // Splits without the lost rank, and with the lost rank.

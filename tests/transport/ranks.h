@@ -18,6 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/errors.h"
+
 namespace tersor::test {
 
 using Body = std::function<void(Transport&)>;
@@ -29,6 +31,9 @@ struct Fabric {
   std::function<void(int ranks, const Body& body)> run;
   std::size_t head_bytes = 32;  ///< size of a message header
   int most_ranks = 64;
+  Memory memory = Memory::kHost;  ///< of the messages in the conformance suites
+  bool in_order = false;          ///< see Operation
+  bool own_sums = true;           ///< True if native sums are Tersor's, with the bits of the host
   /// Only for processes: `meet` waits until all ranks arrive. `share` distributes each rank's entry
   /// to all processes after the run. Null if ranks are threads.
   std::function<void()> meet = {};

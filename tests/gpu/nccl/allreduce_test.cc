@@ -22,10 +22,14 @@ void check_all(const RankIdentity& identity, Algorithm algorithm,
   for (const std::string_view codec : codecs)
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
       for (const std::size_t count : kCounts) {
-        const Reduction reduction{std::string(codec), algorithm, dtype, count, hosts};
-        DeviceReduction on_device(reduction, transport, stream);
+        const Case wanted{.algorithm = algorithm,
+                          .codec = std::string(codec),
+                          .count = count,
+                          .dtype = dtype,
+                          .hosts = hosts};
+        RepeatedAllreduce on_device(wanted, transport, {Memory::kDevice, stream.view()});
         on_device.call();
-        on_device.require_bits(reduced_on_cpu(reduction, identity.ranks).front());
+        on_device.require_bits(reduced_on_cpu(wanted, identity.ranks).front());
       }
 }
 
@@ -52,10 +56,10 @@ const Registered kNative("native", [](const RankIdentity& identity) {
   Transport& transport = *owned_transport;
   const Stream stream;
   for (const std::size_t count : kCounts) {
-    const Reduction reduction{"none", Algorithm::kNative, Dtype::kF32, count};
-    DeviceReduction on_device(reduction, transport, stream);
+    const Case wanted{.algorithm = Algorithm::kNative, .count = count};
+    RepeatedAllreduce on_device(wanted, transport, {Memory::kDevice, stream.view()});
     on_device.call();
-    on_device.require_bits(reduced_on_cpu(reduction, identity.ranks).front());
+    on_device.require_bits(reduced_on_cpu(wanted, identity.ranks).front());
   }
 });
 

@@ -19,8 +19,8 @@ using namespace std::chrono_literals;
 
 constexpr std::chrono::seconds kDeadline{5}, kSlack{10};
 /// A single chunk: frames of the previous step would also fit.
-const Reduction kWanted{"int8", Algorithm::kTwoShot, Dtype::kF32, 150'001};
-const Reduction kStopped{.codec = "int8", .count = kWanted.count, .seed = 1};
+const Case kWanted{Algorithm::kTwoShot, "int8", 150'001};
+constexpr std::uint64_t kStoppedSeed = 1;
 
 enum class Steps { kCalled, kReplayed };
 enum class Death { kBetweenSteps, kInTheMiddle };
@@ -59,12 +59,12 @@ void require_error(const std::function<void()>& step) {
 }
 
 void lose_the_last(const RankIdentity& identity, Steps steps, Death death) {
-  const Bytes expected = reduced_on_cpu(kWanted, identity.ranks).front();
-  const Bytes expected_next = reduced_on_cpu(kStopped, identity.ranks).front();
+  const Values expected = reduced_on_cpu(kWanted, identity.ranks).front();
+  const Values expected_next = reduced_on_cpu(kWanted, identity.ranks, 1, kStoppedSeed).front();
   const Stream stream;
   const auto owned_transport = make_nccl_transport(meet(identity));
   Transport& transport = *owned_transport;
-  DeviceReduction on_device(kWanted, transport, stream);
+  RepeatedAllreduce on_device(kWanted, transport, {Memory::kDevice, stream.view()});
   on_device.options().timeout = kDeadline;
   on_device.call();
   std::optional<Graph> graph;
@@ -76,7 +76,7 @@ void lose_the_last(const RankIdentity& identity, Steps steps, Death death) {
   };
   step();
   on_device.require_bits(expected);
-  on_device.draw(kStopped.seed);
+  on_device.draw(kStoppedSeed);
   before_the_last_step(identity, death);
   require_error(step);
   on_device.require_bits_or_nan(expected_next);
@@ -86,7 +86,7 @@ void go_on(const RankIdentity& identity) {
   const Stream stream;
   const auto owned_transport = make_nccl_transport(meet(identity, ".after"));
   Transport& transport = *owned_transport;
-  DeviceReduction on_device(kWanted, transport, stream);
+  RepeatedAllreduce on_device(kWanted, transport, {Memory::kDevice, stream.view()});
   on_device.call();
   on_device.require_bits(reduced_on_cpu(kWanted, identity.ranks).front());
 }

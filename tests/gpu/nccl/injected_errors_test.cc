@@ -11,14 +11,14 @@ namespace {
 constexpr std::chrono::seconds kDeadline{1};
 constexpr std::size_t kTries = 16;
 constexpr int kCalls = 2;
-const Reduction kWanted{"int8+ef", Algorithm::kTwoShot, Dtype::kF32, 3001};
+const Case kWanted{Algorithm::kTwoShot, "int8+ef", 3001};
 
 /// A communicator on this rank. The first call prepares resources reused by the second call.
 class Run {
  public:
   Run(const RankIdentity& identity, std::size_t number)
       : transport_(make_nccl_transport(meet(identity, "." + std::to_string(number)))),
-        on_device_(kWanted, *transport_, stream_) {
+        on_device_(kWanted, *transport_, {Memory::kDevice, stream_.view()}) {
     on_device_.options().timeout = kDeadline;
   }
 
@@ -30,20 +30,20 @@ class Run {
     }
   }
   /// The values of the last successful call may be NaN, but never the values of another call.
-  void require_bits_or_nan(const std::vector<Bytes>& expected) {
-    const Bytes& wanted = expected[called_ - 1];
+  void require_bits_or_nan(const std::vector<Values>& expected) {
+    const Values& wanted = expected[called_ - 1];
     try {
       on_device_.require_bits(wanted);
     } catch (const Error&) {
       on_device_.require_bits_or_nan(wanted);
     }
   }
-  void require_bits(const Bytes& expected) { on_device_.require_bits(expected); }
+  void require_bits(const Values& expected) { on_device_.require_bits(expected); }
 
  private:
   const std::unique_ptr<Transport> transport_;
   const Stream stream_;
-  DeviceReduction on_device_;
+  RepeatedAllreduce on_device_;
   std::size_t called_ = 0;
 };
 
@@ -86,7 +86,7 @@ bool fail_on_first_rank(const RankIdentity& identity, std::size_t call, cudaErro
 }
 
 const Registered kInjected("injected", [](const RankIdentity& identity) {
-  const std::vector<Bytes> expected = reduced_on_cpu(kWanted, identity.ranks, kCalls);
+  const std::vector<Values> expected = reduced_on_cpu(kWanted, identity.ranks, kCalls);
   std::size_t calls = 0, number = 0;
   {
     Run run(identity, number++);

@@ -9,22 +9,23 @@ namespace {
 constexpr std::size_t kCount = 1'000'001;
 constexpr int kReplays = 3;
 
-std::vector<Reduction> reductions(int ranks) {
+std::vector<Case> cases(int ranks) {
   std::vector<int> hosts;
   for (int rank = 0; rank < ranks; ++rank) hosts.push_back(rank * 2 / ranks);
-  return {{"int8+ef", Algorithm::kTwoShot, Dtype::kF32, kCount},
-          {"topk:density=0.01+ef", Algorithm::kOneShot, Dtype::kF32, kCount},
-          {"int4", Algorithm::kTwoShot, Dtype::kBf16, kCount},
-          {"int8", Algorithm::kHierarchical, Dtype::kF32, kCount, hosts}};
+  return {
+      {Algorithm::kTwoShot, "int8+ef", kCount},
+      {Algorithm::kOneShot, "topk:density=0.01+ef", kCount},
+      {Algorithm::kTwoShot, "int4", kCount, Dtype::kBf16},
+      {.algorithm = Algorithm::kHierarchical, .codec = "int8", .count = kCount, .hosts = hosts}};
 }
 
 const Registered kGraphs("graphs", [](const RankIdentity& identity) {
   const auto owned_transport = make_nccl_transport(meet(identity));
   Transport& transport = *owned_transport;
   const Stream stream;
-  for (const Reduction& reduction : reductions(identity.ranks)) {
-    const std::vector<Bytes> expected = reduced_on_cpu(reduction, identity.ranks, 1 + kReplays);
-    DeviceReduction on_device(reduction, transport, stream);
+  for (const Case& wanted : cases(identity.ranks)) {
+    const std::vector<Values> expected = reduced_on_cpu(wanted, identity.ranks, 1 + kReplays);
+    RepeatedAllreduce on_device(wanted, transport, {Memory::kDevice, stream.view()});
     on_device.call();
     on_device.require_bits(expected.front());
     const Graph graph(stream, [&] { on_device.call(); });
@@ -53,15 +54,15 @@ const Registered kAllocations("allocations", [](const RankIdentity& identity) {
   const auto owned_transport = make_nccl_transport(meet(identity));
   Transport& transport = *owned_transport;
   const Stream stream;
-  for (const Reduction& reduction : reductions(identity.ranks)) {
-    DeviceReduction on_device(reduction, transport, stream);
+  for (const Case& wanted : cases(identity.ranks)) {
+    RepeatedAllreduce on_device(wanted, transport, {Memory::kDevice, stream.view()});
     for (int call = 0; call < 2; ++call) on_device.call();
     stream.synchronize();
     const std::size_t before = free_bytes(transport);
     for (int call = 0; call < kCalls; ++call) on_device.call();
     stream.synchronize();
     const std::size_t after = free_bytes(transport);
-    require(after >= before, reduction.text() + ": calls took " + std::to_string(before - after) +
+    require(after >= before, wanted.codec + ": calls took " + std::to_string(before - after) +
                                  " bytes of device memory");
   }
 });

@@ -1,6 +1,6 @@
 // Collectives and reducer over NCCL after warm-up: no allocations, no waits, graphs, and mismatched
 // calls.
-#include "tests/device_comm/steps.h"
+#include "tests/device_comm/model.h"
 #include "tests/nccl/nccl_ranks.h"
 
 #include <cmath>
@@ -94,12 +94,7 @@ TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
   on_nccl(2, [](NcclRank& rank) {
     Gradient gradient(rank, {.codec = "int8"});
     const Graph refused(rank, [&] {
-      try {
-        gradient.reduce();
-        ADD_FAILURE() << "nothing was thrown";
-      } catch (const InvalidArgumentError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("CollectiveWorkspace"));
-      }
+      expect_error<InvalidArgumentError>([&] { gradient.reduce(); }, "CollectiveWorkspace");
     });
     gradient.write(0);
     EXPECT_NO_THROW(gradient.reduce());
@@ -127,62 +122,22 @@ TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
     mixed.write(1);
     mixed.reduce();
     for (const float value : mixed.result()) ASSERT_TRUE(std::isnan(value));
-    try {
-      mixed.reduce();
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const WireError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("signature"));
-    }
+    expect_error<WireError>([&] { mixed.reduce(); }, "signature");
     EXPECT_THROW(first.reduce(), TransportError);  // the fault is permanent
   });
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }
 
-/// A reducer's step with two parameters.
-class Trainer {
- public:
-  explicit Trainer(NcclRank& rank)
-      : rank_(rank),
-        location_{Memory::kDevice, rank.stream},
-        weight_(kCount, Dtype::kF32, location_),
-        bias_(300, Dtype::kF32, location_),
-        reducer_(rank.transport,
-                 {.codec = "int8+ef", .chunk_count = 2048, .seed = 1, .stream = rank.stream}) {
-    reducer_.add("weight", weight_.span(), kCount, 1);
-    reducer_.add("bias", bias_.span());
-  }
-
-  void write(int step) {
-    const auto seed = static_cast<std::uint64_t>(step * 10 + rank_.rank());
-    weight_.write(testing::gaussian(kCount, seed));
-    bias_.write(testing::gaussian(300, seed + 1000));
-  }
-  void step() {
-    reducer_.ready("bias");
-    reducer_.ready("weight");
-    reducer_.wait();
-  }
-  Values result() const {
-    Values all = weight_.read();
-    const Values bias = bias_.read();
-    all.insert(all.end(), bias.begin(), bias.end());
-    return all;
-  }
-  std::vector<std::byte> state() const { return reducer_.save_state(); }
-
- private:
-  NcclRank& rank_;
-  Location location_;
-  PlacedValues weight_, bias_;
-  GradientReducer reducer_;
-};
+ReducerOptions one_codec(const NcclRank& rank) {
+  return {.codec = "int8+ef", .chunk_count = 2048, .seed = 1, .stream = rank.stream};
+}
 
 TEST(NcclReducer, StepsNeitherAllocateNorWait) {
   on_nccl(3, [](NcclRank& rank) {
-    Trainer trainer(rank);
-    for (int step = 0; step < 2; ++step) trainer.step();
+    Model model(rank.transport, {Memory::kDevice, rank.stream}, one_codec(rank));
+    for (int step = 0; step < 2; ++step) model.reduce();
     expect_no_wait(rank, [&] {
-      for (int step = 0; step < 3; ++step) trainer.step();
+      for (int step = 0; step < 3; ++step) model.reduce();
     });
   });
 }
@@ -190,21 +145,18 @@ TEST(NcclReducer, StepsNeitherAllocateNorWait) {
 TEST(NcclReducer, AStepIsCapturedAndReplayed) {
   for_each_order(3, [] {
     on_nccl(2, [](NcclRank& rank) {
-      Trainer called(rank), replayed(rank);
-      for (Trainer* trainer : {&called, &replayed})
-        for (int step = 0; step < 2; ++step) {
-          trainer->write(step);
-          trainer->step();
-        }
-      const Graph graph(rank, [&] { replayed.step(); });
+      const Location location{Memory::kDevice, rank.stream};
+      Model called(rank.transport, location, one_codec(rank));
+      Model replayed(rank.transport, location, one_codec(rank));
+      for (Model* model : {&called, &replayed})
+        for (int step = 0; step < 2; ++step) model->step(step);
+      const Graph graph(rank, [&] { replayed.reduce(); });
       for (int step = 2; step < 5; ++step) {
-        called.write(step);
-        called.step();
         replayed.write(step);
         graph.replay(rank.stream);
-        EXPECT_EQ(called.result(), replayed.result());
+        EXPECT_EQ(called.step(step), replayed.read());
       }
-      EXPECT_TRUE(called.state() == replayed.state());
+      EXPECT_TRUE(called.reducer().save_state() == replayed.reducer().save_state());
     });
   });
 }

@@ -1,9 +1,9 @@
 // See calls.h. All messages of a group move concurrently on the stream's thread.
 #include "tests/ptx_device/nccl/calls.h"
 
+#include "tests/ptx_device/hooks.h"
 #include "tests/ptx_device/nccl/messages.h"
 #include "tests/ptx_device/nccl/sums.h"
-#include "tests/ptx_device/runtime/hooks.h"
 #include "tests/ptx_device/runtime/marks.h"
 #include "tests/ptx_device/runtime/queue.h"
 

@@ -1,5 +1,5 @@
 // See hooks.h.
-#include "tests/ptx_device/runtime/hooks.h"
+#include "tests/ptx_device/hooks.h"
 
 #include "tests/ptx_device/machine/memory.h"
 #include "tests/ptx_device/runtime/allocations.h"

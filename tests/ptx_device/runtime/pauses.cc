@@ -1,6 +1,7 @@
 // See pauses.h.
 #include "tests/ptx_device/runtime/pauses.h"
 
+#include "tests/ptx_device/hooks.h"
 #include "tests/ptx_device/settings.h"
 
 #include <atomic>

@@ -1,5 +1,4 @@
-// Random pauses of streams, and the seed of the runtime's random orders. PTX_DEVICE_DELAY and
-// PTX_DEVICE_SEED are the defaults; a test may change both.
+// Random pauses of streams, and the seed of the runtime's random orders.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +9,3 @@ bool streams_pause();
 std::uint64_t order_seed();
 
 }  // namespace ptx
-
-extern "C" {
-
-/// Test hook: sets random pauses and the seed for streams and launches created afterwards.
-void ptx_device_pauses(int pause, unsigned long long seed);
-}
