@@ -66,7 +66,7 @@ class TopkLaunches {
   void run(TopkForce force, const TopkEnding& ending) {
     queue_.zero(task_.memory.control, sizeof(TopkControl));
     const TopkSampleKernel<G, E> sample{task_};
-    launch(sample, task_.plan.samples, kTopkThreads * TopkReader<G, E>::kRow);
+    launch(sample, task_.plan.samples, sample.kThreads * sample.kRow);
     launch(TopkScanKernel<G, E>{task_, force}, task_.plan.parts, 1);
     launch(TopkNarrowKernel<G, E, 0>{task_}, task_.plan.parts, 1);
     launch(TopkNarrowKernel<G, E, 1>{task_}, task_.plan.parts, 1);

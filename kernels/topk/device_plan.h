@@ -58,9 +58,9 @@ struct TopkControl {
   std::uint64_t gathered;   // keys that reach the second threshold
   std::uint64_t poisonous;  // keys that reach the limit
   std::uint32_t ticket[kTickets + kTickets % 2];
-  std::uint64_t coarse[kTopkCoarseBins];
-  std::uint64_t window[kTopkWindowBins];
-  std::uint64_t digit[kTopkDigitBin[2] + kTopkDigitBins[2]];
+  alignas(16) std::uint64_t coarse[kTopkCoarseBins];
+  alignas(16) std::uint64_t window[kTopkWindowBins];
+  alignas(16) std::uint64_t digit[kTopkDigitBin[2] + kTopkDigitBins[2]];
 };
 
 /// A candidate: p, and the index within the part.
