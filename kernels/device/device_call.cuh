@@ -96,6 +96,7 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const auto sizes = sizes_of(segments[i]);
     if (sizes.units != 0 && !table.add(entry_of(i, offset), sizes.units)) {
+      table.set_hints();
       launch(LaunchPosition{is_first, false});
       is_first = false;
       table.clear();
@@ -103,6 +104,7 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
     }
     offset += sizes.bytes;
   }
+  table.set_hints();
   launch(LaunchPosition{is_first, true});
 }
 
