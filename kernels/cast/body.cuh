@@ -1,8 +1,8 @@
 // The kernels of none, bf16 and f16. A warp processes a unit of 512 values of one segment at a
 // time, 16 values per thread.
 //
-// Grid: as many blocks of 256 threads as are resident. Each warp strides over the units, or
-// processes consecutive units in long lists. Memory traffic per value:
+// Grid: as many blocks as are resident. Each warp strides over the units. In long lists and in
+// reduce, each block processes consecutive units. Memory traffic per value:
 //   Encode: reads the gradient and writes the wire value. Error feedback also reads and writes the
 //     residual.
 //   Decode: reads one wire value per frame and writes the output.
@@ -301,87 +301,5 @@ struct CopyCoder {
 
 template <typename T, unsigned kMost>
 using CopyKernel = EncodeFrame<CopyCoder<T>, kMost>;
-
-/// Encodes sums with residuals of type E. See ReduceFrames.
-template <typename Wire, typename E, NoiseKind kKind>
-struct CastSumCoder {
-  static constexpr unsigned kRow = 16 / sizeof(Wire);
-  using Unit = CastUnit<Wire, E, kKind, kRow>;
-  using Order = InRuns;
-  using Policy = RunsPolicy<kKind == NoiseKind::kAny     ? kCastResident.any
-                            : kKind == NoiseKind::kUnits ? kCastResident.random
-                                                         : kCastResident.reduce>;
-  using Residual = E;
-  struct Shared {};
-
-  CastTarget target;
-  WideKeyOf<kKind> key;
-
-  template <class Block, class NoiseOf>
-  struct Pass {
-    const CastSumCoder& coder;
-    const Block& block;
-    float b;
-    NoiseOf noise;
-    unsigned overflows = 0;
-
-    template <class List>
-    TERSOR_DEVICE void reduce(const ReduceEntry& segment, std::size_t first, const List& list,
-                              float factor, bool sound) {
-      const UnitPosition<kRow> position{first, segment.count, block.warp().thread_rank()};
-      Rows<kRow> p = {}, residual;
-      if (sound) add_frames(segment, position, list, factor, p);
-      const Unit out =
-          Unit::of(segment, position, coder.target.values, coder.target.padding, false);
-      out.load_residual(residual);
-      TERSOR_UNROLL
-      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        TERSOR_UNROLL
-        for (unsigned i = 0; i < kRow; ++i) {
-          if constexpr (Unit::kFeedback) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
-          p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
-        }
-      }
-      overflows += out.write(p, residual, noise(segment, position));
-    }
-    TERSOR_DEVICE void leave() const {
-      if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, coder.target.overflows);
-    }
-  };
-
-  template <class Block>
-  TERSOR_DEVICE auto begin(const Block& block, const CallWords& words, Shared&) const {
-    const float b = words.residual_factor();
-    auto noise = unit_noise<Unit>(block, key, words);
-    return Pass<Block, decltype(noise)>{*this, block, b, noise};
-  }
-
-  template <class Sum>
-  TERSOR_DEVICE static void sum_written(const Sum& sum, const ReduceEntry& segment,
-                                        std::size_t first, std::size_t end) {
-    sum_written_values<Wire>(sum, segment, first, end);
-  }
-
- private:
-  template <class List>
-  TERSOR_DEVICE static void add_frames(const ReduceEntry& segment,
-                                       const UnitPosition<kRow>& position, const List& list,
-                                       float factor, Rows<kRow>& sum) {
-    TERSOR_UNROLL_4
-    for (unsigned index = 0; index < list.frames; ++index) {
-      const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
-      Rows<kRow> row;
-      load_rows<Load::kInput>(values, position, true, row);
-      TERSOR_UNROLL
-      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        TERSOR_UNROLL
-        for (unsigned i = 0; i < kRow; ++i)
-          sum[chunk][i] = fused_multiply_add(row[chunk][i], factor, sum[chunk][i]);
-      }
-    }
-  }
-};
-template <typename Wire, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
-using CastReduceKernel = ReduceFrames<CastSumCoder<Wire, E, kKind>, kMostSegments, kMostFrames>;
 
 }  // namespace tersor::kernels

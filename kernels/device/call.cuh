@@ -20,11 +20,14 @@ constexpr unsigned kMostSegments = 500;
 /// Maximum number of frames per decode or reduce.
 constexpr unsigned kMostFrames = kMostDeviceFrames;
 /// Lists up to these lengths use kernels with less than 4,096 bytes of parameters. Every CUDA
-/// version supports this size. Kernels for longer lists have up to 32,224 bytes of parameters, and
+/// version supports this size. Kernels for longer lists have up to 32,448 bytes of parameters, and
 /// the driver copies the parameters for each launch. A block of a kernel for longer lists processes
 /// consecutive units (units.cuh).
 constexpr unsigned kFewSegments = 48;
 constexpr unsigned kFewFrames = 48;
+
+/// A number of rounds per block: as few blocks as are resident.
+constexpr unsigned kAllRounds = ~0u;
 
 /// Table entries. A unit is the work of a warp (or block) at a time. Units are numbered through all
 /// segments, and `first_unit` is a segment's first unit.
@@ -67,10 +70,13 @@ template <class Entry, unsigned kMost>
 struct SegmentTable {
   static constexpr unsigned kEntries = kMost;
   static constexpr std::uint32_t kMostUnits = 1u << 31;  // leaves headroom for sums of unit numbers
+  static constexpr unsigned kHints = kMost > kFewSegments ? 64 : 1;
 
   std::uint32_t entries = 0;
   std::uint32_t units = 0;
-  std::uint32_t run = 1;  // consecutive units per warp
+  std::uint32_t run = 1;          // consecutive units per warp
+  std::uint32_t hint_shift = 31;  // hint i: the index of the entry of unit i << hint_shift
+  std::uint16_t hint[kHints + 1] = {};
   Entry entry[kMost];
 
   void clear() { entries = units = 0; }
@@ -84,10 +90,23 @@ struct SegmentTable {
     return true;
   }
 
+  /// Sets the hints, which shorten searches to a few loads. Call before a launch, unless the table
+  /// has a single entry.
+  void set_hints() {
+    const std::uint32_t last = units == 0 ? 0 : units - 1;
+    for (hint_shift = 0; last >> hint_shift >= kHints;) ++hint_shift;
+    for (unsigned i = 0, index = 0; i <= kHints; ++i) {
+      const std::uint64_t unit = std::uint64_t{i} << hint_shift;
+      while (index + 1 < entries && entry[index + 1].first_unit <= unit) ++index;
+      hint[i] = static_cast<std::uint16_t>(index);
+    }
+  }
+
   /// Returns the segment of a unit.
   TERSOR_DEVICE const Entry& find(std::uint32_t unit) const { return entry[index_of(unit)]; }
   TERSOR_DEVICE unsigned index_of(std::uint32_t unit) const {
-    unsigned low = 0, high = entries;  // the index is in [low, high)
+    const std::uint16_t* hints = hint + (unit >> hint_shift);
+    unsigned low = hints[0], high = hints[1] + 1u;  // the index is in [low, high)
     while (high - low > 1) {
       const unsigned middle = (low + high) / 2;
       if (entry[middle].first_unit <= unit)

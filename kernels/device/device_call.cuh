@@ -96,6 +96,7 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const auto sizes = sizes_of(segments[i]);
     if (sizes.units != 0 && !table.add(entry_of(i, offset), sizes.units)) {
+      table.set_hints();
       launch(LaunchPosition{is_first, false});
       is_first = false;
       table.clear();
@@ -103,6 +104,7 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
     }
     offset += sizes.bytes;
   }
+  table.set_hints();
   launch(LaunchPosition{is_first, true});
 }
 
@@ -142,11 +144,13 @@ bool sums_frames(const Kernel& kernel) {
 }
 
 /// Launches a kernel whose blocks process ranges of tiles. The device starts a block when another
-/// one ends. A range of several rounds ends fewer sums and finds fewer segments.
+/// one ends. A range of several rounds ends fewer sums and finds fewer segments. A reducing block
+/// also checks many headers.
 template <class Kernel>
 void launch_ranges(Queue& queue, Kernel& kernel) {
   constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
-  const bool is_long = kernel.table.entries > 1 || sums_frames(kernel);
+  const bool is_long =
+      Kernel::kRounds == kAllRounds || kernel.table.entries > 1 || sums_frames(kernel);
   const std::size_t longest = is_long ? Kernel::kRounds : 1;
   const std::size_t rounds = std::max<std::size_t>(ceil_div(kernel.table.units, kWarps), 1);
   const std::size_t run = std::min(ceil_div(rounds, queue.resident<Kernel>()), longest);

@@ -39,27 +39,55 @@ TERSOR_DEVICE void add_bins(const Block& block, const Bins& bins, std::uint64_t*
   }
 }
 
-/// Finds the bin of a rank, in a block of kTopkThreads threads. Each thread owns a few neighbouring
-/// bins, and thread 0 owns the highest bins. `count_of(bin)` is read twice.
-template <unsigned kBins, class Block, class CountOf>
-TERSOR_DEVICE TopkBinPosition find_bin(const Block& block, TopkBinShared& shared,
-                                       std::uint64_t rank, const CountOf& count_of) {
-  constexpr unsigned kMine = (kBins + kTopkThreads - 1) / kTopkThreads;
-  const unsigned first = block.thread_rank() * kMine;  // counted from the highest bin
-  std::uint64_t mine = 0;
-  TERSOR_UNROLL_4
-  for (unsigned i = 0; i < kMine; ++i) {
-    if (first + i < kBins) mine += count_of(kBins - 1 - (first + i));
+/// Loads neighbouring bins of this block.
+template <unsigned kBins, unsigned kCount>
+TERSOR_DEVICE void load_bins(const SharedArray<std::uint32_t, kBins>& bins, unsigned first,
+                             std::uint32_t (&counts)[kCount]) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kCount; ++i) counts[i] = bins.get(first + i);
+}
+/// Loads neighbouring bins that all blocks of the launch counted, two per load. Larger counts than
+/// any rank become 2^32 - 1.
+template <unsigned kCount>
+TERSOR_DEVICE void load_bins(const std::uint64_t* sums, unsigned first,
+                             std::uint32_t (&counts)[kCount]) {
+  const auto cut = [](std::uint64_t count) {
+    return static_cast<std::uint32_t>(count < ~0u ? count : ~0u);
+  };
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kCount; i += 2) {
+    const auto pair = load_fresh(reinterpret_cast<const ulonglong2*>(sums + first + i));
+    counts[i] = cut(pair.x);
+    counts[i + 1] = cut(pair.y);
   }
+}
+
+/// Finds the bin of a rank. Each thread holds a few neighbouring bins in registers, and thread 0
+/// holds the highest bins.
+template <unsigned kBins, class Block, class Bins>
+TERSOR_DEVICE TopkBinPosition find_bin(const Block& block, TopkBinShared& shared,
+                                       std::uint64_t rank, const Bins& bins) {
+  constexpr unsigned kMine = kBins > 2 * Block::threads() ? kBins / Block::threads() : 2;
+  static_assert(kBins % kMine == 0 && kBins <= kMine * Block::threads());
+  const unsigned end = kBins - block.thread_rank() * kMine;  // of this thread's bins
+  std::uint32_t counts[kMine] = {};
+  if (block.thread_rank() < kBins / kMine) load_bins(bins, end - kMine, counts);
+  std::uint64_t mine = 0;
+  TERSOR_UNROLL
+  for (const std::uint32_t count : counts) mine += count;
   std::uint64_t total;
   std::uint64_t above = block.exclusive_sum(mine, total);
   if (above < rank && rank <= above + mine) {
-    unsigned bin = kBins - 1 - first;
-    std::uint64_t inside = count_of(bin);
-    for (; above + inside < rank; inside = count_of(--bin)) above += inside;
-    shared.position.set(0, bin);
-    shared.position.set(1, above);
-    shared.position.set(2, inside);
+    TERSOR_UNROLL
+    for (unsigned i = 1; i <= kMine; ++i) {
+      const std::uint32_t inside = counts[kMine - i];
+      if (above < rank && rank <= above + inside) {
+        shared.position.set(0, end - i);
+        shared.position.set(1, above);
+        shared.position.set(2, inside);
+      }
+      above += inside;
+    }
   }
   block.sync();
   if (total < rank) return {0, 0, 0, total};

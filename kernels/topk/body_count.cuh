@@ -1,9 +1,5 @@
-// The count kernel: counts the keys above and equal to the k-th key, first within each part, then
-// in all earlier parts. The counts give each part its offset in the payload.
-//
-// Grid: blocks of 256 threads. Each block processes a contiguous range of parts, one warp per part.
-// The kernel reads 8 bytes per candidate. If the kernel reads all of p, the kernel reads 4 bytes
-// per value (8 if the residual does not hold p).
+// The first half of the emit kernel: counts the keys above and equal to the k-th key in each part
+// and in all earlier parts. The counts give each part its offset in the payload.
 #pragma once
 
 #include "kernels/topk/body_tensor.cuh"
@@ -60,38 +56,74 @@ TERSOR_DEVICE void for_each_warp_candidate(const Warp& warp, const TopkDeviceMem
   }
 }
 
-template <typename G, typename E>
-struct TopkCountKernel {
-  static constexpr unsigned kThreads = kTopkThreads;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = true;
-  using Reader = TopkReader<G, E>;
-  struct Shared {};
+/// Numbers of keys above and equal to the k-th key.
+struct TopkCounts {
+  std::uint64_t larger = 0, equal = 0;
 
-  TopkTask<G, E> task;
-  std::size_t block_parts;  // parts per block
+  TERSOR_DEVICE TopkCounts operator+(TopkCounts other) const {
+    return {larger + other.larger, equal + other.equal};
+  }
+};
 
+/// Counts the keys of parts, first within each part, then in all earlier parts.
+template <class Reader>
+struct TopkCounter {
+  const TopkDeviceMemory& memory;
+  const Reader& reader;
+  TopkCut cut;
+  bool reads_all;  // True if the list of candidates is incomplete
+
+  /// Counts the keys of the parts [begin, end), and sets each part's counts to the sum over the
+  /// block's earlier parts. Returns the sum over all parts. A barrier.
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    TopkControl* control = task.memory.control;
-    const std::uint32_t path = load(&control->path);
-    if (path == std::uint32_t(TopkPath::kPoison) || path == kTopkIdle) return;
-    const TopkCut cut = TopkCut::load_from(control);
-    const std::size_t begin = block.rank() * block_parts;
-    const std::size_t end =
-        begin + block_parts < task.plan.parts ? begin + block_parts : task.plan.parts;
-    const Reader reader(task.tensor);
+  TERSOR_DEVICE TopkCounts count_block(const Block& block, std::size_t begin,
+                                       std::size_t end) const {
     for (std::size_t part = begin + block.warp_rank(); part < end; part += block.warps())
-      count_part(block.warp(), reader, part, cut, path == std::uint32_t(TopkPath::kRadix));
+      count_part(block.warp(), part);
     block.sync();
-    add_up_parts(block, begin, end);
-    if (!block.is_last(&control->ticket[TopkControl::kCounted])) return;
-    add_up_blocks(block, cut);
+    TopkCounts counts;
+    for (std::size_t first = begin; first < end; first += block.threads()) {
+      const std::size_t part = first + block.thread_rank();
+      TopkPartRun* run = memory.runs + part;
+      TopkCounts mine, all;
+      if (part < end) mine = {load(&run->larger), load(&run->equal)};
+      const std::uint64_t larger = block.exclusive_sum(mine.larger, all.larger);
+      const std::uint64_t equal = block.exclusive_sum(mine.equal, all.equal);
+      if (part < end) {
+        store(&run->larger, static_cast<std::uint32_t>(counts.larger + larger));
+        store(&run->equal, static_cast<std::uint32_t>(counts.equal + equal));
+      }
+      counts = counts + all;
+    }
+    block.sync();
+    return counts;
+  }
+
+  /// Publishes the counts of the block that took ticket `rank`, and returns the sum over all lower
+  /// ranks. Blocks of lower rank already run and never wait for this block. A barrier.
+  template <class Block>
+  TERSOR_DEVICE TopkCounts counts_before(const Block& block, unsigned rank,
+                                         TopkCounts counts) const {
+    constexpr unsigned kEqualShift = 31;  // fewer keys than 2^31 per block
+    constexpr std::uint64_t kKnown = std::uint64_t{1} << 63;
+    constexpr std::uint64_t kLarger = (std::uint64_t{1} << kEqualShift) - 1;
+    if (block.thread_rank() == 0)
+      atomic_add(memory.counts + rank, kKnown | counts.equal << kEqualShift | counts.larger);
+    TopkCounts mine, all;
+    for (unsigned other = block.thread_rank(); other < rank; other += block.threads()) {
+      std::uint64_t known;
+      while (((known = atomic_add(memory.counts + other, std::uint64_t{0})) & kKnown) == 0) {
+      }
+      mine = mine + TopkCounts{known & kLarger, (known & ~kKnown) >> kEqualShift};
+    }
+    block.exclusive_sum(mine.larger, all.larger);
+    block.exclusive_sum(mine.equal, all.equal);
+    return all;
   }
 
  private:
   template <unsigned kRow>
-  TERSOR_DEVICE static void count_row(const float (&row)[kRow], TopkCut cut, std::uint64_t& sum) {
+  TERSOR_DEVICE void count_row(const float (&row)[kRow], std::uint64_t& sum) const {
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRow; ++i) {
       sum += cut.larger(row[i]);
@@ -100,67 +132,18 @@ struct TopkCountKernel {
   }
 
   template <class Warp>
-  TERSOR_DEVICE void count_part(const Warp& warp, const Reader& reader, std::size_t part,
-                                TopkCut cut, bool reads_all) const {
-    TopkPartRun* run = task.memory.runs + part;
+  TERSOR_DEVICE void count_part(const Warp& warp, std::size_t part) const {
+    TopkPartRun* run = memory.runs + part;
     std::uint64_t sum = 0;  // low half: larger keys; high half: equal keys
-    const auto count = [&](const auto& row, unsigned) { count_row(row, cut, sum); };
+    const auto count = [&](const auto& row, unsigned) { count_row(row, sum); };
     if (reads_all)
       for_each_warp_row(warp, reader, part, count);
     else
-      for_each_warp_candidate(warp, task.memory, {load(&run->base), load(&run->count), 0, 0, 0},
-                              count);
+      for_each_warp_candidate(warp, memory, {load(&run->base), load(&run->count), 0, 0, 0}, count);
     sum = warp.sum(sum);
     if (warp.thread_rank() != 0) return;
     store(&run->larger, static_cast<std::uint32_t>(sum));
     store(&run->equal, static_cast<std::uint32_t>(sum >> 32));
-  }
-
-  /// Replaces the counts of the block's parts by prefix sums, and stores the block's totals.
-  template <class Block>
-  TERSOR_DEVICE void add_up_parts(const Block& block, std::size_t begin, std::size_t end) const {
-    std::uint64_t larger = 0, equal = 0;
-    for (std::size_t first = begin; first < end; first += block.threads()) {
-      const std::size_t part = first + block.thread_rank();
-      TopkPartRun* run = task.memory.runs + part;
-      std::uint64_t all_larger, all_equal;
-      const std::uint64_t before_larger =
-          block.exclusive_sum(part < end ? load(&run->larger) : 0, all_larger);
-      const std::uint64_t before_equal =
-          block.exclusive_sum(part < end ? load(&run->equal) : 0, all_equal);
-      if (part < end) {
-        store(&run->larger, static_cast<std::uint32_t>(larger + before_larger));
-        store(&run->equal, static_cast<std::uint32_t>(equal + before_equal));
-      }
-      larger += all_larger;
-      equal += all_equal;
-    }
-    if (block.thread_rank() != 0) return;
-    store(&task.memory.bases[block.rank()].larger, larger);
-    store(&task.memory.bases[block.rank()].equal, equal);
-  }
-
-  /// Replaces the totals of all blocks by prefix sums.
-  template <class Block>
-  TERSOR_DEVICE void add_up_blocks(const Block& block, TopkCut cut) const {
-    std::uint64_t larger = 0, equal = 0;
-    for (unsigned first = 0; first < block.blocks(); first += block.threads()) {
-      const unsigned i = first + block.thread_rank();
-      TopkBlockBase* base = task.memory.bases + i;
-      std::uint64_t all_larger, all_equal;
-      const std::uint64_t before_larger =
-          block.exclusive_sum(i < block.blocks() ? load_fresh(&base->larger) : 0, all_larger);
-      const std::uint64_t before_equal =
-          block.exclusive_sum(i < block.blocks() ? load_fresh(&base->equal) : 0, all_equal);
-      if (i < block.blocks()) {
-        store(&base->larger, larger + before_larger);
-        store(&base->equal, equal + before_equal);
-      }
-      larger += all_larger;
-      equal += all_equal;
-    }
-    if (block.thread_rank() == 0)
-      store(&task.memory.control->selected, static_cast<std::uint32_t>(cut.sent(larger, equal)));
   }
 };
 

@@ -2,10 +2,11 @@
 // a payload, and the frame's header. A segment with non-finite values becomes NaNs, and an inactive
 // segment becomes zeros. Both keep the old residual.
 //
-// Grid: blocks of 128 threads, one warp per part. The kernel reads 8 bytes per candidate. Per sent
-// value, the kernel writes 6 bytes (values in f32) and 4 bytes to the residual. If the kernel reads
-// all of p, the kernel reads 4 bytes per value (8 if the residual does not hold p). If the scan did
-// not write the residual, the kernel writes all of the residual.
+// Grid: blocks of 256 threads. Each block counts and then sends a contiguous range of parts, one
+// warp per part. The kernel reads 8 bytes per candidate twice. Per sent value, the kernel writes 6
+// bytes (values in f32) and 4 bytes to the residual. If the kernel reads all of p, each read takes
+// 4 bytes per value (8 if the residual does not hold p). If the scan did not write the residual,
+// the kernel writes all of the residual.
 #pragma once
 
 #include "kernels/topk/body_count.cuh"
@@ -17,34 +18,43 @@ namespace tersor::kernels {
 
 template <typename G, typename E>
 struct TopkEmitKernel {
-  static constexpr unsigned kThreads = 128;
-  static constexpr unsigned kResident = 8;
-  static constexpr bool kScans = false;
+  static constexpr unsigned kThreads = kTopkThreads;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = true;
   using Reader = TopkReader<G, E>;
-  struct Shared {};
+  using Shared = SharedArray<std::uint32_t, 1>;
 
   TopkTask<G, E> task;
   TopkTarget target;
-  std::size_t block_parts;  // parts per block of the count kernel
+  std::size_t block_parts;  // parts per block
   FrameSeal seal;
   NextWords next;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     next.write(block);
     const Reader reader(task.tensor);
-    const std::uint32_t path = load(&task.memory.control->path);
+    TopkControl* control = task.memory.control;
+    const std::uint32_t path = load(&control->path);
     if (path == kTopkIdle) return stay_idle(block, reader);
     write_padding(block);
     if (path == std::uint32_t(TopkPath::kPoison)) return write_poison(block, reader);
-    const bool reads_all = path == std::uint32_t(TopkPath::kRadix) || reader.writes_afterwards();
-    const TopkCut cut = TopkCut::load_from(task.memory.control);
-    const std::size_t stride = std::size_t{block.blocks()} * block.warps();
-    for (std::size_t part = std::size_t{block.rank()} * block.warps() + block.warp_rank();
-         part < task.plan.parts; part += stride)
-      send_part(block.warp(), reader, part, cut, reads_all);
-    write_unused(block);
+    if (block.thread_rank() == 0)
+      shared.set(0, atomic_add(&control->ticket[TopkControl::kSent], 1u));
+    block.sync();
+    const unsigned rank = shared.get(0);
+    const std::size_t begin = rank * block_parts;
+    const std::size_t end =
+        begin + block_parts < task.plan.parts ? begin + block_parts : task.plan.parts;
+    const bool is_radix = path == std::uint32_t(TopkPath::kRadix);
+    const TopkCut cut = TopkCut::load_from(control);
+    const TopkCounter<Reader> counter{task.memory, reader, cut, is_radix};
+    const TopkCounts counts = counter.count_block(block, begin, end);
+    const TopkCounts before = counter.counts_before(block, rank, counts);
+    for (std::size_t part = begin + block.warp_rank(); part < end; part += block.warps())
+      send_part(block.warp(), reader, part, cut, before, is_radix || reader.writes_afterwards());
+    if (rank == block.blocks() - 1) write_unused(block, cut, before + counts);
   }
 
  private:
@@ -64,13 +74,11 @@ struct TopkEmitKernel {
 
   template <class Warp>
   TERSOR_DEVICE void send_part(const Warp& warp, const Reader& reader, std::size_t part,
-                               TopkCut cut, bool reads_all) const {
+                               TopkCut cut, TopkCounts counts, bool reads_all) const {
     const TopkPartRun* run = task.memory.runs + part;
-    const TopkBlockBase* base = task.memory.bases + part / block_parts;
-    const std::uint64_t larger = load_input(&base->larger) + load_input(&run->larger);
-    const std::uint64_t equal = load_input(&base->equal) + load_input(&run->equal);
-    const auto position = static_cast<std::uint32_t>(cut.sent(larger, equal));
-    cut.ties -= equal < cut.ties ? static_cast<std::uint32_t>(equal) : cut.ties;
+    counts = counts + TopkCounts{load(&run->larger), load(&run->equal)};
+    const auto position = static_cast<std::uint32_t>(cut.sent(counts.larger, counts.equal));
+    cut.ties -= counts.equal < cut.ties ? static_cast<std::uint32_t>(counts.equal) : cut.ties;
     Before before{0, 0};
     if (warp.thread_rank() == 0) write_first(part, position);
     if (reads_all)
@@ -79,7 +87,7 @@ struct TopkEmitKernel {
       });
     else
       for_each_warp_candidate(
-          warp, task.memory, {load_input(&run->base), load_input(&run->count), 0, 0, 0},
+          warp, task.memory, {load(&run->base), load(&run->count), 0, 0, 0},
           [&](const auto& row, unsigned index) {
             send_row(warp, reader, row, part * kTopkPart + index, {position, cut}, before);
           });
@@ -88,8 +96,6 @@ struct TopkEmitKernel {
   TERSOR_DEVICE void write_first(std::size_t part, std::uint32_t position) const {
     constexpr std::size_t kParts = kTopkTile / kTopkPart;
     if (part % kParts == 0) store(target.first() + part / kParts, position);
-    if (part == 0)
-      store(target.first() + target.layout.tiles(), load_input(&task.memory.control->selected));
   }
 
   /// Sends the selected values of a row, which starts at value `first`. A row of one value is a
@@ -188,12 +194,19 @@ struct TopkEmitKernel {
     write_zeros(block, layout.values_offset() + layout.values_bytes(), layout.bytes());
   }
 
+  /// Writes the number of sent values and the places without a value, in one block. There are few
+  /// or no places, unless almost all values are zero.
   template <class Block>
-  TERSOR_DEVICE void write_unused(const Block& block) const {
-    for_each(block, load_input(&task.memory.control->selected), task.plan.k, [&](std::size_t i) {
+  TERSOR_DEVICE void write_unused(const Block& block, TopkCut cut, TopkCounts counts) const {
+    const auto selected = static_cast<std::uint32_t>(cut.sent(counts.larger, counts.equal));
+    if (block.thread_rank() == 0) {
+      store(&task.memory.control->selected, selected);
+      store(target.first() + target.layout.tiles(), selected);
+    }
+    for (std::size_t i = selected + block.thread_rank(); i < task.plan.k; i += block.threads()) {
       store(target.index_in_tile() + i, std::uint16_t{0});
       write_value(i, 0.0f);
-    });
+    }
   }
 
   // Segments without sent values.

@@ -57,8 +57,7 @@ struct TopkNarrowKernel {
     add_bins<kBins>(block, shared.bins, sums());
     if (!block.is_last(&control->ticket[TopkControl::kNarrowed + kDigit])) return;
     const std::uint64_t rank = load(&control->rank);
-    const TopkBinPosition position = find_bin<kBins>(
-        block, shared.position, rank, [&](unsigned bin) { return load_fresh(sums() + bin); });
+    const TopkBinPosition position = find_bin<kBins>(block, shared.position, rank, sums());
     if (block.thread_rank() == 0) narrow(range, rank, position);
   }
 

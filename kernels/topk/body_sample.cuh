@@ -17,8 +17,9 @@ namespace tersor::kernels {
 
 template <typename G, typename E>
 struct TopkSampleKernel {
-  static constexpr unsigned kThreads = kTopkThreads;
-  static constexpr unsigned kResident = 4;
+  // The last block reads all samples, so its threads must have many loads in flight.
+  static constexpr unsigned kThreads = 1024;
+  static constexpr unsigned kResident = 1;
   static constexpr bool kScans = true;
   using Reader = TopkReader<G, E>;
   static constexpr unsigned kRow = Reader::kRow;
@@ -85,22 +86,20 @@ struct TopkSampleKernel {
   TERSOR_DEVICE std::uint32_t find_threshold(const Block& block, Shared& shared) const {
     const std::uint64_t* coarse = task.memory.control->coarse;
     const TopkBinPosition octant =
-        find_bin<kTopkCoarseBins>(block, shared.position, task.plan.rank,
-                                  [&](unsigned bin) { return load_fresh(coarse + bin); });
+        find_bin<kTopkCoarseBins>(block, shared.position, task.plan.rank, coarse);
     if (octant.total < task.plan.rank) return kTopkSmallestKey;
     clear_bins<kTopkFineBins>(block, shared.bins);
     count_fine(block, shared, octant.bin);
     block.sync();
     const TopkBinPosition fine =
-        find_bin<kTopkFineBins>(block, shared.position, task.plan.rank - octant.above,
-                                [&](unsigned bin) { return shared.bins.get(bin); });
+        find_bin<kTopkFineBins>(block, shared.position, task.plan.rank - octant.above, shared.bins);
     const std::uint32_t key = (octant.bin << kTopkCoarseShift) + (fine.bin << kTopkFineShift);
     return key < kTopkSmallestKey ? kTopkSmallestKey : key;
   }
 
   template <class Block>
   TERSOR_DEVICE void count_fine(const Block& block, Shared& shared, std::uint32_t coarse) const {
-    constexpr unsigned kAtOnce = 4;  // independent loads in flight
+    constexpr unsigned kAtOnce = 32 / kRow;  // independent rows in flight, in 32 registers
     for (std::size_t first = block.thread_rank(); first < rows();
          first += kAtOnce * block.threads()) {
       float p[kAtOnce][kRow];

@@ -121,9 +121,9 @@ struct TopkScanKernel {
     scan_parts(block, shared);
     add_bins<kTopkWindowBins>(block, shared.window, control->window);
     if (!block.is_last(&control->ticket[TopkControl::kScanned])) return;
+    const std::uint64_t* window = control->window;
     const TopkBinPosition position =
-        find_bin<kTopkWindowBins>(block, shared.position, task.plan.k,
-                                  [&](unsigned bin) { return load_fresh(control->window + bin); });
+        find_bin<kTopkWindowBins>(block, shared.position, task.plan.k, window);
     if (block.thread_rank() == 0) choose(position);
   }
 

@@ -1,12 +1,12 @@
-// Top-k on a device: eight stream operations per segment (nine with int8 values). Kernels without
+// Top-k on a device: seven stream operations per segment (eight with int8 values). Kernels without
 // work exit at once. All decisions are made on the device.
 //
 //   clear   Zeroes the state shared by the launches (no kernel).
 //   sample  Finds a threshold almost surely a little below the k-th key.
 //   scan    Makes the single pass (residual, candidates, window) and chooses the path.
 //   narrow  Runs three times: builds a better candidate list, or finds a digit of the k-th key.
-//   count   Finds the payload offset of each part of the segment.
-//   emit    Writes values, indices, remainders and the frame's header.
+//   emit    Finds the payload offset of each part of the segment, and writes values, indices,
+//           remainders and the frame's header.
 //   settle  Writes scales, codes and remainders; int8 only.
 //
 // If frames have a checksum, one more launch ends the call.
@@ -64,9 +64,11 @@ class TopkLaunches {
       : queue_(queue), task_(task), target_(target) {}
 
   void run(TopkForce force, const TopkEnding& ending) {
-    queue_.zero(task_.memory.control, sizeof(TopkControl));
+    const auto* end = reinterpret_cast<std::byte*>(task_.memory.runs);  // of control and counts
+    queue_.zero(task_.memory.control,
+                static_cast<std::size_t>(end - reinterpret_cast<std::byte*>(task_.memory.control)));
     const TopkSampleKernel<G, E> sample{task_};
-    launch(sample, task_.plan.samples, kTopkThreads * TopkReader<G, E>::kRow);
+    launch(sample, task_.plan.samples, sample.kThreads * sample.kRow);
     launch(TopkScanKernel<G, E>{task_, force}, task_.plan.parts, 1);
     launch(TopkNarrowKernel<G, E, 0>{task_}, task_.plan.parts, 1);
     launch(TopkNarrowKernel<G, E, 1>{task_}, task_.plan.parts, 1);
@@ -81,13 +83,11 @@ class TopkLaunches {
   }
 
   void send(const TopkEnding& ending) {
-    using Count = TopkCountKernel<G, E>;
+    using Emit = TopkEmitKernel<G, E>;
     const std::size_t parts = task_.plan.parts;
     const unsigned blocks = static_cast<unsigned>(
-        std::min<std::size_t>(queue_.blocks_for<Count>(parts, 4), kTopkMostBlocks));
-    const std::size_t block_parts = ceil_div(parts, blocks);
-    queue_.launch(Count{task_, block_parts}, blocks);
-    launch(TopkEmitKernel<G, E>{task_, target_, block_parts, ending.seal, ending.next}, parts, 4);
+        std::min<std::size_t>(queue_.blocks_for<Emit>(parts, 4), kTopkMostBlocks));
+    queue_.launch(Emit{task_, target_, ceil_div(parts, blocks), ending.seal, ending.next}, blocks);
     if (target_.layout.values != TopkValues::kInt8) return;
     const TopkSettleKernel<E> settle{task_.memory.control, task_.memory.chosen,
                                      task_.tensor.residual_out, target_};

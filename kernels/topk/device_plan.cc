@@ -56,7 +56,7 @@ TopkDeviceMemory topk_device_memory(const TopkDevicePlan& plan, std::byte* works
   };
   TopkDeviceMemory memory;
   take(memory.control, 1);
-  take(memory.bases, std::min(plan.parts, kTopkMostBlocks));
+  take(memory.counts, std::min(plan.parts, kTopkMostBlocks));
   take(memory.runs, plan.parts);
   take(memory.candidates, plan.capacity);
   take(memory.samples, plan.samples);

@@ -42,7 +42,7 @@ constexpr std::uint32_t kTopkAllTies = 0xffffffffu;
 /// State passed from launch to launch, zeroed before the first launch. The last block of a launch
 /// writes the results of all blocks' counts.
 struct TopkControl {
-  enum Ticket { kSampled, kScanned, kNarrowed, kCounted = kNarrowed + kTopkDigits, kTickets };
+  enum Ticket { kSampled, kScanned, kNarrowed, kSent = kNarrowed + kTopkDigits, kTickets };
 
   std::uint32_t path;       // a TopkPath or kTopkIdle
   std::uint32_t threshold;  // keys from here on are candidates
@@ -58,9 +58,9 @@ struct TopkControl {
   std::uint64_t gathered;   // keys that reach the second threshold
   std::uint64_t poisonous;  // keys that reach the limit
   std::uint32_t ticket[kTickets + kTickets % 2];
-  std::uint64_t coarse[kTopkCoarseBins];
-  std::uint64_t window[kTopkWindowBins];
-  std::uint64_t digit[kTopkDigitBin[2] + kTopkDigitBins[2]];
+  alignas(16) std::uint64_t coarse[kTopkCoarseBins];
+  alignas(16) std::uint64_t window[kTopkWindowBins];
+  alignas(16) std::uint64_t digit[kTopkDigitBin[2] + kTopkDigitBins[2]];
 };
 
 /// A candidate: p, and the index within the part.
@@ -78,13 +78,7 @@ struct alignas(16) TopkPartRun {
   std::uint32_t equal;   // keys equal to the k-th, counted like `larger`
 };
 
-/// Keys in all parts before the parts counted by one block.
-struct alignas(16) TopkBlockBase {
-  std::uint64_t larger;
-  std::uint64_t equal;
-};
-
-/// Maximum number of blocks that count the selected values.
+/// Maximum number of blocks that send values.
 constexpr std::size_t kTopkMostBlocks = 4096;
 
 struct TopkDevicePlan {
@@ -101,7 +95,7 @@ struct TopkDevicePlan {
 /// Addresses of the workspace's parts, all 64-byte aligned if the workspace is.
 struct TopkDeviceMemory {
   TopkControl* control;
-  TopkBlockBase* bases;       // [kTopkMostBlocks] or fewer
+  std::uint64_t* counts;      // [kTopkMostBlocks] or fewer, zeroed with `control`: keys per block
   TopkPartRun* runs;          // [parts]
   TopkCandidate* candidates;  // [capacity]
   float* samples;             // [samples]

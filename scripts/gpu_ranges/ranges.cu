@@ -1,6 +1,7 @@
-// Times the kernels of int8 and int4 with several numbers of rounds per block, without and with
-// checksums, next to a copy of the same number of bytes. scripts/gpu-ranges builds and runs this
-// file.
+// Times the kernels of int8, int4 and bf16 with several numbers of rounds per block, without and
+// with checksums, next to a copy of the same number of bytes. scripts/gpu-ranges builds and runs
+// this file.
+#include "kernels/cast/reduce_body.cuh"
 #include "kernels/device/device_call.cuh"
 #include "kernels/quantize/body.cuh"
 #include "kernels/quantize/int4.h"
@@ -117,7 +118,52 @@ class Bench {
     }
   }
 
+  /// Sums eight frames with residuals of type E. `bytes` is the size of a payload.
+  template <class Kernel, typename E>
+  void reduce(const char* name, std::size_t bytes) {
+    constexpr std::size_t kFrames = 8;
+    constexpr std::size_t kResidual = std::is_same_v<E, NoResidual> ? 0 : sizeof(E);
+    Kernel kernel;
+    Memory residual(kResidual * count_ + 16, 0);
+    Memory frames(kFrames * (sizeof(FrameHeader) + bytes), 0x11);
+    Memory sums(device_frames_bytes(kFrames), 0);
+    kernel.factor = 1;
+    kernel.table.add({.residual_in = residual.pointer,
+                      .residual_out = residual.pointer,
+                      .count = count_,
+                      .first_index = 0,
+                      .offset = 0,
+                      .parameter = 0,
+                      .first_unit = 0},
+                     count_ / Kernel::Order::kValues);
+    if constexpr (requires { kernel.coder.payload; })
+      kernel.coder.payload = frame_.pointer + sizeof(FrameHeader);
+    else
+      kernel.coder.target = {frame_.pointer + sizeof(FrameHeader), Padding::kSection, nullptr};
+    FrameHeader header{};
+    header.payload_bytes = bytes;
+    kernel.list.frames = kFrames;
+    for (std::size_t i = 0; i < kFrames; ++i) {
+      std::byte* frame = frames.pointer + i * (sizeof(FrameHeader) + bytes);
+      kernel.list.frame[i] = frame;
+      check_cuda(cudaMemcpy(frame, &header, sizeof header, cudaMemcpyHostToDevice), "writing");
+    }
+    kernel.list.expected = header;
+    for (const bool summed : {false, true}) {
+      kernel.list.sums = summed ? reinterpret_cast<ChecksumParts*>(sums.pointer) : nullptr;
+      header.flags = summed ? kFrameHasChecksum : 0;
+      kernel.seal = seal_of({frame_.pointer, header}, {.is_first = true, .is_last = true});
+      // No block is the last one, which would compare the sums.
+      run(name, kernel, (kFrames + 1) * bytes + 2 * kResidual * count_, summed, nullptr, 0, [&] {
+        if (summed)
+          check_cuda(cudaMemsetAsync(FrameSeal::sums_of(frame_.pointer), 0x40, kSums), "clearing");
+      });
+    }
+  }
+
  private:
+  static constexpr std::size_t kSums = FrameSeal::kSumsBytes;
+
   template <class Format>
   std::size_t frame_bytes() const {
     return typename Format::Layout{count_}.bytes();
@@ -159,8 +205,14 @@ class Bench {
   std::size_t count_;
   int launches_, samples_;
   Memory values_{count_ * sizeof(float), 0x3e};
-  Memory frame_{2 * count_ + sizeof(FrameHeader), 0x11};
+  Memory frame_{2 * count_ + sizeof(FrameHeader), 0x11};  // up to 16 bits per value
 };
+
+template <class Format, typename E>
+void reduce(Bench& bench, const char* name, std::size_t count) {
+  using Kernel = QuantizeReduceKernel<Format, E, NoiseKind::kNone, kFewSegments, kFewFrames>;
+  bench.reduce<Kernel, E>(name, typename Format::Layout{count}.bytes());
+}
 
 }  // namespace
 
@@ -176,4 +228,10 @@ int main(int argc, char** argv) {
   bench.decode<Int8Format, float>("int8 decode f32");
   bench.decode<Int4Format, float>("int4 decode f32");
   bench.decode<Int4Format, Bf16>("int4 decode bf16");
+  const std::size_t count = tiles * kTileValues;
+  reduce<Int8Format, NoResidual>(bench, "int8 reduce of 8", count);
+  reduce<Int8Format, float>(bench, "int8 reduce of 8 + feedback", count);
+  reduce<Int4Format, float>(bench, "int4 reduce of 8 + feedback", count);
+  using Bf16Kernel = CastReduceKernel<Bf16, NoResidual, NoiseKind::kNone, kFewSegments, kFewFrames>;
+  bench.reduce<Bf16Kernel, NoResidual>("bf16 reduce of 8", 2 * count);
 }
