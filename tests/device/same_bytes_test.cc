@@ -181,9 +181,10 @@ TEST_P(SameBytes, InactiveSegments) {
 }
 
 TEST_P(SameBytes, SeveralFrames) {
-  for_each_type({2'100, 9}, {.contributions = 9}, [](Pair& pair) {
+  for_each_type({2'100, 9}, {.contributions = 5}, [](Pair& pair) {
     pair.expect_same_decode(3);
-    for (const std::size_t frames : {1, 8, 9}) pair.expect_same_reduce(frames);  // 8: kHeldFrames
+    pair.expect_same_reduce(1);
+    pair.expect_same_reduce(5);
   });
 }
 
