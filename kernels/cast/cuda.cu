@@ -1,7 +1,7 @@
 // Launches the kernels of cast formats on a device: selects kernels by the types and list lengths
 // of a call. If frames have checksums, a memset first zeroes the words used for sums.
 
-#include "kernels/cast/reduce_body.cuh"
+#include "kernels/cast/body.cuh"
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 #include "kernels/device/device_call.cuh"

@@ -1,4 +1,4 @@
-// The checksums of a reducing kernel, summed from the words in its threads' registers.
+// The checksums of a reducing kernel, summed from the words that its threads read and write.
 #pragma once
 
 #include "kernels/device/frames.cuh"
@@ -11,12 +11,12 @@
 
 namespace tersor::kernels {
 
-/// The maximum number of frames that a kernel sums from registers. The sums take up to 18 KiB of
-/// shared memory per block.
+/// The number of frames that a kernel sums from registers. Their sums take up to 18 KiB of shared
+/// memory per block.
 constexpr unsigned kHeldFrames = 8;
 
-/// A thread's sums of one or two columns. Each sum is a folded number plus a multiple of the prime.
-/// The sum with two more products is then neither negative nor above 2^64.
+/// A thread's sums of the one or two columns of its words, each a folded number plus a multiple of
+/// the prime, so that two more products can be added without a sign or an overflow.
 template <class Held>
 struct alignas(8 * Held::kColumns) ColumnSums {
   static constexpr std::uint64_t kZero = 3 * kChecksumPrime;  // products are above -2^62
@@ -29,14 +29,14 @@ struct alignas(8 * Held::kColumns) ColumnSums {
     return sums;
   }
 };
-/// The column sums of a block, in shared memory, because the rest of the kernel needs the
+/// The column sums of a block. In shared memory, because the rest of the kernel needs the
 /// registers.
 template <class Held, unsigned kThreads>
 struct UnitColumns : SharedArray<ColumnSums<Held>, (1 + kHeldFrames) * kThreads> {};
 
-/// The sums of a block over all frames. Sum 0 belongs to the written frame, and sum 1 + i to frame
-/// i. A thread's words have the same place in all frames. If a unit is in another group of rows,
-/// the columns end. If a call reads more than kHeldFrames frames, only sum 0 exists.
+/// A block's sums of the words that its threads hold of a unit of each frame. Sum 0 is of the
+/// written frame, and sum 1 + i is of frame i. The words have the same place in all frames. Columns
+/// end when a unit is in another group. If a call reads more frames, only sum 0 exists.
 template <class Block, class Reads, class Written, class Held, unsigned kThreads>
 class UnitSums {
  public:
@@ -149,7 +149,7 @@ class UnitSums {
   static constexpr std::uint32_t kNone = ~0u;
   static_assert(Held::kWords % 2 == 0 && Held::kGap == 1);
 
-  // Computed from parameters at each use, because the loads of frames need the registers.
+  // Computed from parameters each time, because the frames' loads need the registers.
   TERSOR_DEVICE unsigned first() const { return written_.is_due() ? 0 : 1; }
   TERSOR_DEVICE unsigned held_frames() const {
     return reads_.frames() <= kHeldFrames ? reads_.frames() : 0;

@@ -1,7 +1,7 @@
 // Times the kernels of int8, int4 and bf16 with several numbers of rounds per block, without and
 // with checksums, next to a copy of the same number of bytes. scripts/gpu-ranges builds and runs
 // this file.
-#include "kernels/cast/reduce_body.cuh"
+#include "kernels/cast/body.cuh"
 #include "kernels/device/device_call.cuh"
 #include "kernels/quantize/body.cuh"
 #include "kernels/quantize/int4.h"
