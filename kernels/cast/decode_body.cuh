@@ -17,31 +17,20 @@ struct CastResident {
   unsigned from;
   unsigned encode;  // without feedback
   unsigned fed;     // encode with feedback
-  unsigned any;     // encode with NoiseKind::kAny: two counters per value
-  unsigned copy, decode;
-  unsigned reduce;  // in blocks of 128 threads; the others: 256
+  unsigned copy, decode, reduce;
   unsigned random;  // reduce with noise
-  unsigned reduced_any;
+  unsigned any;     // encode and reduce with NoiseKind::kAny: two counters per value
 };
 constexpr CastResident kCastTuning[] = {
-    {.from = 0,
-     .encode = 4,
-     .fed = 3,
-     .any = 1,
-     .copy = 4,
-     .decode = 4,
-     .reduce = 6,
-     .random = 4,
-     .reduced_any = 2},
+    {.from = 0, .encode = 4, .fed = 3, .copy = 4, .decode = 4, .reduce = 3, .random = 2, .any = 1},
     {.from = 1200,
      .encode = 3,
      .fed = 3,
-     .any = 1,
      .copy = 4,
      .decode = 4,
-     .reduce = 6,
-     .random = 4,
-     .reduced_any = 2},
+     .reduce = 3,
+     .random = 2,
+     .any = 1},
 };
 constexpr CastResident kCastResident = tuning_of(kCastTuning);
 

@@ -26,9 +26,6 @@ constexpr unsigned kMostFrames = kMostDeviceFrames;
 constexpr unsigned kFewSegments = 48;
 constexpr unsigned kFewFrames = 48;
 
-/// A number of rounds per block: as few blocks as are resident.
-constexpr unsigned kAllRounds = ~0u;
-
 /// Table entries. A unit is the work of a warp (or block) at a time. Units are numbered through all
 /// segments, and `first_unit` is a segment's first unit.
 struct EncodeEntry {

@@ -144,13 +144,11 @@ bool sums_frames(const Kernel& kernel) {
 }
 
 /// Launches a kernel whose blocks process ranges of tiles. The device starts a block when another
-/// one ends. A range of several rounds ends fewer sums and finds fewer segments. A reducing block
-/// also checks many headers.
+/// one ends. A range of several rounds ends fewer sums and finds fewer segments.
 template <class Kernel>
 void launch_ranges(Queue& queue, Kernel& kernel) {
   constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
-  const bool is_long =
-      Kernel::kRounds == kAllRounds || kernel.table.entries > 1 || sums_frames(kernel);
+  const bool is_long = kernel.table.entries > 1 || sums_frames(kernel);
   const std::size_t longest = is_long ? Kernel::kRounds : 1;
   const std::size_t rounds = std::max<std::size_t>(ceil_div(kernel.table.units, kWarps), 1);
   const std::size_t run = std::min(ceil_div(rounds, queue.resident<Kernel>()), longest);

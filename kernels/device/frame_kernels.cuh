@@ -6,7 +6,6 @@
 #include "kernels/device/frames.cuh"
 #include "kernels/device/seal.cuh"
 #include "kernels/device/tiles.cuh"
-#include "kernels/device/unit_sums.cuh"
 
 #include <concepts>
 #include <cstddef>
@@ -20,16 +19,6 @@ struct RunsPolicy {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = kResidentBlocks;
   static constexpr unsigned kRounds = 1;
-  static constexpr unsigned kFours = 2;
-};
-
-/// The policy of reducing kernels in ranges. A block processes a single range, so that sums of many
-/// frames end seldom.
-template <unsigned kResidentBlocks>
-struct ReducePolicy {
-  static constexpr unsigned kThreads = 128;
-  static constexpr unsigned kResident = kResidentBlocks;
-  static constexpr unsigned kRounds = kAllRounds;
   static constexpr unsigned kFours = 2;
 };
 
@@ -51,8 +40,8 @@ concept FramePart = requires {
 ///   Order, Policy      Policy::kFours is passed to WrittenSum
 ///   Shared             shared memory of the pass, or empty
 ///   begin(...)         returns a Pass, the state of one thread. See EncodeFrame, ReduceFrames.
-///   sum_written(sum, segment, first, end)    in EncodeFrame: adds written bytes of a segment's
-///                                            values to the frame's sum, unless the pass adds them
+///   sum_written(sum, segment, first, end)    adds written bytes of a segment's values to the
+///                                            frame's sum, unless the pass adds them
 template <class Coder>
 concept FrameCoder = FramePart<Coder> && requires {
   typename Coder::Shared;
@@ -84,31 +73,28 @@ struct EncodeFrame : UnitKernel {
     seal.write(block);
     auto pass = coder.begin(block, words, shared.coder);
     const WrittenSum<Block, Coder::Policy::kFours> sum(block, seal, shared.written);
-    const auto written = [&](const EncodeEntry& segment, std::size_t first, std::size_t end,
-                             unsigned = 0) { Coder::sum_written(sum, segment, first, end); };
+    const auto written = [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
+      Coder::sum_written(sum, segment, first, end);
+    };
     Order::visit(
         block, table, DoNothing{},
         [&](const EncodeEntry& segment, std::size_t first) { pass.encode(segment, first, sum); },
         written);
     pass.leave(sum);
-    if (sum.is_due()) Order::finish(block, table, 1, written);
+    if (sum.is_due()) Order::finish(block, table, written);
     sum.leave();
     next.write(block);
     seal.close(block);
   }
 };
 
-/// Writes the sum of a list of frames as a frame. Coder::Shared is UnitColumns. The coder's pass
-/// has these members:
-///   reduce(segment, first, list, factor, sound, sums)
-///       encodes the sum of a unit of all frames, or poisons the unit if `sound` is false. Adds the
-///       unit's words to `sums`, a UnitSums.
-///   leave()    ends the pass
-/// Coder::sum_rest(part, segment, first, end) adds all other bytes of values to a part of the sums.
+/// Writes the sum of a list of frames as a frame. The coder's pass has these members:
+///   reduce(segment, first, list, factor, sound)    encodes the sum of a unit of all frames, or
+///                                                  poisons the unit if `sound` is false
+///   leave()                                        ends the pass
 template <FrameCoder Coder, unsigned kMostSegments, unsigned kMostFrames>
 struct ReduceFrames : UnitKernel {
   static constexpr unsigned kThreads = Coder::Policy::kThreads;
-  static constexpr unsigned kRounds = Coder::Policy::kRounds;
   static constexpr unsigned kResident = Coder::Policy::kResident;
   using Order = typename Coder::Order;
   struct Shared {
@@ -132,23 +118,15 @@ struct ReduceFrames : UnitKernel {
     auto pass = coder.begin(block, words, shared.coder);
     const ReadSums sums(block, list, sound, shared.read);
     const WrittenSum<Block, Coder::Policy::kFours> written(block, seal, shared.written);
-    UnitSums held(block, sums, written, shared.coder);
     Order::visit(
         block, table,
-        [&](std::uint32_t round, unsigned iteration) {
-          if (!held.sums_reads()) sums.add_round(round, iteration);
-        },
+        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
         [&](const ReduceEntry& segment, std::size_t first) {
-          pass.reduce(segment, first, list, factor, sound, held);
+          pass.reduce(segment, first, list, factor, sound);
         },
-        DoNothing{});
-    held.end();
-    if (held.count() != 0)
-      Order::finish(
-          block, table, held.count(),
-          [&](const ReduceEntry& segment, std::size_t first, std::size_t end, unsigned index) {
-            Coder::sum_rest(held.part(index), segment, first, end);
-          });
+        [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
+          Coder::sum_written(written, segment, first, end);
+        });
     pass.leave();
     next.write(block);
     written.leave();
@@ -202,9 +180,10 @@ struct DecodeFrames : UnitKernel {
     pass.leave(sums);
     if constexpr (Reader::kSumsHeld) {
       if (held)
-        Order::finish(block, table, 1,
-                      [&](const DecodeEntry& segment, std::size_t first, std::size_t end,
-                          unsigned) { Reader::sum_read(sums, segment, first, end); });
+        Order::finish(block, table,
+                      [&](const DecodeEntry& segment, std::size_t first, std::size_t end) {
+                        Reader::sum_read(sums, segment, first, end);
+                      });
     }
     close_decoded<typename Reader::Value>(block, table, sums, list);
   }

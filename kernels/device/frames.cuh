@@ -166,25 +166,11 @@ class ReadSums {
   /// Adds a sum of this thread to the sum of the only frame.
   TERSOR_DEVICE void add(std::uint64_t sum) const { sums_.add(block_.thread_rank(), sum); }
 
-  /// Adds the sums of a warp's threads to the sum of a frame.
-  TERSOR_DEVICE void add(unsigned index, std::uint64_t sum) const {
-    if (list_.frames == 1) return add(sum);
-    sum = sum_of_warp(block_.warp(), sum);
-    if (block_.warp().thread_rank() != index % kWarpThreads) return;
-    if (index < kWarpThreads)
-      add(sum);
-    else
-      list_.sums[index].add(sum);
+  /// Adds the bytes [begin, end) of the only frame's payload, multiples of 8. Call in one warp.
+  TERSOR_DEVICE void add_bytes(std::size_t begin, std::size_t end) const {
+    sum_payload<2>(list_.frame[0], begin, end, block_.warp().thread_rank(),
+                   [&](std::uint64_t sum) { add(sum); });
   }
-
-  /// Adds the bytes [begin, end) of a frame's payload, multiples of 8. Call in one warp.
-  TERSOR_DEVICE void add_bytes(std::size_t begin, std::size_t end, unsigned index = 0) const {
-    sum_payload<2>(list_.frame[index], begin, end, block_.warp().thread_rank(),
-                   [&](std::uint64_t sum) { add(index, sum); });
-  }
-
-  /// Returns the number of summed frames.
-  TERSOR_DEVICE unsigned frames() const { return is_due() ? list_.frames : 0; }
 
   /// Sums the pieces of round `round` of the launch, which is round number `iteration` of this
   /// block.
@@ -218,9 +204,17 @@ class ReadSums {
   TERSOR_DEVICE bool is_due() const { return is_sound_ && list_.share != 0; }
 
   TERSOR_DEVICE void add_piece(unsigned index, std::uint32_t piece) const {
-    add(index,
+    const auto warp = block_.warp();
+    std::uint64_t sum =
         sum_piece(list_.frame[index], list_.frame_bytes(), std::size_t{piece} * list_.piece_bytes,
-                  list_.piece_bytes, block_.warp().thread_rank()));
+                  list_.piece_bytes, warp.thread_rank());
+    if (list_.frames == 1) return add(sum);
+    sum = sum_of_warp(warp, sum);
+    if (warp.thread_rank() != index % kWarpThreads) return;
+    if (index < kWarpThreads)
+      sums_.add(block_.thread_rank(), sum);
+    else
+      list_.sums[index].add(sum);
   }
 
   const Block& block_;

@@ -37,14 +37,6 @@ TERSOR_DEVICE float saturated_multiply_add(float a, float b, float c) {
   return sum;
 }
 
-/// Returns a · b + c. For a factor that does not change in a loop, nvcc would use 64-bit
-/// multiplications.
-TERSOR_DEVICE std::uint64_t wide_multiply_add(std::uint32_t a, std::int32_t b, std::uint64_t c) {
-  std::uint64_t sum;
-  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(c));
-  return sum;
-}
-
 /// Returns 1 / value, rounded to nearest, if value and result are normal numbers. Otherwise the
 /// result is undefined. __frcp_rn executes the same instructions for such a value, after a branch.
 TERSOR_DEVICE float normal_reciprocal(float value) {

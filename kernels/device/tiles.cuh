@@ -1,5 +1,5 @@
 // Tiles: the 1,024 values of a segment that a warp processes at a time, 32 values per thread. A
-// block processes a range of consecutive tiles or units, one per warp and round.
+// block processes a range of consecutive tiles, one tile per warp and round.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -19,11 +19,9 @@ TERSOR_DEVICE std::size_t end_of_tile(const Entry& segment, std::size_t first) {
   return segment.count - first < kTileValues ? segment.count : first + kTileValues;
 }
 
-/// The order of kernels that process ranges of tiles of kValuesOf values. table.run is the number
-/// of rounds per block.
-template <unsigned kValuesOf>
-struct RangesOf {
-  static constexpr unsigned kValues = kValuesOf;
+/// The order of kernels that process ranges of tiles. table.run is the number of rounds per block.
+struct InRanges {
+  static constexpr unsigned kValues = kTileValues;
   static constexpr bool kRanges = true;
 
   /// Calls visit(segment, first) for each tile of this warp, with the index of the tile's first
@@ -42,33 +40,29 @@ struct RangesOf {
       if (tile < table.units) {
         index = index == kNone ? table.index_of(tile) : table.index_from(index, tile);
         const auto& segment = table.entry[index];
-        visit(segment, std::size_t{tile - segment.first_unit} * kValues);
+        visit(segment, std::size_t{tile - segment.first_unit} * kTileValues);
       }
       read(block.rank() * table.run + iteration, iteration);
     }
   }
 
-  /// Calls visit(segment, first, end, task) for the values of each segment in the block's range and
-  /// for each of `tasks` tasks, by one warp per call. A barrier, so a warp sees what other warps
-  /// wrote.
-  template <class Block, class Table, class Visit>
-  TERSOR_DEVICE static void finish(const Block& block, const Table& table, unsigned tasks,
-                                   const Visit& visit) {
+  /// Calls written(segment, first, end) for the values of each segment in the block's range, by one
+  /// warp per segment. A barrier, so a warp sees what other warps wrote.
+  template <class Block, class Table, class Written>
+  TERSOR_DEVICE static void finish(const Block& block, const Table& table, const Written& written) {
     block.sync();
     const std::uint32_t first = first_of(block, table);
     const std::uint32_t last = first + table.run * block.warps();
     const std::uint32_t end = last < table.units ? last : table.units;
-    unsigned call = 0;
+    unsigned warp = 0;
     TERSOR_KEEP_LOOP
-    for (std::uint32_t tile = first; tile < end;) {
+    for (std::uint32_t tile = first; tile < end; ++warp) {
       const auto& segment = table.find(tile);
-      const std::size_t from = std::size_t{tile - segment.first_unit} * kValues;
-      const std::size_t to = std::size_t{end - segment.first_unit} * kValues;
+      const std::size_t from = std::size_t{tile - segment.first_unit} * kTileValues;
+      const std::size_t to = std::size_t{end - segment.first_unit} * kTileValues;
       const std::size_t stop = to < segment.count ? to : segment.count;
-      TERSOR_KEEP_LOOP
-      for (unsigned task = 0; task < tasks; ++task, ++call)
-        if (call % block.warps() == block.warp_rank()) visit(segment, from, stop, task);
-      tile += static_cast<std::uint32_t>((stop - from + kValues - 1) / kValues);
+      if (warp % block.warps() == block.warp_rank()) written(segment, from, stop);
+      tile += static_cast<std::uint32_t>((stop - from + kTileValues - 1) / kTileValues);
     }
   }
 
@@ -78,7 +72,5 @@ struct RangesOf {
     return block.rank() * table.run * block.warps();
   }
 };
-using InRanges = RangesOf<kTileValues>;
-using InUnitRanges = RangesOf<kUnitValues>;
 
 }  // namespace tersor::kernels

@@ -94,27 +94,11 @@ TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPosit
     store_row(rows[chunk], values, position.row(chunk, false));
 }
 
-/// A callback that does nothing.
+/// A callback of for_each_run that does nothing.
 struct DoNothing {
   template <typename... Arguments>
   TERSOR_DEVICE void operator()(const Arguments&...) const {}
 };
-
-/// Calls use(index, load(index)) for each frame. The loads of kBatch frames are issued together.
-template <unsigned kBatch, class Load, class Use>
-TERSOR_DEVICE void for_each_frame(unsigned frames, const Load& load, const Use& use) {
-  unsigned index = 0;
-  TERSOR_KEEP_LOOP
-  for (; index + kBatch <= frames; index += kBatch) {
-    decltype(load(index)) loaded[kBatch];
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < kBatch; ++i) loaded[i] = load(index + i);
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < kBatch; ++i) use(index + i, loaded[i]);
-  }
-  TERSOR_KEEP_LOOP
-  for (; index < frames; ++index) use(index, load(index));
-}
 
 /// The rounds of a launch in which a block takes part. Each warp processes table.run units per
 /// round. If kFollow is true, a block's rounds are consecutive, and the next unit is in the same
@@ -230,8 +214,8 @@ struct InRuns {
                                   const Visit& visit, const Written& written) {
     for_each_run<kUnitValues>(block, table, read, visit, written);
   }
-  template <class Block, class Table, class Visit>
-  TERSOR_DEVICE static void finish(const Block&, const Table&, unsigned, const Visit&) {}
+  template <class Block, class Table, class Written>
+  TERSOR_DEVICE static void finish(const Block&, const Table&, const Written&) {}
 };
 
 /// Common members of kernels that process one unit per warp.

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace tersor::kernels {
 
@@ -28,48 +27,45 @@ class QuantizedRows {
         codes_(offset + typename Format::Layout{position.count}.codes_offset() +
                position.offset(0) * Format::kBits / 8) {}
 
-  /// One frame's codes and scales. Both are zero after the segment's end.
-  struct Frame {
-    RowBytes<kRowCodeBytes<Format, kRow>> row[kUnitChunks<kRow>];
-    float scales[kUnitChunks<kRow>];
-  };
-
+  /// Adds one frame's values times `factor` to `sum`.
   template <UnitKind kUnit>
-  TERSOR_DEVICE Frame load(const std::byte* payload) const {
-    Frame frame;
+  TERSOR_DEVICE void add(const std::byte* payload, float factor, Rows<kRow>& sum) const {
+    Rows<kRow> codes;
+    float scales[kUnitChunks<kRow>];
+    load<kUnit>(payload, codes, scales);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const float scale = scales[chunk] * factor;
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] = fused_multiply_add(codes[chunk][i], scale, sum[chunk][i]);
+    }
+  }
+
+ private:
+  static constexpr unsigned kChunk = kChunkValues<kRow>;
+
+  /// Loads the unscaled values of one frame's codes, and the scales. Both are zero after the
+  /// segment's end.
+  template <UnitKind kUnit>
+  TERSOR_DEVICE void load(const std::byte* payload, Rows<kRow>& codes,
+                          float (&scales)[kUnitChunks<kRow>]) const {
     const auto* scale = reinterpret_cast<const float*>(payload + scales_);
     const std::byte* from = payload + codes_;
     const unsigned end = position_.values();
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const bool shares = Format::kBlock > kChunk && chunk % 2 == 1;
-      auto& row = frame.row[chunk];
-      row = {};
-      frame.scales[chunk] = shares ? frame.scales[chunk - 1] : 0.0f;
+      RowBytes<kRowCodeBytes<Format, kRow>> row = {};
+      scales[chunk] = shares ? scales[chunk - 1] : 0.0f;
       if (kUnit == UnitKind::kWhole || position_.index(chunk) < end) {
-        row = std::remove_reference_t<decltype(row)>::template load_from<Load::kInput>(
-            from + chunk * kChunk * Format::kBits / 8);
-        if (!shares) frame.scales[chunk] = load_input(scale + chunk * kChunk / Format::kBlock);
+        row = decltype(row)::template load_from<Load::kInput>(from +
+                                                              chunk * kChunk * Format::kBits / 8);
+        if (!shares) scales[chunk] = load_input(scale + chunk * kChunk / Format::kBlock);
       }
-    }
-    return frame;
-  }
-
-  /// Adds one frame's values times `factor` to `sum`.
-  TERSOR_DEVICE static void add(const Frame& frame, float factor, Rows<kRow>& sum) {
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      float values[kRow];
-      RowCodes<Format>::template values<kRow>(frame.row[chunk], values);
-      const float scale = frame.scales[chunk] * factor;
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i)
-        sum[chunk][i] = fused_multiply_add(values[i], scale, sum[chunk][i]);
+      RowCodes<Format>::template values<kRow>(row, codes[chunk]);
     }
   }
-
- private:
-  static constexpr unsigned kChunk = kChunkValues<kRow>;
 
   TERSOR_DEVICE unsigned scale_of_thread() const {
     return Format::kBlock < kChunk ? position_.thread * kRow / Format::kBlock : 0;
@@ -192,7 +188,7 @@ struct QuantizeReader {
     TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows, Rows<kRow>& sum) const {
       TERSOR_KEEP_LOOP
       for (unsigned index = 0; index < list_.frames; ++index)
-        rows.add(rows.template load<kUnit>(list_.payload(index)), factor_, sum);
+        rows.template add<kUnit>(list_.payload(index), factor_, sum);
     }
 
     const Block& block_;

@@ -13,7 +13,7 @@ namespace tersor::kernels {
 
 struct QuantizeResident {
   unsigned from;  // first architecture of this row, as in __CUDA_ARCH__
-  // Encode, decode and reduce, in blocks of 128 threads:
+  // Encode and decode, in blocks of 128 threads:
   unsigned plain;   // encode without feedback and noise, codes of 8 bits
   unsigned plain4;  // the same, narrower codes: sums of four columns
   unsigned fed;     // encode with feedback
@@ -21,9 +21,9 @@ struct QuantizeResident {
   unsigned any;     // encode with NoiseKind::kAny: one counter per value
   unsigned decode;
   unsigned added;  // decode with DecodeMode::kAdd
+  // Reduce, and the kernels of intsum, in blocks of 256 threads:
   unsigned reduced;
   unsigned reduced_any;
-  // The kernels of intsum, in blocks of 256 threads:
   unsigned units;  // encode without feedback; decode
   unsigned units_fed;
   unsigned units_any;
@@ -40,8 +40,8 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .any = 2,
      .decode = 8,
      .added = 6,
-     .reduced = 6,
-     .reduced_any = 4,
+     .reduced = 3,
+     .reduced_any = 2,
      .units = 4,
      .units_fed = 3,
      .units_any = 1},
@@ -53,8 +53,8 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .any = 3,
      .decode = 8,
      .added = 6,
-     .reduced = 6,
-     .reduced_any = 4,
+     .reduced = 3,
+     .reduced_any = 2,
      .units = 4,
      .units_fed = 3,
      .units_any = 2},
@@ -66,8 +66,8 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .any = 2,
      .decode = 8,
      .added = 6,
-     .reduced = 6,
-     .reduced_any = 2,
+     .reduced = 3,
+     .reduced_any = 1,
      .units = 4,
      .units_fed = 3,
      .units_any = 1},

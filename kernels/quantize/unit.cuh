@@ -133,15 +133,9 @@ struct QuantizeUnit {
     return {position, payload + segment.offset, ResidualRows<E, kRow>::of(segment), keeps};
   }
 
-  /// The codes of the rows of this thread.
-  struct Codes {
-    RowBytes<kRowCodeBytes<Format, kRow>> row[kUnitChunks<kRow>];
-  };
-
-  /// Returns the codes, which are all written if the unit is whole.
   template <class Warp>
-  TERSOR_DEVICE Codes write(const Warp& warp, const Rows<kRow>& p,
-                            const RowNoise<kKind, kRow>& noise) const {
+  TERSOR_DEVICE void write(const Warp& warp, const Rows<kRow>& p,
+                           const RowNoise<kKind, kRow>& noise) const {
     std::uint32_t maxima[kUnitChunks<kRow>];
     block_maxima<Format, kRow>(warp, p, maxima);
     BlockScale scales[kUnitChunks<kRow>];
@@ -153,10 +147,9 @@ struct QuantizeUnit {
     }
     store_scales(scales);
     Rows<kRow> left;
-    const Codes codes = quantize(p, scales, noise, left);
+    quantize(p, scales, noise, left);
     residual.store_left(position, scales, left);
     pad_scales();
-    return codes;
   }
 
  private:
@@ -181,24 +174,21 @@ struct QuantizeUnit {
   }
 
   /// Writes the codes and their padding, and sets `left` to the remainder of p.
-  TERSOR_DEVICE Codes quantize(const Rows<kRow>& p, const BlockScale (&scales)[kUnitChunks<kRow>],
-                               const RowNoise<kKind, kRow>& noise, Rows<kRow>& left) const {
+  TERSOR_DEVICE void quantize(const Rows<kRow>& p, const BlockScale (&scales)[kUnitChunks<kRow>],
+                              const RowNoise<kKind, kRow>& noise, Rows<kRow>& left) const {
     std::byte* to =
         sections + Layout{position.count}.codes_offset() + position.offset(0) * Format::kBits / 8;
     const unsigned end = (position.values() * Format::kBits + 127) / 128 * 16;  // bytes of the unit
-    Codes all;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       float decoded[kRow];
-      auto& codes = all.row[chunk];
-      codes = RowCodes<Format>::code(p[chunk], scales[chunk], noise, chunk, decoded);
+      auto codes = RowCodes<Format>::code(p[chunk], scales[chunk], noise, chunk, decoded);
       if (scales[chunk].poisoned) codes = {};
       if (position.index(chunk) * Format::kBits / 8 < end)
         codes.store_to(to + chunk * kChunkValues<kRow> * Format::kBits / 8);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) left[chunk][i] = p[chunk][i] - decoded[i];
     }
-    return all;
   }
 };
 
