@@ -2,6 +2,7 @@
 #include "tests/gpu/injected.h"
 
 #include "tests/gpu/hooks.h"
+#include "tests/support/errors.h"
 
 #include <tersor/error.h>
 
