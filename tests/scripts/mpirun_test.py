@@ -99,6 +99,11 @@ class Launch(unittest.TestCase):
             done = start(*options, 3, "sh", "-c", "echo $OMPI_COMM_WORLD_RANK")
             self.assertEqual(sorted(done.stdout.split()), ["0", "1", "2"], done.stderr)
 
+    @unittest.skipUnless(shutil.which("mpirun"), "needs Open MPI")
+    def test_ranks_are_started_from_a_process_that_uses_mpi_alone(self) -> None:
+        done = start(1, "echo", "started", OMPI_MCA_ess="singleton", PMIX_RANK="0")
+        self.assertEqual(done.stdout.split(), ["started"], done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()
