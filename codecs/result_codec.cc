@@ -109,7 +109,8 @@ void copy_words(const StateWords* from, const StateWords* gradient, StateWords* 
   to->gradient_factor = factor;
 }
 
-// Adds in the gradient's dtype. The gradient's factor does not apply to a sum.
+// Frames are added in f32. The sum is rounded to the gradient's dtype, because both codecs write
+// and read frames of this dtype. The gradient's factor does not apply to a sum.
 void ResultCodec::do_reduce(const ReduceCall& call, ByteSpan frame) const {
   thread_local Lists lists;
   const Memory memory = memory_of(call);

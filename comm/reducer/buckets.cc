@@ -70,7 +70,7 @@ class Filling {
  private:
   const ExchangeParameter& param_at(std::uint32_t index) const { return planner_->params()[index]; }
 
-  // A gathered parameter, which decodes a window, has its own bucket.
+  // A gathered parameter decodes a window and has a separate bucket.
   bool can_share(const ExchangeParameter& a, const ExchangeParameter& b) const {
     return a.collective == b.collective && !planner_->gathers_whole(a) &&
            !planner_->gathers_whole(b);

@@ -1,4 +1,4 @@
-"""The backend of torch.distributed, over gloo: encoded calls, and calls that are handed on."""
+"""The backend of torch.distributed, over gloo: encoded calls and forwarded calls."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_a_models_own_hook_goes_beside_it(rank: int, count: int) -> None:
     assert handle.scalars()["tersor/sent_bytes"] > 0
 
 
-# Rules, and what is configured.
+# Rules and the configuration.
 
 
 @on(2, codec="int8", rules=[("*/bf16/*", "pass"), ("reduce_scatter/*/default_pg", "none", 0)])

@@ -13,8 +13,8 @@ from pages import PAGES, SOURCES, kinds, programs
 
 RANKS = 2
 DEADLINE_SECONDS = 180
-# Kinds of blocks and the tests that run them. A block of torchft needs a lighthouse and functions
-# of the reader; test_torchft.py makes the same calls.
+# The kinds of blocks, each with the test of these blocks. A block of torchft needs a lighthouse and
+# functions of the reader; test_torchft.py makes the same calls.
 TESTS = {
     "": "test_docs_python.py, test_docs_readme.py, test_server.py",
     "accelerate": "test_docs_frameworks.py",

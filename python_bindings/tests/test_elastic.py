@@ -36,7 +36,7 @@ def gradient_of(rank: int, step: int) -> float:
 
 
 def backward(weights: Mapping[str, torch.nn.Parameter], rank: int, step: int) -> None:
-    """To every value as much."""
+    """Adds the same gradient to all values."""
     if step == STEPS - 1:
         weights["late"].requires_grad_(True)
     trained = [one for one in weights.values() if one.requires_grad]

@@ -43,7 +43,7 @@ def test_weights_are_compressed_where_that_is_asked_for(
 
 
 def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the weights with which each rank computes."""
+    """Returns the weights in the computation of each rank."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):

@@ -1,5 +1,5 @@
-// Codecs with the option "result": the owner decodes frames of one codec and encodes the sum with
-// another.
+// Codecs with the option "result": the owner decodes frames of the first codec and encodes the sum
+// with the second codec.
 
 #include "tests/support/codec_harness.h"
 
@@ -60,7 +60,7 @@ TEST(Result, IsRefusedUnlessOwnersCanAdd) {
   EXPECT_FALSE(refusal_of("int8:result=int8,rounding=stochastic").empty());
 }
 
-// One codec twice writes the bytes of its own `reduce`, because both add in f32.
+// With the same codec twice, the bytes are equal to the bytes of the plain codec for f32 gradients.
 TEST(Result, OfTheSameCodecHasTheSameBytes) {
   for (const std::string spec : {"int8", "int4", "hadamard:bits=2", "blocktopk:density=0.1"})
     for (const std::string feedback : {"", "+ef"}) {

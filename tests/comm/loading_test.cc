@@ -1,4 +1,4 @@
-// Loading a reducer's state: false fields are refused, and ranks that loaded different states raise
+// Loading of a reducer's state: false fields are refused. Ranks with different loaded states raise
 // an error in the first step.
 #include "comm/reducer/state.h"
 #include "tests/comm/training.h"
@@ -19,7 +19,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Names = std::vector<std::string>;
 
-/// Three parameters of unequal counts, which become ready in any order.
+/// Three parameters of unequal counts. Gradients become ready in any order.
 struct Trio {
   Trio(Transport& transport, const ReducerOptions& options) : reducer(transport, options) {
     for (std::size_t i = 0; i < 3; ++i) reducer.add(name(i), gradients[i]);
@@ -43,7 +43,7 @@ ReducerOptions summed(SendingOrder order = SendingOrder::kLearned) {
   return {.codec = "int4+ef", .reduction = Reduction::kSum, .order = order};
 }
 
-/// The state after so many steps of gradients of rank + 1.
+/// The state after `steps` steps. Each gradient is rank + 1.
 Bytes saved(Transport& transport, const ReducerOptions& options, int steps,
             const Names& order = kForward) {
   Trio run(transport, options);
@@ -51,7 +51,7 @@ Bytes saved(Transport& transport, const ReducerOptions& options, int steps,
   return run.reducer.save_state();
 }
 
-// A state that was saved before the option `lanes` became `bits`.
+// A state from before the option `lanes` became `bits`.
 TEST(Loading, AStateMayHaveAFormerNameOfAnOption) {
   run_ranks(2, {}, [](Transport& transport) {
     const ReducerOptions options{.rules = {{"*", "intsum:bits=16+ef"}}};
@@ -77,7 +77,7 @@ TEST(Loading, RanksWithSavesOfUnequalSendingOrdersTakeTheOrderOfRank0) {
   });
 }
 
-/// The error of each rank in the step after it loaded a state; none for an empty state.
+/// The error of each rank in the first step after loading a state. No rank loads an empty state.
 std::vector<std::string> errors_after(int ranks, const ReducerOptions& options,
                                       const std::function<Bytes(Transport&, Trio&)>& state_of) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
@@ -134,7 +134,7 @@ TEST(Loading, OneRankThatLoadsNoStateIsNamed) {
     }
 }
 
-// Each rank multiplies by its own memory, so that the sum of products would mean nothing.
+// Each rank would multiply by a different memory, and the sum of the products would be meaningless.
 TEST(Loading, SavesOfOneStepWithUnequalCodecMemoriesAreFound) {
   std::vector<std::string> errors(2);
   run_ranks(2, {}, [&](Transport& transport) {
@@ -186,7 +186,7 @@ TEST(Loading, LaterStatesAreComparedToo) {
   });
 }
 
-/// What load_state says of a state with a change; the reducer stays as it was.
+/// Returns the message of load_state for a changed state. The reducer must stay unchanged.
 template <typename Run>
 std::string refusal(Run& run, const Bytes& bytes,
                     const std::function<void(ReducerState&)>& change) {

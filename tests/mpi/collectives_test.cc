@@ -25,7 +25,7 @@ void expect_same_bits(const Values& one, const Values& other, std::string_view w
 
 class MpiCollectives : public ::testing::Test {
  protected:
-  /// Expects that `call` gives the values that it gives between threads.
+  /// Expects equal values of `call` between processes and between threads.
   void expect_bits_of_threads(std::size_t count, std::string_view what,
                               const std::function<void(Transport&, Values&)>& call) {
     const auto inputs = gradients(transport_->ranks(), count);

@@ -31,7 +31,7 @@ FORBIDDEN = {
 }
 # Libraries allowed in only one folder and one public header.
 CONFINED = {"mpi.h": "mpi", "nccl.h": "nccl", "sodium.h": "tcp"}
-# A device that needs no other folder. Other folders include only its public header.
+# The simulated device needs no other folder. Other folders include only its public header.
 DEVICE = "tests/ptx_device/"
 LIBRARY_HEADERS = ("tersor/mpi.h", "tersor/nccl.h", "tersor/tcp.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -169,7 +169,7 @@ def functions_by_namespace(text):
 
 
 def check_twice(root, names_of):
-    """Two types, templates or inline functions of one name are one to the linker."""
+    """The linker merges two types, templates or inline functions of the same name."""
     homes = {}
     for file, path in sources(root):
         if path.startswith("tests/"):

@@ -25,7 +25,7 @@ inline ::testing::AssertionResult says(const std::string& text, const std::strin
   return ::testing::AssertionFailure() << '"' << text << "\" does not say \"" << part << '"';
 }
 
-/// Expects that `call` throws an `Error` with a text that contains `part`.
+/// Expects an `Error` from `call` with `part` in the text.
 template <typename Error, typename Call>
 void expect_error(const Call& call, const std::string& part) {
   EXPECT_TRUE(says(error_of<Error>(call), part));
