@@ -69,6 +69,9 @@ class CompressedAdamW(CompressedOptimizer):
             exactly half with the lowest rank.
         on_loss: ``"raise"`` raises RanksLostError after a loss. ``"continue"`` warns, and the
             remaining ranks repeat the step. Needs ``elastic=True``.
+        average_gradients_in_host: True if the ranks of a machine first average their gradients
+            without compression, so that eight ranks on two machines train like two ranks. Float32
+            gradients are overwritten by the mean. Needs ``elastic=False``.
         advanced: Further options.
 
     Raises:
@@ -102,6 +105,7 @@ class CompressedAdamW(CompressedOptimizer):
         elastic: bool = False,
         min_ranks: int = 0,
         on_loss: OnLoss = "raise",
+        average_gradients_in_host: bool = False,
         advanced: OptimizerOptions | None = None,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -109,6 +113,7 @@ class CompressedAdamW(CompressedOptimizer):
             params, defaults, (warmup_codec, warmup_steps), process_group, advanced, codec=codec,
             rules=rules, timeout=timeout, residual_dtype=residual_dtype, elastic=elastic,
             min_ranks=min_ranks, on_loss=on_loss,
+            average_gradients_in_host=average_gradients_in_host,
         )  # fmt: skip
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:

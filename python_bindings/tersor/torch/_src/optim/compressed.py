@@ -23,6 +23,7 @@ from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.gradients.exchange import Presence, TensorExchange
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs
 from tersor.torch._src.optim.handle import OptimizerHandle
+from tersor.torch._src.optim.host_mean import HostMean
 from tersor.torch._src.optim.rules import Part, Rule
 from tersor.torch._src.optim.state import Kept, load, save
 from tersor.torch._src.parameters import selection
@@ -56,6 +57,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         warmup: tuple[str, int],
         process_group: dist.ProcessGroup | None,
         advanced: OptimizerOptions | None,
+        average_gradients_in_host: bool = False,
         **options: object,
     ) -> None:
         """``warmup``: a codec and the number of first steps that use this codec."""
@@ -74,6 +76,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         device = selection.only_device(self._parameters)
         self._exchange = TensorExchange(process_group, device, found)
         self._presence = Presence(self._exchange)
+        self._host_mean = HostMean(self._exchange) if average_gradients_in_host else None
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._begin(self._parameters)
@@ -146,7 +149,12 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
         if self._exchange.elastic:  # the step may be done again
             gradients = {name: one.clone() for name, one in gradients.items()}
-        parts = list(self._parts(self._unscaled(gradients)))
+        gradients = self._unscaled(gradients)
+        if self._host_mean is not None:
+            gradients = {name: one.float() for name, one in gradients.items()}
+            own_weight = None if samples is None else weight
+            weight = self._host_mean.average(list(gradients.values()), own_weight)
+        parts = list(self._parts(gradients))
         return list(zip(parts, self._exchanged(parts, weight), strict=True))
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:

@@ -109,6 +109,7 @@ class CompressedMuon(CompressedOptimizer):
         elastic: bool = False,
         min_ranks: int = 0,
         on_loss: OnLoss = "raise",
+        average_gradients_in_host: bool = False,
         advanced: OptimizerOptions | None = None,
     ) -> None:
         self._is_hidden = _chosen_by(hidden)
@@ -123,6 +124,7 @@ class CompressedMuon(CompressedOptimizer):
             params, {}, (warmup_codec, warmup_steps), process_group, advanced, codec=codec,
             rules=rules, timeout=timeout, residual_dtype=residual_dtype, elastic=elastic,
             min_ranks=min_ranks, on_loss=on_loss,
+            average_gradients_in_host=average_gradients_in_host,
         )  # fmt: skip
         if not any(one["use_muon"] for one in self.param_groups):
             raise InvalidArgumentError(
