@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ class HostMean:
         own = hosts[exchange.transport.rank]
         members = [rank for rank, host in enumerate(hosts) if host == own]
         self._ranks = len(members)
-        self._group: dist.ProcessGroup | None = None
+        self._group: Any = None
         if self._ranks > 1:
             self._group = dist.new_group(
                 [dist.get_global_rank(exchange.group, rank) for rank in members],
@@ -55,7 +56,7 @@ class HostMean:
             flat = torch.cat([*(one.reshape(-1) for one in some), some[0].new_ones(1)])
             flat.mul_((1.0 if weight is None else weight) / self._ranks)  # the sum stays finite
             dist.all_reduce(flat, group=self._group)
-            *means, total = flat.split([*(one.numel() for one in some), 1])
+            *means, total = torch.split(flat, [*(one.numel() for one in some), 1])
             if weight is not None:
                 mean_weight = float(total)
                 flat.mul_(1 / mean_weight if mean_weight else 0.0)
