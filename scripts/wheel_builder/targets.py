@@ -152,9 +152,12 @@ set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION {self._prefix}/lib/l
             ROOT,
             environment=self._cross_environment(python) if stub else {},
         )
+        # auditwheel knows the platforms of its own machine.
+        program = f"import platform; platform.machine = lambda: {self.arch!r}"
+        program += "; import auditwheel.main as a, sys; sys.exit(a.main())"
         self._run(
-            *("auditwheel", "repair", "--plat", self.platform, "--only-plat", "--wheel-dir", OUT),
-            self._finish(next(raw.glob("*.whl"))),
+            *(self.tools / "python", "-c", program, "repair", "--plat", self.platform),
+            *("--only-plat", "--wheel-dir", OUT, self._finish(next(raw.glob("*.whl")))),
         )
         return max(OUT.glob(f"*{self.arch}.whl"), key=lambda path: path.stat().st_mtime)
 
