@@ -13,6 +13,7 @@ from tersor.bench.records import add_option
 _COMMANDS = {
     "codec": "numpy",
     "gossip": "numpy",
+    "soak": "numpy",
     "masks": "flwr",
     "federated": "flwr",
     "ray": "ray",
