@@ -62,31 +62,57 @@ TERSOR_DEVICE void load_bins(const std::uint64_t* sums, unsigned first,
   }
 }
 
-/// Finds the bin of a rank. Each thread holds a few neighbouring bins in registers, and thread 0
-/// holds the highest bins.
+/// Stores the position of the rank if one of the bins below `end` contains the rank. `above` counts
+/// the values in the bins from `end` on, and afterwards also the values of these bins.
+template <unsigned kCount>
+TERSOR_DEVICE void search_bins(TopkBinShared& shared, std::uint64_t rank, unsigned end,
+                               const std::uint32_t (&counts)[kCount], std::uint64_t& above) {
+  TERSOR_UNROLL
+  for (unsigned i = 1; i <= kCount; ++i) {
+    const std::uint32_t inside = counts[kCount - i];
+    if (above < rank && rank <= above + inside) {
+      shared.position.set(0, end - i);
+      shared.position.set(1, above);
+      shared.position.set(2, inside);
+    }
+    above += inside;
+  }
+}
+
+/// Finds the bin of a rank. Each thread has a few neighbouring bins, and thread 0 has the highest
+/// bins. At most 16 bins fit into a thread's registers. If the thread has more bins, the registers
+/// hold four at once, and the thread with the rank loads its bins again.
 template <unsigned kBins, class Block, class Bins>
 TERSOR_DEVICE TopkBinPosition find_bin(const Block& block, TopkBinShared& shared,
                                        std::uint64_t rank, const Bins& bins) {
   constexpr unsigned kMine = kBins > 2 * Block::threads() ? kBins / Block::threads() : 2;
-  static_assert(kBins % kMine == 0 && kBins <= kMine * Block::threads());
+  constexpr unsigned kAtOnce = kMine > 16 ? 4 : kMine;
+  static_assert(kBins % kMine == 0 && kBins <= kMine * Block::threads() && kMine % kAtOnce == 0);
   const unsigned end = kBins - block.thread_rank() * kMine;  // of this thread's bins
-  std::uint32_t counts[kMine] = {};
-  if (block.thread_rank() < kBins / kMine) load_bins(bins, end - kMine, counts);
+  std::uint32_t counts[kAtOnce] = {};
   std::uint64_t mine = 0;
-  TERSOR_UNROLL
-  for (const std::uint32_t count : counts) mine += count;
+  const auto add = [&](unsigned upper) {
+    load_bins(bins, end - upper - kAtOnce, counts);
+    TERSOR_UNROLL
+    for (const std::uint32_t count : counts) mine += count;
+  };
+  if constexpr (kAtOnce == kMine) {
+    if (block.thread_rank() < kBins / kMine) add(0);
+  } else {
+    TERSOR_KEEP_LOOP
+    for (unsigned upper = 0; upper < kMine; upper += kAtOnce) add(upper);
+  }
   std::uint64_t total;
   std::uint64_t above = block.exclusive_sum(mine, total);
   if (above < rank && rank <= above + mine) {
-    TERSOR_UNROLL
-    for (unsigned i = 1; i <= kMine; ++i) {
-      const std::uint32_t inside = counts[kMine - i];
-      if (above < rank && rank <= above + inside) {
-        shared.position.set(0, end - i);
-        shared.position.set(1, above);
-        shared.position.set(2, inside);
+    if constexpr (kAtOnce == kMine) {
+      search_bins(shared, rank, end, counts, above);
+    } else {
+      TERSOR_KEEP_LOOP
+      for (unsigned upper = 0; upper < kMine; upper += kAtOnce) {
+        load_bins(bins, end - upper - kAtOnce, counts);
+        search_bins(shared, rank, end - upper, counts, above);
       }
-      above += inside;
     }
   }
   block.sync();

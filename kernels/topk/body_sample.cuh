@@ -17,8 +17,9 @@ namespace tersor::kernels {
 
 template <typename G, typename E>
 struct TopkSampleKernel {
-  // The last block reads all samples, so its threads must have many loads in flight.
-  static constexpr unsigned kThreads = 1024;
+  // The last block reads all samples, so its threads must have many loads in flight. More threads
+  // would have too few registers.
+  static constexpr unsigned kThreads = 512;
   static constexpr unsigned kResident = 1;
   static constexpr bool kScans = true;
   using Reader = TopkReader<G, E>;
