@@ -2,10 +2,6 @@
 // or through the GradientReducer.
 #pragma once
 
-#include <tersor/auto.h>
-#include <tersor/collectives.h>
-#include <tersor/reducer.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,13 +9,14 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/ranks/gradients.h"
+#include "bench/allreduce/rank.h"
 #include "bench/ranks/sweep.h"
 
 namespace tersor::bench {
 
 struct AllreduceOptions : SweepOptions {
-  std::string collective = "allreduce";
+  std::vector<std::string> collectives = {"allreduce"};
+  std::size_t columns = 1024;                 // values per row of all_to_all
   std::vector<std::vector<int>> dims = {{}};  // grids of two-shot; {}: the library's choice
   std::size_t parameters = 0;                 // 0: without a reducer
   std::string backward = "wire";
@@ -29,50 +26,20 @@ struct AllreduceOptions : SweepOptions {
   bool graph = false;     // True to time replays of a captured call (NCCL only)
 
   bool through_reducer() const { return parameters != 0; }
-  bool scatters() const { return collective == "reduce_scatter"; }
 };
-
-/// The measured case. Count, dtype and ranks come with the gradients.
-struct AllreduceCase {
-  std::string codec;
-  Algorithm algorithm = Algorithm::kAuto;
-  std::size_t chunk_count = 0;  ///< 0: the transport's default
-  unsigned threads = 1;         ///< per rank
-  std::size_t iterations = 0;   ///< 0: about one second of calls
-  Checksum checksum = Checksum::kOn;
-  /// True for the library's own sum instead of Tersor's; `codec` is then the sum's name
-  bool by_library = false;
-  AutoOptions automatic = {};  ///< for codec auto
-  std::vector<int> dims = {};  ///< grid of two-shot
-  /// host of each rank, for hierarchical; empty: the transport's hosts
-  std::vector<int> hosts = {};
-  Collective collective = Collective::kAllreduce;
-  Elastic elastic = Elastic::kOff;  ///< for the reducer
-};
-
-/// Times `allreduce` or `reduce_scatter` after checking the result of a first call. Throws the
-/// collective's exceptions, and Error for a wrong result.
-CallResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
-                             const RankGradients& gradients);
 
 /// Times steps of a GradientReducer with `pass.parameters` equal parameters.
-CallResult measure_reducer(Fleet& fleet, const AllreduceCase& wanted, const BackwardPass& pass,
+CallResult measure_reducer(Fleet& fleet, const CollectiveCase& wanted, const BackwardPass& pass,
                            const RankGradients& gradients);
-
-/// A case on devices and its gradients. Rank 0 has the gradients of all ranks.
-struct DeviceAllreduceCase {
-  AllreduceCase wanted;
-  const RankGradients* gradients = nullptr;
-};
 
 /// Selects calls, or replays of a captured call.
 enum class Replay : std::uint8_t { kNo, kYes };
 
-/// Times allreduces of device memory after checking a first call of each case. Cases with equal
-/// counts alternate call by call, so changes on the machine affect all cases. Throws Error for
-/// wrong values and for ranks with different bits, and the collective's exceptions. Only in builds
-/// with CUDA.
-std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const DeviceAllreduceCase> cases,
+/// Times allreduces of device memory after checking a first call of each case. Rank 0 has the
+/// gradients of all ranks. Cases with equal counts alternate call by call, so changes on the
+/// machine affect all cases. Throws Error for wrong values and for ranks with different bits, and
+/// the collective's exceptions. Only in builds with CUDA.
+std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const MeasuredCase> cases,
                                           Replay replay);
 
 /// The killed rank, and the number of steps before the kill.

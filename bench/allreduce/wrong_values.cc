@@ -39,13 +39,13 @@ std::vector<double> magnitudes(const RankGradients& gradients) {
 
 }  // namespace
 
-Buffer reduced_on_host(const RankGradients& gradients, const AllreduceCase& wanted) {
+Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& wanted) {
   Buffer result(gradients.of(0).bytes());
   make_thread_fleet(gradients.ranks(), Link{})->run([&](Rank& rank) {
-    AllreduceRank caller(wanted, gradients.of(rank.index()), rank);
+    CollectiveRank caller(wanted, gradients.of(rank.index()), rank);
     caller.restore();
     caller.call();
-    if (rank.first()) std::memcpy(result.pointer(), caller.gradient().pointer(), result.bytes());
+    if (rank.first()) std::memcpy(result.pointer(), caller.whole().pointer(), result.bytes());
   });
   return result;
 }

@@ -13,7 +13,7 @@ namespace tersor::bench {
 
 /// Returns the result of `wanted` on threads of this process. `gradients` holds the gradients of
 /// all ranks.
-Buffer reduced_on_host(const RankGradients& gradients, const AllreduceCase& wanted);
+Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& wanted);
 
 /// Returns the number of values that differ in at least one bit.
 std::size_t count_different(ConstValueSpan expected, ConstValueSpan actual);

@@ -9,38 +9,33 @@
 namespace tersor::bench {
 namespace {
 
-void add_algorithm(Command& command, std::string& algorithm) {
+void add_algorithm(CLI::App& command, std::string& algorithm) {
   const auto known = [](const std::string& name) {
     return std::string(algorithm_name(parse_algorithm(name)));
   };
-  command.add_option("--algorithm", algorithm, "auto, native, two-shot, one-shot or hierarchical")
-      .takes("ALGORITHM", known);
+  add(command, "--algorithm", algorithm, "auto, native, two-shot, one-shot or hierarchical",
+      "ALGORITHM", checked(known));
 }
 
 }  // namespace
 
-void add_sweep(Command& command, SweepOptions& options,
+void add_sweep(CLI::App& command, SweepOptions& options,
                const std::vector<std::string>& transports) {
   add_algorithm(command, options.algorithm);
-  command.add_option("--min", options.min_bytes, "Smallest size; K, M and G are 1024s")
-      .takes("BYTES", size_suffix(above_zero()));
-  command.add_option("--max", options.max_bytes, "Largest size")
-      .takes("BYTES", size_suffix(above_zero()));
-  command.add_option("--factor", options.factor, "From one size to the next")
-      .takes("N", from_to(2, 1024));
+  add(command, "--min", options.min_bytes, "Smallest size; K, M and G are 1024s", "BYTES",
+      size_suffix());
+  add(command, "--max", options.max_bytes, "Largest size", "BYTES", size_suffix());
+  add(command, "--factor", options.factor, "From one size to the next", "N", from_to(2, 1024));
   add_fleet(command, options.fleet, transports);
   command
       .add_option("--chunk", options.chunk_count,
                   "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)")
-      .transform(size_suffix(above_zero()))
-      .type_name("N");
-  command
-      .add_option("--iterations", options.iterations,
-                  "Timed calls; 0: as many as fill about a second, 5 to 200")
-      .takes("N");
+      ->transform(size_suffix())
+      ->type_name("N");
+  add(command, "--iterations", options.iterations,
+      "Timed calls; 0: as many as fill about a second, 5 to 200", "N");
   add_dtype(command, options.dtype);
-  command.add_option("--threads", options.threads, "Threads of each rank's codec")
-      .takes("N", from_to(1, 1024));
+  add(command, "--threads", options.threads, "Threads of each rank's codec", "N", from_to(1, 1024));
   add_json(command, options.json);
 }
 

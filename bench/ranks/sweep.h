@@ -32,7 +32,7 @@ struct SweepOptions {
 };
 
 /// Adds all options except --codec.
-void add_sweep(Command& command, SweepOptions& options,
+void add_sweep(CLI::App& command, SweepOptions& options,
                const std::vector<std::string>& transports = transport_names());
 
 /// The reference codecs, followed by the requested codecs.

@@ -259,38 +259,35 @@ std::string check_extension(const std::string& name) {
   throw InvalidArgumentError(name + " does not end in .safetensors");
 }
 
-void add_options(Command& command, TrainOptions& options) {
+void add_options(CLI::App& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
-  command.add_option("--epochs", options.epochs, "Passes over the training images")
-      .takes("N", from_to(1, 10000))
-      .take_last();
-  command.add_option("--batch", options.batch_images, "Images of a rank in a step")
-      .takes("N", above_zero());
-  command.add_option("--seed", options.seeds, "One run of each codec for each").takes("N");
-  command
-      .add_option("--data,--data-dir", options.data_folder,
-                  "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]")
-      .takes("DIR");
+  add(command, "--epochs", options.epochs, "Passes over the training images", "N",
+      from_to(1, 10000))
+      ->take_last();
+  add(command, "--batch", options.batch_images, "Images of a rank in a step", "N", above_zero());
+  add(command, "--seed", options.seeds, "One run of each codec for each", "N");
+  add(command, "--data,--data-dir", options.data_folder,
+      "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]", "DIR");
   add_json(command, options.json);
   command
       .add_option("--gradients", options.gradients,
                   "Write the gradients of rank 0, as they are before they are reduced, of the last "
                   "step here")
-      .transform(check_extension)
-      .type_name("FILE.safetensors");
+      ->transform(checked(check_extension))
+      ->type_name("FILE.safetensors");
   command.add_option("--report", options.report_folder, "Draw the report here afterwards")
-      .take_last()
-      .type_name("DIR");
+      ->take_last()
+      ->type_name("DIR");
   command.add_option("--python", options.report.python, "Python 3 with matplotlib (found)")
-      .type_name("PATH");
+      ->type_name("PATH");
 }
 
 }  // namespace
 
-void add_train_command(Command& program) {
+void add_train_command(CLI::App& program) {
   const auto options = std::make_shared<TrainOptions>();
-  Command command = program.add_subcommand(
+  CLI::App& command = *program.add_subcommand(
       "train", "Trains an image classifier on several ranks; the codecs of a seed take turns");
   add_options(command, *options);
   command.callback([options] { run_train(*options); });

@@ -31,7 +31,7 @@ std::vector<SweepRow> rows_of(const AllreduceOptions& options) {
   return rows;
 }
 
-AllreduceCase case_of(const AllreduceOptions& options, const SweepRow& row) {
+CollectiveCase case_of(const AllreduceOptions& options, const SweepRow& row) {
   return {.codec = row.codec,
           .algorithm = row.result.algorithm,
           .chunk_count = options.chunk_count,
@@ -93,7 +93,7 @@ Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
 std::vector<SweepRow> measure(const AllreduceOptions& options, Fleet& fleet,
                               std::vector<SweepRow> rows, std::size_t count) {
   const auto gradients = gradients_of(count, rows, fleet);
-  std::vector<DeviceAllreduceCase> cases;
+  std::vector<MeasuredCase> cases;
   for (const SweepRow& row : rows)
     cases.push_back({case_of(options, row), &gradients.at(row.dtype)});
   const auto results = measure_on_device(fleet, cases, options.graph ? Replay::kYes : Replay::kNo);
