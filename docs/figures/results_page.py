@@ -1,24 +1,15 @@
-#!/usr/bin/env python3
-"""Writes docs/results/index.md and its charts from the records in bench/results.
+"""The text of docs/results/index.md and its charts, from the records in bench/results.
 
-    results_page.py            write the page and the charts
-    results_page.py --check    compare them with the committed files; status 1 if a file differs
-
-Every figure on the page comes from a record. The text of the page is in results_page.md.
+Every figure on the page comes from a record. The text of the page is in results_page.md.in.
 """
 
-import argparse
 import pathlib
 import string
-import sys
 
-sys.dont_write_bytecode = True  # the folder may be a source tree
-
-import results_tables as tables  # noqa: E402
-from svg import Drawing  # noqa: E402
+import results_tables as tables
+from svg import Drawing
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-OUTPUT = FOLDER.parents[1] / "docs" / "results"
 DATED = {
     "mpi": tables.MPI,
     "backward": tables.BACKWARD[2],
@@ -167,29 +158,9 @@ def _cpu_figures() -> dict[str, str]:
 def pages() -> dict[str, str]:
     """The text of each file in docs/results."""
     parts = {one.__name__: one() for one in tables.TABLES}
-    text = (FOLDER / "results_page.md").read_text(encoding="utf-8")
+    text = (FOLDER / "results_page.md.in").read_text(encoding="utf-8")
     return {
         "index.md": string.Template(text).substitute(parts, **figures()),
         "all-reduce.svg": all_reduce_chart(),
         "nccl.svg": nccl_chart(),
     }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="results_page", description="Writes docs/results.")
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    check = parser.parse_args().check
-    stale = 0
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
-        path = OUTPUT / name
-        if check and (not path.exists() or path.read_text(encoding="utf-8") != text):
-            print(f"{path} is stale: run {pathlib.Path(__file__).name}")
-            stale = 1
-        elif not check:
-            path.write_text(text, encoding="utf-8")
-    return stale
-
-
-if __name__ == "__main__":
-    sys.exit(main())
