@@ -124,32 +124,6 @@ std::string accuracy_text(const std::vector<Epochs>& runs) {
   return fmt::format("{:.2f} ± {:.2f}", mean, std::sqrt(squares));
 }
 
-/// The mean time until the end of the first epoch with this accuracy; "-" if a run never reaches
-/// this accuracy.
-std::string time_to(const std::vector<Epochs>& runs, double accuracy) {
-  double sum = 0;
-  for (const Epochs& epochs : runs) {
-    const auto reached = std::ranges::find_if(
-        epochs, [accuracy](const EpochResult& epoch) { return epoch.accuracy >= accuracy; });
-    if (reached == epochs.end()) return "-";
-    sum += reached->seconds;
-  }
-  return format_seconds(sum / static_cast<double>(runs.size()));
-}
-
-constexpr double kTargets[] = {0.80, 0.85, 0.87, 0.88};
-
-/// The share of encode, wire and decode time outside waiting.
-std::string hidden_text(const std::vector<Epochs>& runs) {
-  double work = 0;
-  for (const auto field :
-       {&EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds})
-    work += mean_of(runs, field);
-  if (work == 0) return "-";
-  const double exposed = mean_of(runs, &EpochResult::exposed_seconds);
-  return fmt::format("{:.0f} %", 100 * std::clamp(1 - exposed / work, 0.0, 1.0));
-}
-
 using RunsOfCodecs = std::map<std::string, std::vector<Epochs>>;
 using RunsField = Field<RunsOfCodecs::value_type>;
 
@@ -158,46 +132,21 @@ RunsField time_field(const char* title, const char* unit, double EpochResult::*f
           [field](auto& codec) { return format_seconds(mean_of(codec.second, field)); }};
 }
 
-/// Prints a row per codec. The codec's name precedes the fields.
-void print_table(const TrainOptions& options, const RunsOfCodecs& runs_of,
-                 std::vector<RunsField> fields) {
-  fields.insert(fields.begin(), {{"codec", "", longest(options.codecs), Align::kLeft},
-                                 &RunsOfCodecs::value_type::first});
-  const Table table(std::move(fields));
-  for (const std::string& codec : options.codecs) table.print(*runs_of.find(codec));
-}
-
-/// Accuracy, times to accuracy, and bytes.
-std::vector<RunsField> accuracy_fields() {
-  std::vector<RunsField> fields = {
-      {{"accuracy", "% of test", 13}, [](auto& codec) { return accuracy_text(codec.second); }}};
-  for (const double target : kTargets)
-    fields.push_back({{fmt::format("to {:.0f} %", 100 * target), "", 7},
-                      [target](auto& codec) { return time_to(codec.second, target); }});
-  fields.push_back({{"sent", "per step", 8}, [](auto& codec) {
-                      return format_bytes(mean_of(codec.second, &EpochResult::wire_bytes));
-                    }});
-  fields.push_back(time_field("step", "mean", &EpochResult::step_seconds));
-  return fields;
-}
-
-/// The parts of a step's time.
-std::vector<RunsField> time_fields() {
-  return {time_field("step", "mean", &EpochResult::step_seconds),
-          time_field("compute", "of step", &EpochResult::compute_seconds),
-          time_field("exposed", "of step", &EpochResult::exposed_seconds),
-          time_field("encode", "work", &EpochResult::encode_seconds),
-          time_field("wire", "work", &EpochResult::wire_seconds),
-          time_field("decode", "work", &EpochResult::decode_seconds),
-          {{"hidden", "of work", 7}, [](auto& codec) { return hidden_text(codec.second); }}};
-}
-
-/// Prints the comparison of all codecs.
+/// Prints a row per codec. `tersor-bench report` also shows the time until an accuracy.
 void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
-  print_table(options, runs_of, accuracy_fields());
-  fmt::print("\nTime of a step: computation, and communication that computation does not hide\n\n");
-  print_table(options, runs_of, time_fields());
+  const Table<RunsOfCodecs::value_type> table(
+      {{{"codec", "", longest(options.codecs), Align::kLeft}, &RunsOfCodecs::value_type::first},
+       {{"accuracy", "% of test", 13}, [](auto& codec) { return accuracy_text(codec.second); }},
+       {{"sent", "per step", 8},
+        [](auto& codec) { return format_bytes(mean_of(codec.second, &EpochResult::wire_bytes)); }},
+       time_field("step", "mean", &EpochResult::step_seconds),
+       time_field("compute", "of step", &EpochResult::compute_seconds),
+       time_field("exposed", "of step", &EpochResult::exposed_seconds),
+       time_field("encode", "work", &EpochResult::encode_seconds),
+       time_field("wire", "work", &EpochResult::wire_seconds),
+       time_field("decode", "work", &EpochResult::decode_seconds)});
+  for (const std::string& codec : options.codecs) table.print(*runs_of.find(codec));
   fmt::print("\n");
 }
 
