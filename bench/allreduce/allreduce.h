@@ -61,7 +61,7 @@ inline constexpr std::string_view kNcclTransport = "nccl";
 
 /// `--transport nccl`: allreduce of device memory with the columns of nccl-tests, next to NCCL's
 /// own sums of f32 and bf16. Measures if the environment contains this process's rank
-/// (bench/processes/rank_identity.h). Otherwise starts a process per rank. Throws
+/// (bench/processes/rank_processes.h). Otherwise starts a process per rank. Throws
 /// InvalidArgumentError for options of other transports, and CudaError without a device. Only in
 /// builds with NCCL.
 void run_nccl_allreduce(const AllreduceOptions& options);

@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "bench/processes/rank_identity.h"
+#include "bench/processes/rank_processes.h"
 
 namespace tersor::bench {
 namespace {
