@@ -34,11 +34,12 @@ bool sums_for_all(const AllreduceOptions& options) {
 }
 
 /// The codecs of a collective. The algorithm of rooted collectives is the same for all codecs.
-std::vector<CodecChoice> choices_for(const AllreduceOptions& options, const CollectiveKind& kind) {
-  std::vector<CodecChoice> choices = choices_of(options);
+std::vector<CollectiveCase> choices_for(const AllreduceOptions& options,
+                                        const CollectiveKind& kind) {
+  std::vector<CollectiveCase> choices = choices_of(options);
   if (kind.name == "allreduce") return with_f32_sums(std::move(choices));
   if (!kind.sums_for_all)
-    for (CodecChoice& choice : choices) choice.algorithm = parse_algorithm(options.algorithm);
+    for (CollectiveCase& choice : choices) choice.algorithm = parse_algorithm(options.algorithm);
   return choices;
 }
 
@@ -64,31 +65,27 @@ std::vector<CollectiveCase> cases_of(const AllreduceOptions& options, const Flee
     if (const std::string own = library_name(options, kind, fleet.library()); !own.empty())
       cases.push_back(
           {.codec = own, .iterations = options.iterations, .by_library = true, .kind = &kind});
-    for (const CodecChoice& choice : choices_for(options, kind))
-      for (const std::vector<int>& dims : grids_for(options, choice.codec))
-        cases.push_back({.codec = choice.codec,
-                         .algorithm = choice.algorithm,
-                         .chunk_count = options.chunk_count,
-                         .threads = options.threads,
-                         .iterations = options.iterations,
-                         .automatic = {.codecs = options.allowed, .threads = options.threads},
-                         .dims = dims,
-                         .kind = &kind});
+    for (CollectiveCase& choice : choices_for(options, kind))
+      for (const std::vector<int>& dims : grids_for(options, choice.codec)) {
+        choice.automatic = {.codecs = options.allowed, .threads = options.threads};
+        choice.dims = dims;
+        choice.kind = &kind;
+        cases.push_back(choice);
+      }
   }
   return cases;
 }
 
-Record record_of(const AllreduceOptions& options, const CollectiveCase& wanted,
-                 const SweepRow& row) {
+Record record_of(const AllreduceOptions& options, const SweepRow& row) {
   const CallResult& result = row.result;
   Record record = record_of(row, options.fleet.transport, options.fleet.link);
   add_parts(record, result, options);
-  if (!wanted.kind->sums_for_all) {
+  if (!row.wanted.kind->sums_for_all) {
     record["benchmark"] = "collectives";
-    record["columns"] = wanted.columns;
+    record["columns"] = row.wanted.columns;
     for (const char* of_sums : {"dims", "busbw", "identical"}) record.erase(of_sums);
   }
-  if (row.codec == kAutoCodec) record["chosen"] = result.codec;
+  if (row.wanted.codec == kAutoCodec) record["chosen"] = result.codec;
   if (!options.through_reducer()) return record;
   record["parameters"] = row.pass.parameters;
   record["backward_seconds"] = row.pass.seconds;
@@ -115,8 +112,8 @@ std::size_t codec_width(const AllreduceOptions& options, const std::vector<Colle
 
 /// "two-shot 16 x 16"
 std::string algorithm_text(const SweepRow& row) {
-  const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.dims.empty();
-  return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.dims) : "");
+  const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.wanted.dims.empty();
+  return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.wanted.dims) : "");
 }
 
 /// Only for the reducer's steps.
@@ -132,18 +129,18 @@ const SweepField kHiddenField{{"hidden", "of wire", 7},
 Table<SweepRow> print_head(const AllreduceOptions& options,
                            const std::vector<CollectiveCase>& cases) {
   const SweepField codec{{"codec", "", codec_width(options, cases), Align::kLeft},
-                         [](auto& row) { return codec_text(row.codec, row.result.codec); }};
+                         [](auto& row) { return codec_text(row.wanted.codec, row.result.codec); }};
   const SweepField wire{{"wire", "B", 10},
                         [](auto& row) { return std::to_string(row.result.wire_bytes); }};
   if (!sums_for_all(options))
-    return Table<SweepRow>(
-        {kSizeField,
-         {{"collective", "", longest(kind_names()), Align::kLeft}, &SweepRow::collective},
-         codec,
-         kTimeField,
-         kAlgbwField,
-         wire,
-         kErrorField});
+    return Table<SweepRow>({kSizeField,
+                            {{"collective", "", longest(kind_names()), Align::kLeft},
+                             [](auto& row) { return std::string(row.wanted.kind->name); }},
+                            codec,
+                            kTimeField,
+                            kAlgbwField,
+                            wire,
+                            kErrorField});
   const std::size_t algorithm_width = options.dims.front().empty() ? 12 : 21;
   std::vector<SweepField> fields = {
       kSizeField,
@@ -171,13 +168,10 @@ double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const Col
 
 SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const CollectiveCase& wanted,
                  const RankGradients& gradients) {
-  SweepRow row{.codec = wanted.codec,
-               .by_library = wanted.by_library,
-               .count = gradients.count(),
+  SweepRow row{.wanted = wanted,
                .dtype = gradients.dtype(),
-               .ranks = gradients.ranks(),
-               .collective = std::string(wanted.kind->name),
-               .dims = wanted.dims};
+               .count = gradients.count(),
+               .ranks = gradients.ranks()};
   if (options.through_reducer()) {
     row.pass = {options.parameters, backward_seconds(options, fleet, wanted, gradients)};
     row.result = measure_reducer(fleet, wanted, row.pass, gradients);
@@ -208,7 +202,7 @@ void run(const AllreduceOptions& options) {
       wanted.columns = columns;
       const SweepRow row = measure(options, *fleet, wanted, gradients);
       table.print(row);
-      records.add(record_of(options, wanted, row));
+      records.add(record_of(options, row));
       if (options.explain) fmt::print("{}", row.result.explanation);
     }
   }

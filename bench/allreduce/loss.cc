@@ -134,10 +134,9 @@ void run_loss(const AllreduceOptions& options) {
   const RankGradients gradients(
       std::max<std::size_t>(byte_counts(options).front() / dtype_bytes(dtype), 1), dtype,
       fleet->ranks(), fleet->only_rank());
-  const CollectiveCase wanted{.codec = options.codecs.front(),
-                              .algorithm = choices_of(options).back().algorithm,
-                              .chunk_count = options.chunk_count,
-                              .threads = options.threads};
+  const auto choices = choices_of(options);
+  const CollectiveCase& wanted =
+      *std::ranges::find(choices, options.codecs.front(), &CollectiveCase::codec);
   const BackwardPass pass{std::max<std::size_t>(options.parameters, 1), 0.0};
   fmt::print("{}; {}; {} of {} {} values; times of the slowest rank\n\n", machine_name(),
              fleet->text(), wanted.codec, gradients.count(), options.dtype);

@@ -34,10 +34,10 @@ struct DeviceInput {
 /// A rank's calls and times in one case.
 class DeviceAllreduceRank final : private DeviceInput, public CollectiveRank {
  public:
-  DeviceAllreduceRank(const MeasuredCase& one, Rank& rank, const Stream& stream, Replay replay)
+  DeviceAllreduceRank(const MeasuredCase& one, Rank& rank, const Stream& stream, bool replays)
       : DeviceInput(one.gradients->of(rank.index()), stream.view()),
         CollectiveRank(one.wanted, span, rank, stream.view()),
-        replay_(replay),
+        replays_(replays),
         clock_(stream.view()) {}
 
   /// Rank 0 checks the result. All ranks compare their bits. Later calls may be replays.
@@ -57,7 +57,7 @@ class DeviceAllreduceRank final : private DeviceInput, public CollectiveRank {
   std::size_t count_differing_from_host(const RankGradients& gradients,
                                         ConstValueSpan actual) const;
 
-  Replay replay_;
+  bool replays_;
   DeviceClock clock_;
   std::unique_ptr<CallGraph> graph_;
 };
@@ -70,7 +70,7 @@ void DeviceAllreduceRank::check(const RankGradients& gradients) {
   const Buffer bits = on_host({sum.pointer(), sum.bytes()}, stream_);
   check_identical(rank_, bits.span(), wanted_.codec);
   if (rank_.first()) compare(gradients, bits.values(sum.count(), sum.dtype()));
-  if (replay_ == Replay::kYes)
+  if (replays_)
     graph_ = std::make_unique<CallGraph>(
         stream_, [this] { CollectiveRank::call(); }, 1);
 }
@@ -109,11 +109,11 @@ IterationTimes DeviceAllreduceRank::time() {
 }  // namespace
 
 std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const MeasuredCase> cases,
-                                          Replay replay) {
+                                          bool replays) {
   return measure_on(fleet, [&](Rank& rank) {
     const Stream stream;
     const auto make = [&](const MeasuredCase& one) {
-      return std::make_unique<DeviceAllreduceRank>(one, rank, stream, replay);
+      return std::make_unique<DeviceAllreduceRank>(one, rank, stream, replays);
     };
     return measure_cases(rank, cases, make);
   });

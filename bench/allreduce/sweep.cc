@@ -1,5 +1,5 @@
 
-#include "bench/ranks/sweep.h"
+#include "bench/allreduce/allreduce.h"
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -17,9 +17,16 @@ void add_algorithm(CLI::App& command, std::string& algorithm) {
       "ALGORITHM", checked(known));
 }
 
+/// The reference codecs, followed by the requested codecs.
+std::vector<std::string> codecs_with_references(const AllreduceOptions& options) {
+  std::vector<std::string> codecs = {"none", "bf16"};
+  codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
+  return without_repeats(codecs);
+}
+
 }  // namespace
 
-void add_sweep(CLI::App& command, SweepOptions& options,
+void add_sweep(CLI::App& command, AllreduceOptions& options,
                const std::vector<std::string>& transports) {
   add_algorithm(command, options.algorithm);
   add(command, "--min", options.min_bytes, "Smallest size; K, M and G are 1024s", "BYTES",
@@ -39,30 +46,32 @@ void add_sweep(CLI::App& command, SweepOptions& options,
   add_json(command, options.json);
 }
 
-std::vector<std::string> codecs_with_references(const SweepOptions& options) {
-  std::vector<std::string> codecs = {"none", "bf16"};
-  codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
-  return without_repeats(codecs);
-}
-
-std::vector<CodecChoice> choices_of(const SweepOptions& options) {
-  std::vector<CodecChoice> choices;
+std::vector<CollectiveCase> choices_of(const AllreduceOptions& options) {
+  std::vector<CollectiveCase> choices;
   for (const std::string& codec : codecs_with_references(options)) {
     const bool asked = std::ranges::find(options.codecs, codec) != options.codecs.end();
-    choices.push_back({codec, asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto});
+    choices.push_back({.codec = codec,
+                       .algorithm = asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto,
+                       .chunk_count = options.chunk_count,
+                       .threads = options.threads,
+                       .iterations = options.iterations});
   }
   return choices;
 }
 
-std::vector<CodecChoice> with_f32_sums(std::vector<CodecChoice> choices) {
-  const CodecChoice summed_in_f32{"bf16", Algorithm::kTwoShot};
-  if (std::ranges::find(choices, summed_in_f32) == choices.end())
-    choices.insert(std::ranges::find(choices, summed_in_f32.codec, &CodecChoice::codec) + 1,
-                   summed_in_f32);
+std::vector<CollectiveCase> with_f32_sums(std::vector<CollectiveCase> choices) {
+  const auto summed_in_f32 = [](const CollectiveCase& choice) {
+    return choice.codec == "bf16" && choice.algorithm == Algorithm::kTwoShot;
+  };
+  if (std::ranges::any_of(choices, summed_in_f32)) return choices;
+  const auto bf16 = std::ranges::find(choices, "bf16", &CollectiveCase::codec);
+  CollectiveCase another = *bf16;
+  another.algorithm = Algorithm::kTwoShot;
+  choices.insert(bf16 + 1, another);
   return choices;
 }
 
-std::vector<std::size_t> byte_counts(const SweepOptions& options) {
+std::vector<std::size_t> byte_counts(const AllreduceOptions& options) {
   if (options.min_bytes > options.max_bytes)
     throw InvalidArgumentError(
         fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
@@ -93,10 +102,10 @@ const SweepField kErrorField{{"error", "relative", 8},
 
 Record record_of(const SweepRow& row, std::string_view transport, std::string_view link) {
   Record record = {{"benchmark", "allreduce"},
-                   {"collective", row.collective},
-                   {"codec", row.codec},
+                   {"collective", row.wanted.kind->name},
+                   {"codec", row.wanted.codec},
                    {"algorithm", row.algorithm()},
-                   {"dims", row.dims},
+                   {"dims", row.wanted.dims},
                    {"transport", transport},
                    {"link", link},
                    {"ranks", row.ranks},
@@ -108,12 +117,10 @@ Record record_of(const SweepRow& row, std::string_view transport, std::string_vi
                    {"wire_bytes", row.result.wire_bytes},
                    {"relative_error", row.result.relative_error},
                    {"identical", true}};
-  if (row.collective.empty())
-    for (const char* of_several : {"collective", "dims"}) record.erase(of_several);
   return record;
 }
 
-void add_parts(Record& record, const CallResult& result, const SweepOptions& options) {
+void add_parts(Record& record, const CallResult& result, const AllreduceOptions& options) {
   record["encode_seconds"] = result.encode_seconds;
   record["wire_seconds"] = result.wire_seconds;
   record["decode_seconds"] = result.decode_seconds;
