@@ -130,4 +130,18 @@ std::vector<CallResult> measure_cases(
 CallResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
                               const RankGradients& gradients);
 
+// The expected result of an allreduce on devices (wrong_values.cc). A sum of the library below must
+// agree within rounding errors. Any other result must equal the CPU's bits.
+
+/// Returns the result of `wanted` on threads of this process. `gradients` holds the gradients of
+/// all ranks.
+Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& wanted);
+
+/// Returns the number of values that differ in at least one bit.
+std::size_t count_different(ConstValueSpan expected, ConstValueSpan actual);
+
+/// Returns the number of values outside the rounding error. The bound assumes rounding of each
+/// addend and each partial sum to `rounded_to`, in any order. NaN counts.
+std::size_t count_outside(const RankGradients& gradients, Dtype rounded_to, ConstValueSpan actual);
+
 }  // namespace tersor::bench

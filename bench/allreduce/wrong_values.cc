@@ -1,6 +1,3 @@
-
-#include "bench/allreduce/wrong_values.h"
-
 #include <tersor/inprocess.h>
 
 #include <cmath>

@@ -33,8 +33,7 @@ constexpr const char* kDefaultLink = "1Gbit,50us";
 struct TrainOptions {
   std::vector<std::string> codecs = {"none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef"};
   FleetOptions fleet{.link = kDefaultLink};
-  std::size_t epochs = trainer::TrainingRecipe{}.epochs;
-  std::size_t batch_images = trainer::TrainingRecipe{}.batch_images;
+  trainer::TrainingRecipe recipe;
   std::vector<std::uint64_t> seeds = {1};
   std::string data_folder = trainer::kFashionMnistFolder;
   std::filesystem::path json;
@@ -42,15 +41,6 @@ struct TrainOptions {
   std::filesystem::path report_folder;
   ReportProgram report;
 };
-
-TrainingRun run_of(const TrainOptions& options, const std::string& codec, std::uint64_t seed) {
-  TrainingRun run{.codec = codec, .seed = seed, .recipe = {}};
-  run.recipe.epochs = options.epochs;
-  run.recipe.batch_images = options.batch_images;
-  run.recipe.warmup_epochs =
-      std::min(run.recipe.warmup_epochs, static_cast<double>(options.epochs) / 2);
-  return run;
-}
 
 Record record_of(const TrainOptions& options, int ranks, const TrainingRun& run,
                  const EpochResult& epoch) {
@@ -154,7 +144,7 @@ void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
 void train_seed(const TrainOptions& options, Fleet& fleet, std::uint64_t seed,
                 const trainer::TrainingData& data, RecordFile& records, RunsOfCodecs& runs_of) {
   std::vector<TrainingRun> runs;
-  for (const std::string& codec : options.codecs) runs.push_back(run_of(options, codec, seed));
+  for (const std::string& codec : options.codecs) runs.push_back({codec, seed, options.recipe});
   const std::size_t steps = total_steps(runs.front(), data, fleet.ranks());
   Progress progress(options, fleet, seed, runs.size() * steps);
   std::vector<Tensor> gradients;
@@ -194,6 +184,8 @@ RunsOfCodecs train_all(const TrainOptions& options, Fleet& fleet) {
 void run_train(TrainOptions options) {
   options.codecs = without_repeats(options.codecs);
   options.seeds = without_repeats(options.seeds);
+  double& warmup = options.recipe.warmup_epochs;
+  warmup = std::min(warmup, static_cast<double>(options.recipe.epochs) / 2);
   const auto fleet = make_fleet(options.fleet);
   const bool draws = fleet->leads() && !options.report_folder.empty();
   if (draws) check_report_folder(options.report, options.report_folder);
@@ -211,10 +203,11 @@ std::string check_extension(const std::string& name) {
 void add_options(CLI::App& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
-  add(command, "--epochs", options.epochs, "Passes over the training images", "N",
+  add(command, "--epochs", options.recipe.epochs, "Passes over the training images", "N",
       from_to(1, 10000))
       ->take_last();
-  add(command, "--batch", options.batch_images, "Images of a rank in a step", "N", above_zero());
+  add(command, "--batch", options.recipe.batch_images, "Images of a rank in a step", "N",
+      above_zero());
   add(command, "--seed", options.seeds, "One run of each codec for each", "N");
   add(command, "--data,--data-dir", options.data_folder,
       "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]", "DIR");

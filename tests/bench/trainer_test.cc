@@ -327,16 +327,9 @@ TEST(Perceptron, RefusesAnotherImageAndNoLayers) {
   EXPECT_THROW(Network(std::span(kWidths).first(1), 3), std::invalid_argument);
 }
 
-std::vector<std::size_t> widths(const TrainingRecipe& recipe, const Dataset& dataset) {
-  std::vector<std::size_t> all = {dataset.pixels};
-  all.insert(all.end(), recipe.hidden_widths.begin(), recipe.hidden_widths.end());
-  all.push_back(dataset.classes);
-  return all;
-}
-
 /// All parameters of rank 0 of four after `steps` steps, with a model of the default widths.
 std::vector<float> train_alone(const Dataset& dataset, std::uint64_t seed, std::size_t steps) {
-  Network network(widths(TrainingRecipe{}, dataset), seed);
+  Network network(TrainingRecipe{}.widths(dataset.pixels, dataset.classes), seed);
   Shard shard(dataset.count(), {0, 4}, 32, seed);
   for (std::size_t step = 0; step < steps; ++step) {
     forward_backward(network, dataset, shard.batch(step), kIgnore);
@@ -447,7 +440,7 @@ std::vector<double> train(const Dataset& train, const Dataset& test, const Train
       }
   };
   const auto work = [&](std::uint32_t rank) {
-    Network network(widths(recipe, train), 1);
+    Network network(recipe.widths(train.pixels, train.classes), 1);
     Shard shard(train.count(), {rank, ranks}, recipe.batch_images, 1);
     all[rank] = network.parameters();
     meet.arrive_and_wait();

@@ -1,5 +1,5 @@
 // The device benchmark's check of sums, applied to sums of the CPU.
-#include "bench/allreduce/wrong_values.h"
+#include "bench/allreduce/rank.h"
 
 #include <gtest/gtest.h>
 

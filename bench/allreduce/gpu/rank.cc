@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "bench/allreduce/rank.h"
-#include "bench/allreduce/wrong_values.h"
 #include "bench/common/gpu/gpu.h"
 #include "bench/common/timing.h"
 
