@@ -131,7 +131,7 @@ Table<SweepRow> print_head(const AllreduceOptions& options,
   const SweepField codec{{"codec", "", codec_width(options, cases), Align::kLeft},
                          [](auto& row) { return codec_text(row.wanted.codec, row.result.codec); }};
   const SweepField wire{{"wire", "B", 10},
-                        [](auto& row) { return std::to_string(row.result.wire_bytes); }};
+                        [](auto& row) { return std::to_string(row.result.sent_bytes); }};
   if (!sums_for_all(options))
     return Table<SweepRow>({kSizeField,
                             {{"collective", "", longest(kind_names()), Align::kLeft},

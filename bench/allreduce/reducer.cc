@@ -34,7 +34,7 @@ CallResult measure_rank(const CollectiveCase& wanted, const BackwardPass& pass,
   CallResult result{times, first.codec, error, reducer.explain()};
   result.algorithm = first.algorithm;
   using Statistics = ReducerStatistics;
-  result.wire_bytes =
+  result.sent_bytes =
       static_cast<std::uint64_t>(largest_a_step(rank, all, &Statistics::sent_bytes));
   result.wire_seconds = largest_a_step(rank, all, &Statistics::wire_seconds);
   result.encode_seconds = largest_a_step(rank, all, &Statistics::encode_seconds);

@@ -114,7 +114,7 @@ Record record_of(const SweepRow& row, std::string_view transport, std::string_vi
                    {"seconds", row.result.seconds},
                    {"algbw", row.algbw()},
                    {"busbw", row.busbw()},
-                   {"wire_bytes", row.result.wire_bytes},
+                   {"wire_bytes", row.result.sent_bytes},
                    {"relative_error", row.result.relative_error},
                    {"identical", true}};
   return record;

@@ -48,7 +48,7 @@ Table<SweepRow> print_head(const std::vector<SweepRow>& rows) {
     return row.result.wrong ? std::to_string(*row.result.wrong) : "N/A";
   };
   const auto wire = [](const SweepRow& row) {
-    return row.wanted.by_library ? "" : std::to_string(row.result.wire_bytes);
+    return row.wanted.by_library ? "" : std::to_string(row.result.sent_bytes);
   };
   return Table<SweepRow>(
       {kSizeField,
