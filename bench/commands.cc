@@ -2,24 +2,26 @@
 
 #include "bench/commands.h"
 
+#include "bench/common/command_line.h"
+
 namespace tersor::bench {
 
 int run_program(int argc, const char* const* argv) {
-  constexpr const char* kDescription =
+  CLI::App program(
       "Measures compressed collectives, training with them, and the errors of codecs.\n"
-      "docs/how-to/benchmark.md is a guide, bench/records.md explains every record.";
-  const auto add_commands = [](Command program) {
-    add_codecs_command(program);
-    add_allreduce_command(program);
-    add_collectives_command(program);
-    add_allocate_command(program);
-    add_predict_command(program);
+      "docs/how-to/benchmark.md is a guide, bench/records.md explains every record.",
+      "tersor-bench");
+  program.require_subcommand(1);
+  add_codecs_command(program);
+  add_allreduce_command(program);
+  add_collectives_command(program);
+  add_allocate_command(program);
+  add_predict_command(program);
 #if TERSOR_BENCH_TRAINING
-    add_train_command(program);
+  add_train_command(program);
 #endif
-    add_report_command(program);
-  };
-  return run_command({"tersor-bench", kDescription, add_commands}, argc, argv);
+  add_report_command(program);
+  return run_command(program, argc, argv);
 }
 
 }  // namespace tersor::bench

@@ -253,19 +253,19 @@ void run_allocate(AllocateOptions options) {
 
 }  // namespace
 
-void add_allocate_command(Command& program) {
+void add_allocate_command(CLI::App& program) {
   const auto options = std::make_shared<AllocateOptions>();
-  Command command = program.add_subcommand(
+  CLI::App& command = *program.add_subcommand(
       "allocate",
       "Chooses a codec for each parameter: the least squared error for a budget of bits");
   command
       .add_option("--gradients", options->files,
                   "Tensors of one network, FILE.npy or FILE.safetensors; of several "
                   "steps or ranks: one file each, whose energies are added")
-      .required()
-      .type_name("FILE");
-  command.add_option("--bits", options->bits, "Maximum bits per value of a payload")
-      .takes("BITS", above_zero());
+      ->required()
+      ->type_name("FILE");
+  add(command, "--bits", options->bits, "Maximum bits per value of a payload", "BITS",
+      above_zero());
   add_codecs(command, options->codecs);
   add_codec_threads(command, options->threads);
   add_json(command, options->json);

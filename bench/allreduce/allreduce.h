@@ -1,25 +1,39 @@
-// `tersor-bench allreduce`: its options, and measurements of a codec and a count, called directly
-// or through the GradientReducer.
+// `tersor-bench allreduce` and `tersor-bench collectives`: options, the rows of tables, records,
+// and measurements that need more than a CollectiveRank.
 #pragma once
 
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
-#include <tersor/reducer.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "bench/ranks/gradients.h"
-#include "bench/ranks/sweep.h"
+#include "bench/allreduce/rank.h"
+#include "bench/common/arguments.h"
+#include "bench/common/records.h"
+#include "bench/common/table.h"
 
 namespace tersor::bench {
 
-struct AllreduceOptions : SweepOptions {
-  std::string collective = "allreduce";
+struct AllreduceOptions {
+  std::vector<std::string> codecs = {"int8", "int4", "topk:density=0.01"};
+  std::string algorithm = "auto";
+  std::size_t min_bytes = 4 << 10;
+  std::size_t max_bytes = 64 << 20;
+  std::size_t factor = 4;
+  FleetOptions fleet;
+  std::size_t chunk_count = 0;  // 0: the transport's default
+  std::size_t iterations = 0;
+  std::string dtype = "f32";
+  unsigned threads = 1;
+  std::filesystem::path json;
+  std::vector<std::string> collectives = {"allreduce"};
+  std::size_t columns = 1024;                 // values per row of all_to_all
   std::vector<std::vector<int>> dims = {{}};  // grids of two-shot; {}: the library's choice
   std::size_t parameters = 0;                 // 0: without a reducer
   std::string backward = "wire";
@@ -29,51 +43,76 @@ struct AllreduceOptions : SweepOptions {
   bool graph = false;     // True to time replays of a captured call (NCCL only)
 
   bool through_reducer() const { return parameters != 0; }
-  bool scatters() const { return collective == "reduce_scatter"; }
 };
 
-/// The measured case. Count, dtype and ranks come with the gradients.
-struct AllreduceCase {
-  std::string codec;
-  Algorithm algorithm = Algorithm::kAuto;
-  std::size_t chunk_count = 0;  ///< 0: the transport's default
-  unsigned threads = 1;         ///< per rank
-  std::size_t iterations = 0;   ///< 0: about one second of calls
-  Checksum checksum = Checksum::kOn;
-  /// True for the library's own sum instead of Tersor's; `codec` is then the sum's name
-  bool by_library = false;
-  AutoOptions automatic = {};  ///< for codec auto
-  std::vector<int> dims = {};  ///< grid of two-shot
-  /// host of each rank, for hierarchical; empty: the transport's hosts
-  std::vector<int> hosts = {};
-  Collective collective = Collective::kAllreduce;
-  Elastic elastic = Elastic::kOff;  ///< for the reducer
+/// Adds all options except --codec.
+void add_sweep(CLI::App& command, AllreduceOptions& options,
+               const std::vector<std::string>& transports = transport_names());
+
+/// Cases of the reference codecs with their own choice of algorithm, followed by the requested
+/// codecs with the requested algorithm.
+std::vector<CollectiveCase> choices_of(const AllreduceOptions& options);
+
+/// Adds another reference for allreduce: bf16 with sums in f32 (two-shot), like Megatron-Core's
+/// reduce_scatter_with_fp32_accumulation. A reduce-scatter of bf16 always adds in f32.
+std::vector<CollectiveCase> with_f32_sums(std::vector<CollectiveCase> choices);
+
+/// The sizes in bytes. Throws InvalidArgumentError for an empty range.
+std::vector<std::size_t> byte_counts(const AllreduceOptions& options);
+
+/// A simulated backward pass: a sleep in which parameters become ready one after the other.
+struct BackwardPass {
+  std::size_t parameters = 1;
+  double seconds = 0;
 };
 
-/// Times `allreduce` or `reduce_scatter` after checking the result of a first call. Throws the
-/// collective's exceptions, and Error for a wrong result.
-CallResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
-                             const RankGradients& gradients);
+/// A measured case with its result.
+struct SweepRow {
+  CollectiveCase wanted;
+  Dtype dtype = Dtype::kF32;
+  std::size_t count = 0;
+  int ranks = 1;
+  BackwardPass pass = {};
+  CallResult result = {};
+  double library_seconds = 0;  ///< NCCL's time for the sum of as many f32 values
+
+  double bytes() const { return static_cast<double>(count * dtype_bytes(dtype)); }
+  double algbw() const { return bytes() / result.seconds / 1e9; }
+  double busbw() const {
+    return algbw() * (wanted.kind->gets == Amount::kShard ? 1 : 2) * (ranks - 1) / ranks;
+  }
+  /// The share of the wire time outside waiting.
+  double hidden() const;
+  double speed() const { return library_seconds / result.seconds; }
+  /// "library" for the library's sum, whose algorithm is unknown.
+  std::string_view algorithm() const {
+    return wanted.by_library ? "library" : algorithm_name(result.algorithm);
+  }
+};
+
+using SweepField = Field<SweepRow>;
+
+/// Fields shared by several tables.
+extern const SweepField kSizeField, kCountField, kTypeField, kTimeField, kAlgbwField, kBusbwField,
+    kErrorField;
+
+/// The fields of an allreduce record for all transports.
+Record record_of(const SweepRow& row, std::string_view transport, std::string_view link);
+
+/// Adds the parts of a call's time on hosts, and the call's options.
+void add_parts(Record& record, const CallResult& result, const AllreduceOptions& options);
 
 /// Times steps of a GradientReducer with `pass.parameters` equal parameters.
-CallResult measure_reducer(Fleet& fleet, const AllreduceCase& wanted, const BackwardPass& pass,
+CallResult measure_reducer(Fleet& fleet, const CollectiveCase& wanted, const BackwardPass& pass,
                            const RankGradients& gradients);
 
-/// A case on devices and its gradients. Rank 0 has the gradients of all ranks.
-struct DeviceAllreduceCase {
-  AllreduceCase wanted;
-  const RankGradients* gradients = nullptr;
-};
-
-/// Selects calls, or replays of a captured call.
-enum class Replay : std::uint8_t { kNo, kYes };
-
-/// Times allreduces of device memory after checking a first call of each case. Cases with equal
-/// counts alternate call by call, so changes on the machine affect all cases. Throws Error for
-/// wrong values and for ranks with different bits, and the collective's exceptions. Only in builds
-/// with CUDA.
-std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const DeviceAllreduceCase> cases,
-                                          Replay replay);
+/// Times allreduces of device memory after checking a first call of each case. Rank 0 has the
+/// gradients of all ranks. Cases with equal counts alternate call by call, so changes on the
+/// machine affect all cases. Throws Error for wrong values and for ranks with different bits, and
+/// the collective's exceptions. `replays`: times replays of a captured call. Only in builds with
+/// CUDA.
+std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const MeasuredCase> cases,
+                                          bool replays);
 
 /// The killed rank, and the number of steps before the kill.
 struct Kill {
@@ -94,7 +133,7 @@ inline constexpr std::string_view kNcclTransport = "nccl";
 
 /// `--transport nccl`: allreduce of device memory with the columns of nccl-tests, next to NCCL's
 /// own sums of f32 and bf16. Measures if the environment contains this process's rank
-/// (bench/processes/rank_identity.h). Otherwise starts a process per rank. Throws
+/// (bench/processes/rank_processes.h). Otherwise starts a process per rank. Throws
 /// InvalidArgumentError for options of other transports, and CudaError without a device. Only in
 /// builds with NCCL.
 void run_nccl_allreduce(const AllreduceOptions& options);

@@ -26,12 +26,12 @@ struct Loss {
 /// A rank's two reducers, elastic and plain, over equal numbers of values.
 class LossRank {
  public:
-  LossRank(const AllreduceCase& wanted, const BackwardPass& pass, const RankGradients& gradients,
+  LossRank(const CollectiveCase& wanted, const BackwardPass& pass, const RankGradients& gradients,
            Rank& rank)
       : rank_(rank),
         others_(rank.transport().channel()),
         plain_(wanted, pass, gradients.of(rank.index()), *others_),
-        elastic_(with_losses(wanted), pass, gradients.of(rank.index()), rank.transport()) {}
+        elastic_(wanted, pass, gradients.of(rank.index()), rank.transport(), Elastic::kOn) {}
 
   Loss measure(const Kill& kill) {
     Loss loss;
@@ -48,11 +48,6 @@ class LossRank {
   }
 
  private:
-  static AllreduceCase with_losses(AllreduceCase wanted) {
-    wanted.elastic = Elastic::kOn;
-    return wanted;
-  }
-
   void go_on(Loss& loss) {
     const Stopwatch watch;
     try {
@@ -139,10 +134,9 @@ void run_loss(const AllreduceOptions& options) {
   const RankGradients gradients(
       std::max<std::size_t>(byte_counts(options).front() / dtype_bytes(dtype), 1), dtype,
       fleet->ranks(), fleet->only_rank());
-  const AllreduceCase wanted{.codec = options.codecs.front(),
-                             .algorithm = choices_of(options).back().algorithm,
-                             .chunk_count = options.chunk_count,
-                             .threads = options.threads};
+  const auto choices = choices_of(options);
+  const CollectiveCase& wanted =
+      *std::ranges::find(choices, options.codecs.front(), &CollectiveCase::codec);
   const BackwardPass pass{std::max<std::size_t>(options.parameters, 1), 0.0};
   fmt::print("{}; {}; {} of {} {} values; times of the slowest rank\n\n", machine_name(),
              fleet->text(), wanted.codec, gradients.count(), options.dtype);

@@ -1,9 +1,12 @@
-// Implements rank.h and measure_allreduce.
+// Implements rank.h.
 
 #include "bench/allreduce/rank.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
+#include "bench/common/compare.h"
 #include "kernels/device/device_memory.h"
 
 namespace tersor::bench {
@@ -18,99 +21,111 @@ void copy(ConstByteSpan from, ByteSpan to, Memory memory, StreamView stream) {
 
 }  // namespace
 
-CallResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
-                             const RankGradients& gradients) {
-  const DeviceAllreduceCase one{wanted, &gradients};
-  return measure_on(fleet, [&](Rank& rank) {
-    const auto make = [&](const DeviceAllreduceCase&) {
-      return std::make_unique<AllreduceRank>(wanted, gradients.of(rank.index()), rank);
-    };
-    return measure_cases(rank, {&one, 1}, wanted.iterations, make).front();
-  });
-}
-
 std::vector<CallResult> measure_cases(
-    Rank& rank, std::span<const DeviceAllreduceCase> cases, std::size_t iterations,
-    const std::function<std::unique_ptr<AllreduceRank>(const DeviceAllreduceCase&)>& make) {
-  std::vector<std::unique_ptr<AllreduceRank>> ranks;
+    Rank& rank, std::span<const MeasuredCase> cases,
+    const std::function<std::unique_ptr<CollectiveRank>(const MeasuredCase&)>& make) {
+  std::vector<std::unique_ptr<CollectiveRank>> ranks;
   std::vector<RankCall*> callers;
-  for (const DeviceAllreduceCase& one : cases) {
+  for (const MeasuredCase& one : cases) {
     callers.push_back(ranks.emplace_back(make(one)).get());
     ranks.back()->check(*one.gradients);
   }
-  const auto times = time_iterations(callers, rank, warm_up(callers, rank, iterations));
+  const std::size_t iterations = warm_up(callers, rank, cases.front().wanted.iterations);
+  const auto times = time_iterations(callers, rank, iterations);
   std::vector<CallResult> results;
   for (std::size_t i = 0; i < ranks.size(); ++i) results.push_back(ranks[i]->result(times[i]));
   return results;
 }
 
-AllreduceRank::AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Rank& rank,
-                             StreamView stream)
-    : rank_(rank),
+CallResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
+                              const RankGradients& gradients) {
+  const MeasuredCase one{wanted, &gradients};
+  return measure_on(fleet, [&](Rank& rank) {
+    const auto make = [&](const MeasuredCase&) {
+      return std::make_unique<CollectiveRank>(wanted, gradients.of(rank.index()), rank);
+    };
+    return measure_cases(rank, {&one, 1}, make).front();
+  });
+}
+
+CollectiveRank::CollectiveRank(const CollectiveCase& wanted, ConstValueSpan input, Rank& rank,
+                               StreamView stream)
+    : wanted_(wanted),
+      rank_(rank),
       stream_(stream),
-      by_library_(wanted.by_library),
-      collective_(wanted.collective),
       input_(input),
-      hosts_(wanted.hosts),
-      dims_(wanted.dims),
       storage_(input.bytes(), input.memory()),
       threads_(wanted.threads) {
-  if (by_library_) return;
+  if (wanted_.by_library) return;
   if (wanted.codec == kAutoCodec)
     tuner_ = std::make_unique<Tuner>(rank.transport(), wanted.automatic);
-  const bool feedback = tuner_ == nullptr && make_codec(wanted.codec)->has_feedback();
-  if (feedback) make_state(wanted);
-  options_ = {.codec = wanted.codec,
-              .algorithm = wanted.algorithm,
-              .hosts = hosts_,
-              .dims = dims_,
+  const bool feedback =
+      wanted_.kind->sums_for_all && tuner_ == nullptr && make_codec(wanted.codec)->has_feedback();
+  if (feedback) make_state();
+  options_ = {.codec = wanted_.codec,
+              .algorithm = wanted_.algorithm,
+              .dims = wanted_.dims,
               .state = feedback ? &state_ : nullptr,
-              .chunk_count = wanted.chunk_count,
-              .checksum = wanted.checksum,
+              .chunk_count = wanted_.chunk_count,
               .threads = &threads_,
               .workspace = &workspace_,
               .statistics = &statistics_,
               .tuner = tuner_.get()};
 }
 
-void AllreduceRank::check(const RankGradients& gradients) {
+void CollectiveRank::check(const RankGradients& gradients) {
   while (tuner_ != nullptr && !tuner_->settled(input_.dtype(), input_.count()))
     time_iteration(*this, rank_);
   time_iteration(*this, rank_);
-  if (scatters()) allgather(rank_.transport(), shard(), gradient(), {.codec = "none"}, stream_);
-  relative_error_ = check_reduced(gradients, rank_, codec(), gradient());
+  const CollectiveKind& kind = *wanted_.kind;
+  const bool in_shards = kind.sums_for_all && kind.gets == Amount::kShard;
+  if (in_shards) allgather(rank_.transport(), shard(), whole(), {.codec = "none"}, stream_);
+  const ValueSpan result = in_shards ? whole() : output();
+  if (kind.sums_for_all) check_identical(rank_, {result.pointer(), result.bytes()}, codec());
+  const double error = kind.error(gradients, rank_.index(), result);
+  require_within(error, rank_.from_first(rank_.first() ? gradients.error_limit(codec()) : 0.0),
+                 fmt::format("{} of {} values by {}", kind.name, gradients.count(), wanted_.codec));
+  relative_error_ = rank_.largest(error);
 }
 
-std::string AllreduceRank::codec() const {
-  if (by_library_) return "none";
-  return tuner_ == nullptr ? options_.codec : tuner_->choose(input_.dtype(), input_.count()).codec;
+std::string CollectiveRank::codec() const {
+  if (wanted_.by_library) return "none";
+  return tuner_ == nullptr ? wanted_.codec : tuner_->choose(input_.dtype(), input_.count()).codec;
 }
 
-void AllreduceRank::restore() {
-  copy({input_.pointer(), input_.bytes()}, storage_.span(), input_.memory(), stream_);
+ConstValueSpan CollectiveRank::given() const {
+  return input_.subspan(0,
+                        wanted_.kind->gives == Amount::kWhole ? input_.count() : shard().count());
 }
 
-void AllreduceRank::call() {
-  if (by_library_) return rank_.library()->sum(gradient(), stream_);
-  if (scatters()) return reduce_scatter(rank_.transport(), input_, shard(), options_, stream_);
-  allreduce(rank_.transport(), gradient(), options_, stream_);
+// Also prepares the output, because a broadcast is in place.
+void CollectiveRank::restore() {
+  copy({given().pointer(), given().bytes()}, storage_.span(), input_.memory(), stream_);
 }
 
-ValueSpan AllreduceRank::shard() const {
+void CollectiveRank::call() {
+  const CollectiveKind& kind = *wanted_.kind;
+  if (!wanted_.by_library)
+    return kind.make({rank_.transport(), given(), output(), wanted_.columns, options_, stream_});
+  if (kind.sums_for_all) return rank_.library()->sum(output(), stream_);
+  rank_.library()->call(kind.library, given(), output());
+}
+
+ValueSpan CollectiveRank::shard() const {
   const std::size_t count = input_.count() / static_cast<std::size_t>(rank_.transport().ranks());
-  return gradient().subspan(static_cast<std::size_t>(rank_.index()) * count, count);
+  return whole().subspan(static_cast<std::size_t>(rank_.index()) * count, count);
 }
 
-void AllreduceRank::make_state(const AllreduceCase& wanted) {
+void CollectiveRank::make_state() {
   const std::size_t count = input_.count();
   const int rank = rank_.transport().rank();
-  const std::size_t unit = make_codec(wanted.codec)->traits().unit;
+  const std::size_t unit = make_codec(wanted_.codec)->traits().unit;
   std::size_t encoded = count,
-              owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit, dims_);
-  if (wanted.algorithm == Algorithm::kHierarchical) {
-    const std::vector<int> hosts = hosts_.empty() ? rank_.transport().hosts() : hosts_;
-    encoded =
-        scatters() ? scattered_count(count, hosts) : encoded_count(count, rank, hosts, 0, unit);
+              owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit, wanted_.dims);
+  if (wanted_.algorithm == Algorithm::kHierarchical) {
+    const std::vector<int> hosts = rank_.transport().hosts();
+    const bool scatters = wanted_.kind->gets == Amount::kShard;
+    encoded = scatters ? scattered_count(count, hosts) : encoded_count(count, rank, hosts, 0, unit);
     owned = owned_count(count, rank, hosts, 0, unit);
   }
   static constexpr StateWords kFirstWords;
@@ -123,7 +138,7 @@ void AllreduceRank::make_state(const AllreduceCase& wanted) {
             .words = reinterpret_cast<StateWords*>(words_.pointer())};
 }
 
-Buffer AllreduceRank::zeros(std::size_t bytes) const {
+Buffer CollectiveRank::zeros(std::size_t bytes) const {
   Buffer buffer(bytes, input_.memory());
   if (bytes == 0) return buffer;
   if (input_.memory() == Memory::kDevice)

@@ -17,7 +17,7 @@ double largest_a_step(Rank& rank, const ReducerStatistics& statistics, Field fie
                       static_cast<double>(statistics.steps));
 }
 
-CallResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pass,
+CallResult measure_rank(const CollectiveCase& wanted, const BackwardPass& pass,
                         const RankGradients& gradients, Rank& rank) {
   ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
   GradientReducer& reducer = caller.reducer();
@@ -34,7 +34,7 @@ CallResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pass,
   CallResult result{times, first.codec, error, reducer.explain()};
   result.algorithm = first.algorithm;
   using Statistics = ReducerStatistics;
-  result.wire_bytes =
+  result.sent_bytes =
       static_cast<std::uint64_t>(largest_a_step(rank, all, &Statistics::sent_bytes));
   result.wire_seconds = largest_a_step(rank, all, &Statistics::wire_seconds);
   result.encode_seconds = largest_a_step(rank, all, &Statistics::encode_seconds);
@@ -44,7 +44,7 @@ CallResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pass,
 
 }  // namespace
 
-CallResult measure_reducer(Fleet& fleet, const AllreduceCase& wanted, const BackwardPass& pass,
+CallResult measure_reducer(Fleet& fleet, const CollectiveCase& wanted, const BackwardPass& pass,
                            const RankGradients& gradients) {
   return measure_on(fleet, [&](Rank& rank) { return measure_rank(wanted, pass, gradients, rank); });
 }

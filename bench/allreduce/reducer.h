@@ -21,8 +21,8 @@ namespace tersor::bench {
 /// A rank's gradients and reducer. A call is a step.
 class ReducerRank final : public RankCall {
  public:
-  ReducerRank(const AllreduceCase& wanted, const BackwardPass& pass, ConstValueSpan input,
-              Transport& transport)
+  ReducerRank(const CollectiveCase& wanted, const BackwardPass& pass, ConstValueSpan input,
+              Transport& transport, Elastic elastic = Elastic::kOff)
       : pass_(pass),
         input_(input),
         storage_(input.bytes()),
@@ -31,8 +31,7 @@ class ReducerRank final : public RankCall {
                              .reduction = Reduction::kSum,
                              .algorithm = wanted.algorithm,
                              .chunk_count = wanted.chunk_count,
-                             .elastic = wanted.elastic,
-                             .checksum = wanted.checksum,
+                             .elastic = elastic,
                              .threads = wanted.threads}) {
     const std::size_t each = ceil_div(input.count(), pass.parameters);
     for (std::size_t first = 0; first < input.count(); first += each) {

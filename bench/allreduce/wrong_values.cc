@@ -1,6 +1,3 @@
-
-#include "bench/allreduce/wrong_values.h"
-
 #include <tersor/inprocess.h>
 
 #include <cmath>
@@ -39,13 +36,13 @@ std::vector<double> magnitudes(const RankGradients& gradients) {
 
 }  // namespace
 
-Buffer reduced_on_host(const RankGradients& gradients, const AllreduceCase& wanted) {
+Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& wanted) {
   Buffer result(gradients.of(0).bytes());
   make_thread_fleet(gradients.ranks(), Link{})->run([&](Rank& rank) {
-    AllreduceRank caller(wanted, gradients.of(rank.index()), rank);
+    CollectiveRank caller(wanted, gradients.of(rank.index()), rank);
     caller.restore();
     caller.call();
-    if (rank.first()) std::memcpy(result.pointer(), caller.gradient().pointer(), result.bytes());
+    if (rank.first()) std::memcpy(result.pointer(), caller.whole().pointer(), result.bytes());
   });
   return result;
 }

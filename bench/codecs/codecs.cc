@@ -120,17 +120,17 @@ void measure_errors(const CodecsOptions& options) {
 
 }  // namespace
 
-void add_codecs_command(Command& program) {
+void add_codecs_command(CLI::App& program) {
   const auto options = std::make_shared<CodecsOptions>();
-  Command command = program.add_subcommand(
+  CLI::App& command = *program.add_subcommand(
       "codecs",
       "Prints the error and the bits per value of codecs; tersor-microbench times codecs");
   add_codecs(command, options->codecs);
   command.add_flag(
       "--all-codecs", options->all_codecs,
       "Instead: each codec there is, at its defaults and with every value of an option");
-  command.add_option("--count", options->count, "Values of a distribution; K, M and G are 1024s")
-      .takes("N", size_suffix(above_zero()));
+  add(command, "--count", options->count, "Values of a distribution; K, M and G are 1024s", "N",
+      size_suffix());
   add_dtype(command, options->dtype);
   add_data(command, options->source);
   add_codec_threads(command, options->threads);

@@ -52,13 +52,13 @@ Dtype parse_gradient_dtype(const std::string& name) {
       fmt::format("no dtype \"{}\"; the dtypes are f32, bf16 and f16", name));
 }
 
-Argument add_allowed(Command& command, std::vector<std::string>& specs) {
+void add_allowed(CLI::App& command, std::vector<std::string>& specs) {
   const auto canonical = [](const std::string& spec) { return make_codec(spec)->spec().text(); };
-  return command.add_option("--allow", specs, "Codecs that auto may choose beside none and bf16")
-      .takes("SPEC", canonical);
+  add(command, "--allow", specs, "Codecs that auto may choose beside none and bf16", "SPEC",
+      checked(canonical));
 }
 
-Argument add_codecs(Command& command, std::vector<std::string>& specs, Automatic automatic) {
+void add_codecs(CLI::App& command, std::vector<std::string>& specs, Automatic automatic) {
   std::string help = "Codecs, each NAME[:key=value[,key=value]...][+ef]. Names and keys:";
   for (const CodecInfo& codec : codecs()) {
     help += fmt::format("\n  {:<6}", codec.name);
@@ -71,33 +71,29 @@ Argument add_codecs(Command& command, std::vector<std::string>& specs, Automatic
     const bool takes = automatic == Automatic::kTaken && spec == kAutoCodec;
     return takes ? spec : make_codec(spec)->spec().text();
   };
-  return command.add_option("--codec", specs, help).takes("SPEC", canonical);
+  add(command, "--codec", specs, help, "SPEC", checked(canonical));
 }
 
-Argument add_dtype(Command& command, std::string& dtype) {
+void add_dtype(CLI::App& command, std::string& dtype) {
   const auto check = [](const std::string& name) {
     return std::string(dtype_name(parse_gradient_dtype(name)));
   };
-  return command.add_option("--dtype", dtype, "Type of the gradient: f32, bf16 or f16")
-      .takes("DTYPE", check);
+  add(command, "--dtype", dtype, "Type of the gradient: f32, bf16 or f16", "DTYPE", checked(check));
 }
 
-Argument add_codec_threads(Command& command, unsigned& threads) {
-  return command.add_option("--threads", threads, "Threads of a codec; 0: one a core")
-      .takes("N", from_to(0, 1024));
+void add_codec_threads(CLI::App& command, unsigned& threads) {
+  add(command, "--threads", threads, "Threads of a codec; 0: one a core", "N", from_to(0, 1024));
 }
 
-Argument add_data(Command& command, std::string& source) {
-  return command
-      .add_option("--data", source,
-                  "normal, laplace, student (3 degrees of freedom), narrow, or tensors in FILE.npy "
-                  "or FILE.safetensors")
-      .takes("DATA");
+void add_data(CLI::App& command, std::string& source) {
+  add(command, "--data", source,
+      "normal, laplace, student (3 degrees of freedom), narrow, or tensors in FILE.npy or "
+      "FILE.safetensors",
+      "DATA");
 }
 
-Argument add_json(Command& command, std::filesystem::path& file) {
-  return command.add_option("--json", file, "Write the records here, as a JSON array")
-      .type_name("FILE");
+void add_json(CLI::App& command, std::filesystem::path& file) {
+  command.add_option("--json", file, "Write the records here, as a JSON array")->type_name("FILE");
 }
 
 }  // namespace tersor::bench

@@ -23,23 +23,23 @@ enum class Automatic : std::uint8_t { kRefused, kTaken };
 std::vector<std::string> all_specs();
 
 /// --codec SPEC…; specs become canonical text.
-Argument add_codecs(Command& command, std::vector<std::string>& specs,
-                    Automatic automatic = Automatic::kRefused);
+void add_codecs(CLI::App& command, std::vector<std::string>& specs,
+                Automatic automatic = Automatic::kRefused);
 
 /// --allow SPEC…: the codecs available to codec auto in addition to none and bf16.
-Argument add_allowed(Command& command, std::vector<std::string>& specs);
+void add_allowed(CLI::App& command, std::vector<std::string>& specs);
 
 /// --dtype f32|bf16|f16
-Argument add_dtype(Command& command, std::string& dtype);
+void add_dtype(CLI::App& command, std::string& dtype);
 
 /// --threads N for a codec
-Argument add_codec_threads(Command& command, unsigned& threads);
+void add_codec_threads(CLI::App& command, unsigned& threads);
 
 /// --data DATA for SampleSource
-Argument add_data(Command& command, std::string& source);
+void add_data(CLI::App& command, std::string& source);
 
 /// --json FILE
-Argument add_json(Command& command, std::filesystem::path& file);
+void add_json(CLI::App& command, std::filesystem::path& file);
 
 /// Returns the canonical text of a link, as in records. Throws InvalidArgumentError for an invalid
 /// link.

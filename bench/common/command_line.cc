@@ -5,21 +5,17 @@
 #include <fmt/format.h>
 #include <tersor/error.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
-#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
 
-#include "bench/processes/rank_identity.h"
+#include "bench/processes/rank_processes.h"
 
 namespace tersor::bench {
 namespace {
@@ -29,36 +25,14 @@ constexpr int kUsage = 2;
 
 /// CLI11's own ranges print the limits of double with 309 digits and accept NaN.
 template <typename Accepts>
-Check number_that(std::string is, Accepts accepts) {
-  return [is = std::move(is), accepts](const std::string& text) {
+CLI::Validator number_that(std::string is, Accepts accepts) {
+  return checked([is = std::move(is), accepts](const std::string& text) {
     char* end = nullptr;
     const double number = std::strtod(text.c_str(), &end);
     const bool read = !text.empty() && *end == '\0' && std::isfinite(number);
     if (read && accepts(number)) return text;
     throw InvalidArgumentError(fmt::format("{} is no number {}", text, is));
-  };
-}
-
-Check check_of(const CLI::Validator& validator) {
-  return [validator](const std::string& text) {
-    std::string changed = text;
-    const std::string error = validator(changed);
-    if (!error.empty()) throw InvalidArgumentError(error);
-    return changed;
-  };
-}
-
-/// The validator has no text in the help.
-CLI::Validator validator_of(const Check& check) {
-  const auto apply = [check](std::string& text) -> std::string {
-    try {
-      text = check(text);
-      return {};
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-  };
-  return CLI::Validator(apply, "");
+  });
 }
 
 /// The command chosen by the arguments; otherwise the program.
@@ -127,114 +101,45 @@ void report(const CLI::App& program, const std::string& message) {
 
 }  // namespace
 
-Check one_of(const std::vector<std::string>& names) {
-  return [names](const std::string& name) {
+// The validator has no text in the help.
+CLI::Validator checked(const std::function<std::string(const std::string& text)>& check) {
+  const auto apply = [check](std::string& text) -> std::string {
+    try {
+      text = check(text);
+      return {};
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  };
+  return CLI::Validator(apply, "");
+}
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  return checked([names](const std::string& name) {
     if (std::ranges::find(names, name) != names.end()) return name;
     throw InvalidArgumentError(
         fmt::format("no \"{}\"; there are: {}", name, fmt::join(names, " | ")));
-  };
+  });
 }
 
-Check size_suffix(const Check& check) {
-  return [number = check_of(CLI::AsSizeValue(false)), check](const std::string& text) {
-    return check(number(text));
-  };
-}
-
-Check above_zero() {
+CLI::Validator above_zero() {
   return number_that("above 0", [](double number) { return number > 0; });
 }
 
-Check from_to(double least, double most) {
+CLI::Validator from_to(double least, double most) {
   return number_that(fmt::format("from {} to {}", least, most),
                      [=](double number) { return number >= least && number <= most; });
 }
 
-Check existing_file() { return check_of(CLI::ExistingFile); }
-
-Argument& Argument::transform(const Check& check) {
-  option_->transform(validator_of(check));
-  return *this;
+CLI::Validator size_suffix(const CLI::Validator& check) {
+  const auto apply = [number = CLI::AsSizeValue(false), check](std::string& text) {
+    const std::string error = number(text);
+    return error.empty() ? check(text) : error;
+  };
+  return CLI::Validator(apply, "");
 }
 
-Argument& Argument::type_name(const std::string& name) {
-  option_->type_name(name);
-  return *this;
-}
-
-Argument& Argument::takes(const std::string& name) {
-  option_->type_name(name)->capture_default_str();
-  return *this;
-}
-
-Argument& Argument::delimiter(char between_values) {
-  option_->delimiter(between_values);
-  return *this;
-}
-
-Argument& Argument::take_last() {
-  option_->take_last();
-  return *this;
-}
-
-Argument& Argument::required() {
-  option_->required();
-  return *this;
-}
-
-Argument& Argument::needs(const Argument& other) {
-  option_->needs(other.option_);
-  return *this;
-}
-
-Argument& Argument::excludes(const std::string& other) {
-  option_->excludes(other);
-  return *this;
-}
-
-Command Command::add_subcommand(const std::string& name, const std::string& description) {
-  app_->require_subcommand(1);
-  return Command(app_->add_subcommand(name, description));
-}
-
-template <typename Value>
-Argument Command::add_option(const std::string& names, Value& value,
-                             const std::string& description) {
-  return Argument(app_->add_option(names, value, description));
-}
-
-template Argument Command::add_option(const std::string&, int&, const std::string&);
-template Argument Command::add_option(const std::string&, std::optional<int>&, const std::string&);
-template Argument Command::add_option(const std::string&, unsigned&, const std::string&);
-template Argument Command::add_option(const std::string&, std::uint64_t&, const std::string&);
-template Argument Command::add_option(const std::string&, double&, const std::string&);
-template Argument Command::add_option(const std::string&, std::string&, const std::string&);
-template Argument Command::add_option(const std::string&, std::filesystem::path&,
-                                      const std::string&);
-template Argument Command::add_option(const std::string&, std::vector<int>&, const std::string&);
-template Argument Command::add_option(const std::string&, std::vector<std::uint64_t>&,
-                                      const std::string&);
-template Argument Command::add_option(const std::string&, std::vector<unsigned>&,
-                                      const std::string&);
-template Argument Command::add_option(const std::string&, std::vector<std::string>&,
-                                      const std::string&);
-
-Argument Command::add_option_function(const std::string& names,
-                                      std::function<void(const std::vector<std::string>&)> take,
-                                      const std::string& description) {
-  return Argument(
-      app_->add_option_function<std::vector<std::string>>(names, std::move(take), description));
-}
-
-Argument Command::add_flag(const std::string& name, bool& value, const std::string& description) {
-  return Argument(app_->add_flag(name, value, description));
-}
-
-void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }
-
-int run_command(const Program& of, int argc, const char* const* argv) {
-  CLI::App program(of.description, of.name);
-  of.add(Command(&program));
+int run_command(CLI::App& program, int argc, const char* const* argv) {
   try {
     program.parse(argc, argv);
     return 0;

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "bench/micro/baselines.h"
+#include "bench/micro/machine.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::bench::HWY_NAMESPACE {

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "bench/common/compare.h"
-#include "bench/micro/topk_operations.h"
 #include "bench/micro/useful_bytes.h"
 #include "codecs/loss.h"
 

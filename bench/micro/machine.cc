@@ -8,9 +8,7 @@
 #include <cstring>
 
 #include "bench/common/timing.h"
-#include "bench/micro/baselines.h"
 #include "bench/micro/codec_operations.h"
-#include "bench/micro/topk_operations.h"
 
 namespace tersor::bench {
 namespace {

@@ -104,6 +104,17 @@ class Machine {
 
 std::unique_ptr<Machine> make_cpu_machine();
 
+inline constexpr std::string_view kReadLoop = "read";  ///< loads the input
+inline constexpr std::string_view kShareLoop =
+    "share";  ///< loads the input, streams `written` bytes
+inline constexpr std::string_view kCopyLoop = "memcpy";  ///< reads and writes half of `bytes` each
+inline constexpr std::string_view kTriadLoop = "triad";  ///< d = a * x + d on f32, in place
+
+/// The loops of the work's access, on all threads of a CPU. They run at the full speed of this
+/// machine, with the best instruction set, even if codecs were forced to another set. The input
+/// must outlive the calls.
+std::vector<TimedCall> memory_loops(const MemoryWork& work, Threads& threads);
+
 /// Returns the index of the current turn among `count` items. A single item needs no division,
 /// because a division would slow down short calls.
 constexpr std::size_t rotated_index(std::size_t call, std::size_t count) {

@@ -36,26 +36,25 @@ constexpr const char* kDescription =
     "  --benchmark_enable_random_interleaving=true --benchmark_out=FILE.json\n"
     "docs/how-to/benchmark.md is a guide.";
 
-void add_options(Command& command, MicroOptions& options) {
+void add_options(CLI::App& command, MicroOptions& options) {
   const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
   add_codecs(command, options.codecs);
   command
       .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
-      .transform(size_suffix(above_zero()))
-      .type_name("N");
-  command
-      .add_option("--tensor", options.tensor_count, "Values of each of multi_tensor's 500 tensors")
-      .takes("N", size_suffix(from_to(1, 1 << 20)));
+      ->transform(size_suffix())
+      ->type_name("N");
+  add(command, "--tensor", options.tensor_count, "Values of each of multi_tensor's 500 tensors",
+      "N", size_suffix(from_to(1, 1 << 20)));
   add_dtype(command, options.dtype);
   command
       .add_option("--isa", options.isa,
                   "Instruction set of the codecs: portable, avx2, avx512 or neon (the best one)")
-      .transform(isa)
-      .type_name("ISA");
+      ->transform(checked(isa))
+      ->type_name("ISA");
   add_data(command, options.source);
   command.add_option("--threads", options.threads, "Threads of a codec (1, and one per core)")
-      .transform(from_to(1, 1024))
-      .type_name("N");
+      ->transform(from_to(1, 1024))
+      ->type_name("N");
 }
 
 /// The current GPU, if this machine has a GPU.
@@ -142,9 +141,8 @@ int main(int argc, char** argv) {
       argv, argv + argc, [](std::string_view word) { return word == "--help" || word == "-h"; });
   if (!help) benchmark::Initialize(&argc, argv);  // takes --help for its own options alone
   MicroOptions options;
-  const auto add = [&options](Command command) {
-    add_options(command, options);
-    command.callback([&options] { run(options); });
-  };
-  return run_command({"tersor-microbench", kDescription, add}, argc, argv);
+  CLI::App program(kDescription, "tersor-microbench");
+  add_options(program, options);
+  program.callback([&options] { run(options); });
+  return run_command(program, argc, argv);
 }

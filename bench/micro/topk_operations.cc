@@ -1,7 +1,5 @@
 // Top-k by std::nth_element, with the same selection as the codec.
 
-#include "bench/micro/topk_operations.h"
-
 #include <tersor/codecs/topk.h>
 #include <tersor/error.h>
 

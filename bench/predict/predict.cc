@@ -249,13 +249,14 @@ void print_losers(const std::vector<ComparedRow>& losers) {
 void run_predict(const PredictOptions& options) {
   const std::vector<std::string> codecs = without_repeats(options.codecs);
   const std::size_t value_bytes = dtype_bytes(parse_gradient_dtype(options.dtype));
+  const std::vector<int> all_ranks = parse_rank_range(options.ranks);
   RecordFile records(options.json);
   Predictor predictor(options);
   fmt::print("{}", predictor.figures_text());
   const Table table = print_head(codecs);
   std::vector<ComparedRow> losers;
   for (const std::size_t bytes : options.bytes)
-    for (const int ranks : parse_rank_range(options.ranks)) {
+    for (const int ranks : all_ranks) {
       const std::size_t count = std::max<std::size_t>(bytes / value_bytes, 1);
       const PredictRow raw = predictor.best_raw(ranks, count);
       for (const std::string& codec : codecs) {
@@ -268,55 +269,48 @@ void run_predict(const PredictOptions& options) {
   print_losers(losers);
 }
 
-void add_placement_options(Command& command, PredictOptions& options) {
-  const auto check = [](const std::string& text) {
-    parse_rank_range(text);
-    return text;
-  };
-  command.add_option("--ranks", options.ranks, "Ranks: 8, or 8..4096 for 8, 16, … 4096")
-      .takes("N|FIRST..LAST", check);
+void add_placement_options(CLI::App& command, PredictOptions& options) {
+  add(command, "--ranks", options.ranks, "Ranks: 8, or 8..4096 for 8, 16, … 4096", "N|FIRST..LAST");
   command
       .add_option("--hosts", options.hosts,
                   "Hosts, over which ranks are spread evenly and whose link they share; without "
                   "it each rank has a host")
-      .transform(from_to(1, kMostRanks))
-      .type_name("N");
-  command.add_option("--link", options.link, "Link of each host: RATE[,LATENCY[,overhead=FACTOR]]")
-      .takes("LINK", link_text);
-  command.add_option("--local", options.local, "Between ranks of one host, with --hosts")
-      .takes("LINK", link_text);
+      ->transform(from_to(1, kMostRanks))
+      ->type_name("N");
+  add(command, "--link", options.link, "Link of each host: RATE[,LATENCY[,overhead=FACTOR]]",
+      "LINK", checked(link_text));
+  add(command, "--local", options.local, "Between ranks of one host, with --hosts", "LINK",
+      checked(link_text));
 }
 
-void add_cost_options(Command& command, PredictOptions& options) {
+void add_cost_options(CLI::App& command, PredictOptions& options) {
   command
       .add_option("--message", options.message_seconds,
                   "What a message costs beside latency and bytes: seconds, or 5us as in a link; "
                   "without it, what is measured between two threads")
-      .transform(seconds_text)
-      .type_name("TIME");
-  command.add_option("--crowding", options.crowding, "Ranks that share a core while they encode")
-      .takes("F", from_to(0, 1024));
+      ->transform(checked(seconds_text))
+      ->type_name("TIME");
+  add(command, "--crowding", options.crowding, "Ranks that share a core while they encode", "F",
+      from_to(0, 1024));
 }
 
-void add_options(Command& command, PredictOptions& options) {
+void add_options(CLI::App& command, PredictOptions& options) {
   add_codecs(command, options.codecs);
   add_placement_options(command, options);
-  command.add_option("--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s")
-      .takes("BYTES", size_suffix(above_zero()));
-  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
-      .takes("N", size_suffix(above_zero()));
+  add(command, "--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s", "BYTES",
+      size_suffix());
+  add(command, "--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s", "N",
+      size_suffix());
   command
       .add_option(
           "--dims", options.dims,
           "Of two-shot: ranks of each dimension of a grid, e.g. 16,16; without it those that "
           "are quickest")
-      .delimiter(',')
-      .type_name("N,...");
-  command
-      .add_option(
-          "--error-growth", options.error_growth,
-          "How many times the squared error of one dimension a grid may have that is chosen")
-      .takes("F", from_to(1, 1024));
+      ->delimiter(',')
+      ->type_name("N,...");
+  add(command, "--error-growth", options.error_growth,
+      "How many times the squared error of one dimension a grid may have that is chosen", "F",
+      from_to(1, 1024));
   add_dtype(command, options.dtype);
   add_cost_options(command, options);
   add_json(command, options.json);
@@ -324,9 +318,9 @@ void add_options(Command& command, PredictOptions& options) {
 
 }  // namespace
 
-void add_predict_command(Command& program) {
+void add_predict_command(CLI::App& program) {
   const auto options = std::make_shared<PredictOptions>();
-  Command command = program.add_subcommand(
+  CLI::App& command = *program.add_subcommand(
       "predict", "Predicts how long an allreduce takes on any number of ranks");
   add_options(command, *options);
   command.callback([options] { run_predict(*options); });

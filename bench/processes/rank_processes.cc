@@ -10,14 +10,31 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 #include <thread>
 
 namespace tersor::bench {
 namespace {
+
+std::string_view value_of(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? "" : value;
+}
+
+int number_of(const char* variable) {
+  const std::string_view text = value_of(variable);
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw InvalidArgumentError(fmt::format("{}=\"{}\" is no number", variable, text));
+  return number;
+}
 
 using SteadyClock = std::chrono::steady_clock;
 
@@ -77,6 +94,46 @@ int status_of(int wait_status) {
 }
 
 }  // namespace
+
+Variables RankIdentity::variables(const char* file_variable) const {
+  return {{kRankVariable, std::to_string(rank)},
+          {kRanksVariable, std::to_string(ranks)},
+          {file_variable, file.string()}};
+}
+
+std::optional<RankIdentity> identity_of_process(const char* file_variable) {
+  constexpr std::pair<const char*, const char*> kVariables[] = {
+      {kRankVariable, kRanksVariable},
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+      {"PMI_RANK", "PMI_SIZE"},
+      {"SLURM_PROCID", "SLURM_NTASKS"}};
+  const std::string_view file = value_of(file_variable);
+  for (const auto& [rank, ranks] : kVariables) {
+    if (value_of(rank).empty() || (file.empty() && rank != kRankVariable)) continue;
+    const RankIdentity identity{number_of(rank), number_of(ranks), file};
+    if (identity.rank < 0 || identity.rank >= identity.ranks)
+      throw InvalidArgumentError(
+          fmt::format("{}={} is no rank of {}={}", rank, identity.rank, ranks, identity.ranks));
+    if (!file.empty()) return identity;
+    throw InvalidArgumentError(
+        fmt::format("{} is not set: name a file that all ranks reach, and that is not there yet",
+                    file_variable));
+  }
+  if (file.empty()) return std::nullopt;
+  throw InvalidArgumentError(fmt::format(
+      "{} is set, but neither {} nor a launcher's variable: which rank is this process?",
+      file_variable, kRankVariable));
+}
+
+Variables shared_device_variables(int rank, int ranks, int devices) {
+  if (devices >= ranks) return {};
+  return {{"NCCL_HOSTID", fmt::format("tersor-rank-{}", rank)},
+          {"NCCL_NET", "Socket"},
+          {"NCCL_SOCKET_IFNAME", "lo"},
+          {"NCCL_MNNVL_ENABLE", "0"},
+          {"NCCL_NVLS_ENABLE", "0"},
+          {"NCCL_MAX_CTAS", "2"}};
+}
 
 TemporaryFolder::TemporaryFolder() {
   std::string name = (std::filesystem::temp_directory_path() / "tersor-ranks-XXXXXX").string();

@@ -1,4 +1,6 @@
-// Starts a process per rank and waits for the processes.
+// Ranks as processes: the rank of a process in a group of processes, passed in the environment, and
+// functions that start a process per rank and wait for the processes. Also the NCCL settings for
+// ranks that share a GPU.
 #pragma once
 
 #include <sys/types.h>
@@ -6,12 +8,44 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "bench/processes/rank_identity.h"
-
 namespace tersor::bench {
+
+inline constexpr const char* kRankVariable = "TERSOR_RANK";
+inline constexpr const char* kRanksVariable = "TERSOR_RANKS";
+inline constexpr const char* kIdFileVariable = "TERSOR_NCCL_ID_FILE";
+
+/// Names and values of environment variables.
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+struct RankIdentity {
+  int rank = 0;
+  int ranks = 1;
+  /// The file for the rendezvous of all ranks, new for each run. Over NCCL, rank 0 writes the
+  /// unique id of a communicator to this file.
+  std::filesystem::path file;
+
+  /// Returns the variables, with the file in `file_variable`.
+  Variables variables(const char* file_variable = kIdFileVariable) const;
+};
+
+/// Reads the file from `file_variable`, and rank and number of ranks from the variables above or,
+/// if the file is set, from a launcher's (Open MPI, PMI, Slurm). Returns nullopt if this process
+/// was not started as a rank. Throws InvalidArgumentError if some variables are missing or invalid.
+std::optional<RankIdentity> identity_of_process(const char* file_variable = kIdFileVariable);
+
+/// NCCL rejects two ranks on one device of one host. If there are fewer devices than ranks, each
+/// rank therefore claims to be a separate host, and NCCL uses sockets over loopback. Each rank also
+/// uses few blocks of the device, so all ranks run at once. Returns no variables if each rank has a
+/// device.
+Variables shared_device_variables(int rank, int ranks, int devices);
+
+/// The device of a rank if all processes see the same `devices`.
+inline int device_of(int rank, int devices) { return rank % devices; }
 
 /// The destination of the ranks' output.
 enum class RankOutput : std::uint8_t {

@@ -111,32 +111,30 @@ std::unique_ptr<Fleet> make_fleet(const FleetOptions& options) {
   return make_thread_fleet(options.ranks.value_or(kDefaultRanks), parse_link(options.link));
 }
 
-void add_fleet(Command& command, FleetOptions& fleet, const std::vector<std::string>& transports) {
-  command
-      .add_option("--transport", fleet.transport,
-                  fmt::format("{}: ranks are threads of this process, started by mpirun, "
-                              "processes that talk over TCP, or have a GPU each",
-                              fmt::join(transports, " or ")))
-      .takes("NAME", one_of(transports));
+void add_fleet(CLI::App& command, FleetOptions& fleet, const std::vector<std::string>& transports) {
+  add(command, "--transport", fleet.transport,
+      fmt::format("{}: ranks are threads of this process, started by mpirun, "
+                  "processes that talk over TCP, or have a GPU each",
+                  fmt::join(transports, " or ")),
+      "NAME", one_of(transports));
   command
       .add_option("--ranks", fleet.ranks,
                   "Threads, or processes to start, 4 unless given; mpirun has its own -n")
-      .transform(from_to(1, 1024))
-      .type_name("N");
+      ->transform(from_to(1, 1024))
+      ->type_name("N");
 #if TERSOR_HAS_TCP
-  command.add_option("--connections", fleet.connections, "tcp: connections of each pair of ranks")
-      .takes("N", from_to(1, 16));
+  add(command, "--connections", fleet.connections, "tcp: connections of each pair of ranks", "N",
+      from_to(1, 16));
   command
       .add_option("--address", fleet.address,
                   "tcp: where this rank listens: an address, a host's name or an interface")
-      .type_name("ADDRESS");
+      ->type_name("ADDRESS");
 #endif
-  command
-      .add_option("--link", fleet.link,
-                  "Link that each host has, emulated between threads: "
-                  "RATE[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. 1Gbit,50us, or "
-                  "none[,per_host=RANKS]; between processes only a name for the record")
-      .takes("LINK", link_text);
+  add(command, "--link", fleet.link,
+      "Link that each host has, emulated between threads: "
+      "RATE[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. 1Gbit,50us, or "
+      "none[,per_host=RANKS]; between processes only a name for the record",
+      "LINK", checked(link_text));
 }
 
 }  // namespace tersor::bench

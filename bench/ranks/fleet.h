@@ -18,9 +18,11 @@
 #include <utility>
 #include <vector>
 
-namespace tersor::bench {
+namespace CLI {
+class App;
+}
 
-class Command;
+namespace tersor::bench {
 
 /// The functions of the library below a transport.
 struct Library {
@@ -156,7 +158,7 @@ inline constexpr int kDefaultRanks = 4;
 std::vector<std::string> transport_names();
 
 /// --transport NAME, --ranks N (at least 1), --link
-void add_fleet(Command& command, FleetOptions& fleet,
+void add_fleet(CLI::App& command, FleetOptions& fleet,
                const std::vector<std::string>& transports = transport_names());
 
 /// Throws InvalidArgumentError for a transport missing in this build, and for a number of ranks

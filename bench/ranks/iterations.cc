@@ -27,26 +27,22 @@ IterationTimes medians_of(const std::vector<std::vector<IterationTimes>>& per_ra
     }
     return median_of_slowest(values);
   };
-  const double bytes = median_of(&IterationTimes::wire_bytes);
-  IterationTimes medians{.algorithm = algorithm, .wire_bytes = static_cast<std::uint64_t>(bytes)};
-  for (const auto field :
-       {&IterationTimes::seconds, &IterationTimes::part_seconds, &IterationTimes::wire_seconds,
-        &IterationTimes::encode_seconds, &IterationTimes::decode_seconds})
-    medians.*field = median_of(field);
+  IterationTimes medians;
+  medians.algorithm = algorithm;
+  medians.sent_bytes = static_cast<std::uint64_t>(median_of(&IterationTimes::sent_bytes));
+  constexpr double IterationTimes::*kTimes[] = {
+      &IterationTimes::seconds, &IterationTimes::part_seconds, &IterationTimes::wire_seconds,
+      &IterationTimes::encode_seconds, &IterationTimes::decode_seconds};
+  for (const auto field : kTimes) medians.*field = median_of(field);
   return medians;
 }
 
 }  // namespace
 
 IterationTimes RankCall::times(double seconds, double part_seconds) const {
-  const CollectiveStatistics& last = statistics();
-  return {.algorithm = last.algorithm,
-          .seconds = seconds,
-          .part_seconds = part_seconds,
-          .wire_bytes = last.sent_bytes,
-          .wire_seconds = last.wire_seconds,
-          .encode_seconds = last.encode_seconds,
-          .decode_seconds = last.decode_seconds};
+  IterationTimes times{statistics(), part_seconds};
+  times.seconds = seconds;
+  return times;
 }
 
 IterationTimes RankCall::time() {

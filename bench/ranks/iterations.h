@@ -15,16 +15,10 @@
 
 namespace tersor::bench {
 
-/// The times of a call on a rank. Over ranks and turns: medians over turns of the slowest rank's
-/// times and of the largest number of bytes.
-struct IterationTimes {
-  Algorithm algorithm = Algorithm::kAuto;  ///< the algorithm in use
-  double seconds = 0;
-  double part_seconds = 0;       ///< a separately reported part of `seconds`; otherwise 0
-  std::uint64_t wire_bytes = 0;  ///< bytes sent per rank and call
-  double wire_seconds = 0;       ///< time with at least one message under way
-  double encode_seconds = 0;
-  double decode_seconds = 0;
+/// The statistics and times of a call on a rank. Over ranks and turns: medians over turns of the
+/// slowest rank's times and of the largest number of bytes.
+struct IterationTimes : CollectiveStatistics {
+  double part_seconds = 0;  ///< a separately reported part of `seconds`; otherwise 0
 };
 
 /// The meaning of `part_seconds` depends on the call. A reducer's step: the exposed time in `wait`.

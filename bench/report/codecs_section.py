@@ -1,4 +1,4 @@
-"""The codecs part of a report: speed relative to a plain copy, next to the aim."""
+"""The codecs part of a report: speed relative to a plain copy, next to an aim of the record."""
 
 import dataclasses
 import functools
@@ -7,7 +7,6 @@ import itertools
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import aims
 import drawing
 import page
 import records
@@ -41,7 +40,7 @@ class Panel:
 def sections(found: list[records.Record]) -> list[Section]:
     panels = _panels(records.select(found, CodecRecord))
     parts = numbered([_parts(panel, group) for panel, group in panels.items()])
-    said = [line for panel, group in panels.items() for line in aims.sentences(group, str(panel))]
+    said = [line for panel, group in panels.items() for line in _sentences(group, str(panel))]
     return [Section("Codecs", said, list(itertools.chain(*parts)))] if parts else []
 
 
@@ -65,9 +64,37 @@ def _medians(group: list[CodecRecord]) -> list[CodecRecord]:
     return [records.median(same) for same in repeats.values()]
 
 
+def _is_reference(record: CodecRecord) -> bool:
+    """True for another program's operation with the same payload, timed for comparison."""
+    return record.operation.startswith("reference")
+
+
+def _falls_short(record: CodecRecord) -> bool:
+    return record.aim is not None and record.ratio is not None and record.ratio < record.aim
+
+
+def _sentences(group: list[CodecRecord], title: str) -> list[str]:
+    """Lists the missed aims of a panel, and the other programs."""
+    said = []
+    if aimed := [record for record in group if record.aim is not None and record.ratio is not None]:
+        missed = [
+            f"{record.codec} {record.operation} {record.ratio:.2f}, aim {record.aim:.2f}"
+            for record in aimed
+            if _falls_short(record)
+        ]
+        listed = ": " + "; ".join(missed) if missed else ""
+        said = [f"{len(missed)} of {len(aimed)} figures with an aim fall short{listed}."]
+    for record in group:
+        if _is_reference(record) and record.ratio:
+            longer = f"takes {units.ratio(1.0 / record.ratio)} as long as {record.codec}"
+            reference = record.operation.removeprefix("reference ")
+            said.append(f"{reference} {longer} for the same payload.")
+    return [f"{title}: {sentence}" for sentence in said]
+
+
 def _parts(panel: Panel, group: list[CodecRecord]) -> list[Part]:
-    table = page.table(str(panel), COLUMNS, group, aim=aims.aim)
-    timed = [r for r in group if r.ratio is not None and not aims.is_reference(r)]
+    table = page.table(str(panel), COLUMNS, group)
+    timed = [r for r in group if r.ratio is not None and not _is_reference(r)]
     if not timed:
         return [table]
     picture = Picture(
@@ -75,7 +102,7 @@ def _parts(panel: Panel, group: list[CodecRecord]) -> list[Part]:
         f"Speed as a share of a plain copy's: {panel}",
         "Each bar is the speed of an operation by the bytes it must move, divided by that of the "
         "plain baseline named beside it, measured in the same process: 1 is as fast as memory "
-        "allows. The black tick is the aim.",
+        "allows. A black tick is the aim of a record.",
         functools.partial(_draw, timed),
     )
     return [table, picture]
@@ -93,13 +120,13 @@ def _draw(timed: list[CodecRecord], palette: Palette) -> Figure:
 
 def _bar(axes: Axes, row: int, record: CodecRecord, palette: Palette) -> None:
     """Draws the value in a column right of the plot, away from bars and ticks."""
-    text, goal = f"{record.ratio:.2f}", aims.aim(record)
+    text = f"{record.ratio:.2f}"
     shown = f"{record.codec} {record.operation}: {text} of {record.baseline}"
     colour = palette[record.codec].colour
     axes.barh(row, record.ratio or 0.0, 0.66, color=colour, **drawing.hover(shown))
-    if goal is not None:
-        axes.plot([goal], [row], "|", color=LIGHT.ink, markersize=17, markeredgewidth=2.4)
-        text += f"  {'below' if aims.falls_short(record) else 'reaches'} {goal:.2f}"
-    weight = "bold" if aims.falls_short(record) else "normal"
+    if record.aim is not None:
+        axes.plot([record.aim], [row], "|", color=LIGHT.ink, markersize=17, markeredgewidth=2.4)
+        text += f"  {'below' if _falls_short(record) else 'reaches'} {record.aim:.2f}"
+    weight = "bold" if _falls_short(record) else "normal"
     where = axes.get_yaxis_transform()
     axes.text(1.015, row, text, transform=where, va="center", fontsize=10, weight=weight)

@@ -72,7 +72,7 @@ void check_report_folder(const ReportProgram& program, const fs::path& folder) {
   run_report(program, {"--check", "-o", folder.string()});
 }
 
-void add_report_command(Command& program) {
+void add_report_command(CLI::App& program) {
   struct Options {
     std::vector<std::string> files;
     std::string folder;
@@ -81,21 +81,21 @@ void add_report_command(Command& program) {
     ReportProgram report;
   };
   const auto options = std::make_shared<Options>();
-  Command command = program.add_subcommand(
+  CLI::App& command = *program.add_subcommand(
       "report", "Draws records of the other commands: one self-contained page, and SVG files");
   command.add_option("files", options->files, "Records, in any mixture")
-      .required()
-      .transform(existing_file())
-      .type_name("FILE.json");
+      ->required()
+      ->check(CLI::Validator(CLI::ExistingFile).description(""))
+      ->type_name("FILE.json");
   command.add_option("-o,--output", options->folder, "Write index.html and SVG files here")
-      .type_name("DIR");
+      ->type_name("DIR");
   command.add_flag("--text", options->text, "Print the tables");
   command
       .add_option("--picture", options->picture,
                   "Write one picture here: of the training, or else of the codecs' errors")
-      .type_name("FILE.png");
+      ->type_name("FILE.png");
   command.add_option("--python", options->report.python, "Python 3 with matplotlib (found)")
-      .type_name("PATH");
+      ->type_name("PATH");
   command.callback([options] {
     std::vector<std::string> arguments = options->files;
     if (!options->folder.empty()) arguments.insert(arguments.end(), {"-o", options->folder});

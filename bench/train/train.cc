@@ -33,8 +33,7 @@ constexpr const char* kDefaultLink = "1Gbit,50us";
 struct TrainOptions {
   std::vector<std::string> codecs = {"none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef"};
   FleetOptions fleet{.link = kDefaultLink};
-  std::size_t epochs = trainer::TrainingRecipe{}.epochs;
-  std::size_t batch_images = trainer::TrainingRecipe{}.batch_images;
+  trainer::TrainingRecipe recipe;
   std::vector<std::uint64_t> seeds = {1};
   std::string data_folder = trainer::kFashionMnistFolder;
   std::filesystem::path json;
@@ -42,15 +41,6 @@ struct TrainOptions {
   std::filesystem::path report_folder;
   ReportProgram report;
 };
-
-TrainingRun run_of(const TrainOptions& options, const std::string& codec, std::uint64_t seed) {
-  TrainingRun run{.codec = codec, .seed = seed, .recipe = {}};
-  run.recipe.epochs = options.epochs;
-  run.recipe.batch_images = options.batch_images;
-  run.recipe.warmup_epochs =
-      std::min(run.recipe.warmup_epochs, static_cast<double>(options.epochs) / 2);
-  return run;
-}
 
 Record record_of(const TrainOptions& options, int ranks, const TrainingRun& run,
                  const EpochResult& epoch) {
@@ -124,32 +114,6 @@ std::string accuracy_text(const std::vector<Epochs>& runs) {
   return fmt::format("{:.2f} ± {:.2f}", mean, std::sqrt(squares));
 }
 
-/// The mean time until the end of the first epoch with this accuracy; "-" if a run never reaches
-/// this accuracy.
-std::string time_to(const std::vector<Epochs>& runs, double accuracy) {
-  double sum = 0;
-  for (const Epochs& epochs : runs) {
-    const auto reached = std::ranges::find_if(
-        epochs, [accuracy](const EpochResult& epoch) { return epoch.accuracy >= accuracy; });
-    if (reached == epochs.end()) return "-";
-    sum += reached->seconds;
-  }
-  return format_seconds(sum / static_cast<double>(runs.size()));
-}
-
-constexpr double kTargets[] = {0.80, 0.85, 0.87, 0.88};
-
-/// The share of encode, wire and decode time outside waiting.
-std::string hidden_text(const std::vector<Epochs>& runs) {
-  double work = 0;
-  for (const auto field :
-       {&EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds})
-    work += mean_of(runs, field);
-  if (work == 0) return "-";
-  const double exposed = mean_of(runs, &EpochResult::exposed_seconds);
-  return fmt::format("{:.0f} %", 100 * std::clamp(1 - exposed / work, 0.0, 1.0));
-}
-
 using RunsOfCodecs = std::map<std::string, std::vector<Epochs>>;
 using RunsField = Field<RunsOfCodecs::value_type>;
 
@@ -158,46 +122,21 @@ RunsField time_field(const char* title, const char* unit, double EpochResult::*f
           [field](auto& codec) { return format_seconds(mean_of(codec.second, field)); }};
 }
 
-/// Prints a row per codec. The codec's name precedes the fields.
-void print_table(const TrainOptions& options, const RunsOfCodecs& runs_of,
-                 std::vector<RunsField> fields) {
-  fields.insert(fields.begin(), {{"codec", "", longest(options.codecs), Align::kLeft},
-                                 &RunsOfCodecs::value_type::first});
-  const Table table(std::move(fields));
-  for (const std::string& codec : options.codecs) table.print(*runs_of.find(codec));
-}
-
-/// Accuracy, times to accuracy, and bytes.
-std::vector<RunsField> accuracy_fields() {
-  std::vector<RunsField> fields = {
-      {{"accuracy", "% of test", 13}, [](auto& codec) { return accuracy_text(codec.second); }}};
-  for (const double target : kTargets)
-    fields.push_back({{fmt::format("to {:.0f} %", 100 * target), "", 7},
-                      [target](auto& codec) { return time_to(codec.second, target); }});
-  fields.push_back({{"sent", "per step", 8}, [](auto& codec) {
-                      return format_bytes(mean_of(codec.second, &EpochResult::wire_bytes));
-                    }});
-  fields.push_back(time_field("step", "mean", &EpochResult::step_seconds));
-  return fields;
-}
-
-/// The parts of a step's time.
-std::vector<RunsField> time_fields() {
-  return {time_field("step", "mean", &EpochResult::step_seconds),
-          time_field("compute", "of step", &EpochResult::compute_seconds),
-          time_field("exposed", "of step", &EpochResult::exposed_seconds),
-          time_field("encode", "work", &EpochResult::encode_seconds),
-          time_field("wire", "work", &EpochResult::wire_seconds),
-          time_field("decode", "work", &EpochResult::decode_seconds),
-          {{"hidden", "of work", 7}, [](auto& codec) { return hidden_text(codec.second); }}};
-}
-
-/// Prints the comparison of all codecs.
+/// Prints a row per codec. `tersor-bench report` also shows the time until an accuracy.
 void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
-  print_table(options, runs_of, accuracy_fields());
-  fmt::print("\nTime of a step: computation, and communication that computation does not hide\n\n");
-  print_table(options, runs_of, time_fields());
+  const Table<RunsOfCodecs::value_type> table(
+      {{{"codec", "", longest(options.codecs), Align::kLeft}, &RunsOfCodecs::value_type::first},
+       {{"accuracy", "% of test", 13}, [](auto& codec) { return accuracy_text(codec.second); }},
+       {{"sent", "per step", 8},
+        [](auto& codec) { return format_bytes(mean_of(codec.second, &EpochResult::wire_bytes)); }},
+       time_field("step", "mean", &EpochResult::step_seconds),
+       time_field("compute", "of step", &EpochResult::compute_seconds),
+       time_field("exposed", "of step", &EpochResult::exposed_seconds),
+       time_field("encode", "work", &EpochResult::encode_seconds),
+       time_field("wire", "work", &EpochResult::wire_seconds),
+       time_field("decode", "work", &EpochResult::decode_seconds)});
+  for (const std::string& codec : options.codecs) table.print(*runs_of.find(codec));
   fmt::print("\n");
 }
 
@@ -205,7 +144,7 @@ void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
 void train_seed(const TrainOptions& options, Fleet& fleet, std::uint64_t seed,
                 const trainer::TrainingData& data, RecordFile& records, RunsOfCodecs& runs_of) {
   std::vector<TrainingRun> runs;
-  for (const std::string& codec : options.codecs) runs.push_back(run_of(options, codec, seed));
+  for (const std::string& codec : options.codecs) runs.push_back({codec, seed, options.recipe});
   const std::size_t steps = total_steps(runs.front(), data, fleet.ranks());
   Progress progress(options, fleet, seed, runs.size() * steps);
   std::vector<Tensor> gradients;
@@ -245,6 +184,8 @@ RunsOfCodecs train_all(const TrainOptions& options, Fleet& fleet) {
 void run_train(TrainOptions options) {
   options.codecs = without_repeats(options.codecs);
   options.seeds = without_repeats(options.seeds);
+  double& warmup = options.recipe.warmup_epochs;
+  warmup = std::min(warmup, static_cast<double>(options.recipe.epochs) / 2);
   const auto fleet = make_fleet(options.fleet);
   const bool draws = fleet->leads() && !options.report_folder.empty();
   if (draws) check_report_folder(options.report, options.report_folder);
@@ -259,38 +200,36 @@ std::string check_extension(const std::string& name) {
   throw InvalidArgumentError(name + " does not end in .safetensors");
 }
 
-void add_options(Command& command, TrainOptions& options) {
+void add_options(CLI::App& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
-  command.add_option("--epochs", options.epochs, "Passes over the training images")
-      .takes("N", from_to(1, 10000))
-      .take_last();
-  command.add_option("--batch", options.batch_images, "Images of a rank in a step")
-      .takes("N", above_zero());
-  command.add_option("--seed", options.seeds, "One run of each codec for each").takes("N");
-  command
-      .add_option("--data,--data-dir", options.data_folder,
-                  "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]")
-      .takes("DIR");
+  add(command, "--epochs", options.recipe.epochs, "Passes over the training images", "N",
+      from_to(1, 10000))
+      ->take_last();
+  add(command, "--batch", options.recipe.batch_images, "Images of a rank in a step", "N",
+      above_zero());
+  add(command, "--seed", options.seeds, "One run of each codec for each", "N");
+  add(command, "--data,--data-dir", options.data_folder,
+      "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]", "DIR");
   add_json(command, options.json);
   command
       .add_option("--gradients", options.gradients,
                   "Write the gradients of rank 0, as they are before they are reduced, of the last "
                   "step here")
-      .transform(check_extension)
-      .type_name("FILE.safetensors");
+      ->transform(checked(check_extension))
+      ->type_name("FILE.safetensors");
   command.add_option("--report", options.report_folder, "Draw the report here afterwards")
-      .take_last()
-      .type_name("DIR");
+      ->take_last()
+      ->type_name("DIR");
   command.add_option("--python", options.report.python, "Python 3 with matplotlib (found)")
-      .type_name("PATH");
+      ->type_name("PATH");
 }
 
 }  // namespace
 
-void add_train_command(Command& program) {
+void add_train_command(CLI::App& program) {
   const auto options = std::make_shared<TrainOptions>();
-  Command command = program.add_subcommand(
+  CLI::App& command = *program.add_subcommand(
       "train", "Trains an image classifier on several ranks; the codecs of a seed take turns");
   add_options(command, *options);
   command.callback([options] { run_train(*options); });

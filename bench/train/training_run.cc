@@ -23,13 +23,6 @@ constexpr double EpochResult::*kSums[] = {
     &EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds,
     &EpochResult::exposed_seconds};
 
-std::vector<std::size_t> widths(const TrainingRun& run, const trainer::TrainingData& data) {
-  std::vector<std::size_t> all = {data.train.pixels};
-  all.insert(all.end(), run.recipe.hidden_widths.begin(), run.recipe.hidden_widths.end());
-  all.push_back(data.train.classes);
-  return all;
-}
-
 trainer::Shard make_shard(const TrainingRun& run, const trainer::TrainingData& data, int rank,
                           int ranks) {
   return {data.train.count(),
@@ -44,7 +37,7 @@ class TrainingRank {
   TrainingRank(const TrainingRun& run, const trainer::TrainingData& data, Transport& transport)
       : recipe_(run.recipe),
         data_(data),
-        network_(trainer::CpuMachine(), widths(run, data), run.seed),
+        network_(run.recipe.widths(data.train.pixels, data.train.classes), run.seed),
         shard_(make_shard(run, data, transport.rank(), transport.ranks())),
         reducer_(transport, {.codec = run.codec, .reduction = Reduction::kMean, .seed = run.seed}) {
     for (const trainer::Parameter& parameter : network_.parameters())
@@ -61,9 +54,8 @@ class TrainingRank {
       reducer_.ready(parameter.name);
     };
     data_.train.read(shard_.batch(step_), batch_);
-    network_.forward(batch_);
+    epoch.loss += network_.forward(batch_).loss;
     network_.backward(ready);
-    epoch.loss += network_.result().loss;
     const Stopwatch waiting;
     reducer_.wait();
     epoch.exposed_seconds += waiting.seconds();
@@ -80,7 +72,7 @@ class TrainingRank {
  private:
   trainer::TrainingRecipe recipe_;
   const trainer::TrainingData& data_;
-  trainer::Network<trainer::CpuMachine> network_;
+  trainer::Network network_;
   trainer::Shard shard_;
   trainer::Examples batch_;
   GradientReducer reducer_;

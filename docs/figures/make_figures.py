@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the SVG figures of this folder from bench/results. Needs Python only.
+"""Writes the SVG figures of this folder and docs/results from bench/results. Needs Python only.
 
-usage: make_figures.py           writes all figures
+usage: make_figures.py           writes all files
        make_figures.py --check   compares the files with the figures; status 1 if a file differs
 """
 
@@ -13,6 +13,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "rep
 
 import charts  # noqa: E402
 import diagrams  # noqa: E402
+import results_page  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 FIGURES = {
@@ -30,9 +31,10 @@ def main() -> int:
     if sys.argv[1:] and not check:
         print(__doc__, file=sys.stderr)
         return 2
+    texts = {FOLDER / f"{name}.svg": draw().svg() for name, draw in FIGURES.items()}
+    texts |= {FOLDER.parent / "results" / name: text for name, text in results_page.pages().items()}
     different = []
-    for name, draw in FIGURES.items():
-        file, text = FOLDER / f"{name}.svg", draw().svg()
+    for file, text in texts.items():
         if not check:
             file.write_text(text, encoding="utf-8")
         elif not file.exists() or file.read_text(encoding="utf-8") != text:

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "bench/collectives/collective_case.h"
+#include "bench/allreduce/rank.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {
@@ -73,11 +73,11 @@ void spoil(const CollectiveCall& call) {
 TEST(CollectiveCheck, FindsAWrongResult) {
   const auto fleet = make_thread_fleet(2, {});
   const RankGradients gradients(1 << 12, Dtype::kF32, 2);
-  for (CollectiveKind broken : collective_kinds()) {
+  for (CollectiveKind broken : kCollectiveKinds) {
     if (broken.name == "reduce" || broken.name == "gather") continue;  // rank 1 has no output
     broken.make = spoil;
     EXPECT_THROW(
-        measure_collective(*fleet, {.kind = &broken, .codec = "none", .iterations = 1}, gradients),
+        measure_collective(*fleet, {.codec = "none", .iterations = 1, .kind = &broken}, gradients),
         Error)
         << broken.name;
   }

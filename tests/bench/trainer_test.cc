@@ -2,13 +2,12 @@
 // and bitwise reproducible runs, alone or with other ranks. Long because each part of the trainer
 // has its tests here.
 #include "bench/train/trainer/dataset.h"
-#include "bench/train/trainer/idx.h"
 #include "bench/train/trainer/network.h"
-#include "bench/train/trainer/random.h"
 #include "bench/train/trainer/recipe.h"
 #include "bench/train/trainer/shard.h"
 
 #include <gtest/gtest.h>
+#include <tersor/error.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -18,6 +17,7 @@
 #include <fstream>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -81,11 +81,11 @@ Bytes gzip(const Bytes& plain) {
   return bytes;
 }
 
-/// The text of the DatasetError thrown by `call`. Every text must explain how to get the data.
+/// The text of the Error thrown by `call`. Every text must explain how to get the data.
 std::string dataset_error(const std::function<void()>& call) {
   try {
     call();
-  } catch (const DatasetError& error) {
+  } catch (const tersor::Error& error) {
     const std::string message = error.what();
     EXPECT_NE(message.find("dataset-fashion-mnist"), std::string::npos) << message;
     EXPECT_NE(message.find("--data DIR"), std::string::npos) << message;
@@ -110,7 +110,7 @@ TEST_F(DatasetFiles, EveryTruncationIsAnError) {
   for (const Bytes& whole : {plain, gzipped})
     for (std::size_t bytes = 0; bytes < whole.size(); ++bytes)
       EXPECT_THROW(read_idx(write("file", Bytes(whole.begin(), whole.begin() + bytes)), 3),
-                   DatasetError)
+                   tersor::Error)
           << bytes << " of " << whole.size();
 }
 
@@ -119,7 +119,7 @@ TEST_F(DatasetFiles, AFlippedBitInGzipIsAnError) {
   for (std::size_t at = 10; at < good.size(); ++at) {  // the first ten fields are names and times
     Bytes bad = good;
     bad[at] ^= 1;
-    EXPECT_THROW(read_idx(write("file", bad), 3), DatasetError) << at << " of " << good.size();
+    EXPECT_THROW(read_idx(write("file", bad), 3), tersor::Error) << at << " of " << good.size();
   }
 }
 
@@ -137,6 +137,12 @@ TEST_F(DatasetFiles, WrongHeadersAreErrors) {
   EXPECT_NE(dataset_error([this] { read_idx(folder_, 1); }), "nothing was thrown");
 }
 
+std::vector<std::uint32_t> first_images(std::size_t count) {
+  std::vector<std::uint32_t> indices(count);
+  std::iota(indices.begin(), indices.end(), 0u);
+  return indices;
+}
+
 TEST_F(DatasetFiles, FourFilesMakeATrainingAndATestSet) {
   write_set();
   fs::remove(folder_ / "train-labels-idx1-ubyte");
@@ -145,10 +151,10 @@ TEST_F(DatasetFiles, FourFilesMakeATrainingAndATestSet) {
   EXPECT_EQ(sets.train.count(), 20u);
   EXPECT_EQ(sets.test.count(), 10u);
   EXPECT_EQ(sets.train.pixels, 6u);
-  std::vector<float> all(120);
-  for (std::size_t i = 0; i < 20; ++i) sets.train.standardise(i, std::span(all).subspan(6 * i, 6));
+  Examples all;
+  sets.train.read(first_images(20), all);
   const auto sum = [&](auto term) {
-    return std::transform_reduce(all.begin(), all.end(), 0.0, std::plus<>(), term);
+    return std::transform_reduce(all.inputs.begin(), all.inputs.end(), 0.0, std::plus<>(), term);
   };
   EXPECT_NEAR(sum([](double x) { return x; }) / 120, 0, 1e-6);
   EXPECT_NEAR(sum([](double x) { return x * x; }) / 120, 1, 1e-6);
@@ -174,21 +180,20 @@ TEST_F(DatasetFiles, FilesThatDoNotBelongTogetherAreErrors) {
 
 /// Images of uniform noise with a bright pixel marking the class.
 Dataset synthetic(std::size_t count, std::size_t pixels, std::uint64_t seed) {
-  Random random({seed});
+  std::mt19937_64 random(seed);
   Dataset dataset{.pixels = pixels,
                   .images = Bytes(count * pixels),
                   .labels = Bytes(count),
                   .classes = 10,
-                  .standardisation = {100.0f, 1.0f / 64}};
-  for (std::uint8_t& pixel : dataset.images) pixel = static_cast<std::uint8_t>(random.below(200));
+                  .mean = 100.0f,
+                  .scale = 1.0f / 64};
+  for (std::uint8_t& pixel : dataset.images) pixel = static_cast<std::uint8_t>(random() % 200);
   for (std::size_t i = 0; i < count; ++i) {
-    dataset.labels[i] = static_cast<std::uint8_t>(random.below(10));
+    dataset.labels[i] = static_cast<std::uint8_t>(random() % 10);
     dataset.images[i * pixels + dataset.labels[i]] = 255;
   }
   return dataset;
 }
-
-using Perceptron = Network<CpuMachine>;
 
 constexpr std::size_t kWidths[] = {12, 17, 9, 10};
 const GradientReady kIgnore = [](const Parameter&) {};
@@ -197,20 +202,13 @@ std::span<float> values_of(const Parameter& parameter) { return parameter.values
 std::span<float> gradient_of(const Parameter& parameter) { return parameter.gradient.as<float>(); }
 
 /// Returns the mean loss.
-template <typename Machine>
-double forward_backward(Network<Machine>& network, const Dataset& dataset,
+double forward_backward(Network& network, const Dataset& dataset,
                         std::span<const std::uint32_t> batch, const GradientReady& ready) {
   Examples examples;
   dataset.read(batch, examples);
-  network.forward(examples);
+  const double loss = network.forward(examples).loss;
   network.backward(ready);
-  return network.result().loss;
-}
-
-std::vector<std::uint32_t> first_images(std::size_t count) {
-  std::vector<std::uint32_t> indices(count);
-  std::iota(indices.begin(), indices.end(), 0u);
-  return indices;
+  return loss;
 }
 
 /// Independent reference: the outputs of one layer for one image, in double precision.
@@ -225,9 +223,9 @@ std::vector<double> layer_outputs(const Parameter& weight, const Parameter& bias
 
 std::vector<double> reference_scores(std::span<const Parameter> parameters, const Dataset& dataset,
                                      std::size_t image) {
-  std::vector<float> inputs(dataset.pixels);
-  dataset.standardise(image, inputs);
-  std::vector<double> values(inputs.begin(), inputs.end());
+  Examples example;
+  dataset.read(std::vector{static_cast<std::uint32_t>(image)}, example);
+  std::vector<double> values(example.inputs.begin(), example.inputs.end());
   for (std::size_t p = 0; p < parameters.size(); p += 2) {
     values = layer_outputs(parameters[p], parameters[p + 1], values);
     if (p + 2 < parameters.size())
@@ -248,15 +246,9 @@ double reference_loss(std::span<const Parameter> parameters, const Dataset& data
   return loss / static_cast<double>(batch.size());
 }
 
-template <typename Machine>
-class NetworkOn : public ::testing::Test {};
-// ElementMachine computes the same elements as a GPU.
-using Machines = ::testing::Types<CpuMachine, ElementMachine>;
-TYPED_TEST_SUITE(NetworkOn, Machines);
-
-TYPED_TEST(NetworkOn, GradientsMatchFiniteDifferences) {
+TEST(Perceptron, GradientsMatchFiniteDifferences) {
   const Dataset dataset = synthetic(32, 12, 5);
-  Network<TypeParam> network({}, kWidths, 3);
+  Network network(kWidths, 3);
   const auto batch = first_images(32);
   const double loss = forward_backward(network, dataset, batch, kIgnore);
   EXPECT_NEAR(loss, reference_loss(network.parameters(), dataset, batch), 1e-5);
@@ -275,9 +267,9 @@ TYPED_TEST(NetworkOn, GradientsMatchFiniteDifferences) {
     }
 }
 
-TYPED_TEST(NetworkOn, EachGradientIsFinalWhenItIsAnnounced) {
+TEST(Perceptron, EachGradientIsFinalWhenItIsAnnounced) {
   const Dataset dataset = synthetic(8, 12, 5);
-  Network<TypeParam> network({}, kWidths, 3);
+  Network network(kWidths, 3);
   std::vector<std::string> names;
   std::vector<std::vector<float>> announced;
   forward_backward(network, dataset, first_images(8), [&](const Parameter& parameter) {
@@ -292,9 +284,9 @@ TYPED_TEST(NetworkOn, EachGradientIsFinalWhenItIsAnnounced) {
   }
 }
 
-TYPED_TEST(NetworkOn, AccuracyIsTheShareThatTheReferenceGetsRight) {
+TEST(Perceptron, AccuracyIsTheShareThatTheReferenceGetsRight) {
   const Dataset dataset = synthetic(1201, 12, 5);  // several classification batches, last one short
-  Network<TypeParam> network({}, kWidths, 3);
+  Network network(kWidths, 3);
   std::size_t right = 0;
   for (std::size_t image = 0; image < dataset.count(); ++image) {
     const auto scores = reference_scores(network.parameters(), dataset, image);
@@ -305,7 +297,7 @@ TYPED_TEST(NetworkOn, AccuracyIsTheShareThatTheReferenceGetsRight) {
 
 TEST(Perceptron, TheFirstWeightsComeFromTheSeedWithHesSpread) {
   const std::size_t widths[] = {200, 150, 10};
-  const Perceptron one({}, widths, 1), again({}, widths, 1), other({}, widths, 2);
+  const Network one(widths, 1), again(widths, 1), other(widths, 2);
   const auto weights = values_of(one.parameters()[0]);
   EXPECT_TRUE(std::ranges::equal(weights, values_of(again.parameters()[0])));
   EXPECT_FALSE(std::ranges::equal(weights, values_of(other.parameters()[0])));
@@ -315,7 +307,7 @@ TEST(Perceptron, TheFirstWeightsComeFromTheSeedWithHesSpread) {
 }
 
 TEST(Perceptron, SaysItsShapes) {
-  Perceptron network({}, kWidths, 3);
+  Network network(kWidths, 3);
   const auto& parameters = network.parameters();
   ASSERT_EQ(parameters.size(), 6u);
   EXPECT_EQ(parameters[0].name, "layer1.weight");
@@ -330,21 +322,14 @@ TEST(Perceptron, SaysItsShapes) {
 }
 
 TEST(Perceptron, RefusesAnotherImageAndNoLayers) {
-  Perceptron network({}, kWidths, 3);
+  Network network(kWidths, 3);
   EXPECT_THROW(accuracy(network, synthetic(8, 13, 5)), std::invalid_argument);
-  EXPECT_THROW(Perceptron({}, std::span(kWidths).first(1), 3), std::invalid_argument);
-}
-
-std::vector<std::size_t> widths(const TrainingRecipe& recipe, const Dataset& dataset) {
-  std::vector<std::size_t> all = {dataset.pixels};
-  all.insert(all.end(), recipe.hidden_widths.begin(), recipe.hidden_widths.end());
-  all.push_back(dataset.classes);
-  return all;
+  EXPECT_THROW(Network(std::span(kWidths).first(1), 3), std::invalid_argument);
 }
 
 /// All parameters of rank 0 of four after `steps` steps, with a model of the default widths.
 std::vector<float> train_alone(const Dataset& dataset, std::uint64_t seed, std::size_t steps) {
-  Perceptron network({}, widths(TrainingRecipe{}, dataset), seed);
+  Network network(TrainingRecipe{}.widths(dataset.pixels, dataset.classes), seed);
   Shard shard(dataset.count(), {0, 4}, 32, seed);
   for (std::size_t step = 0; step < steps; ++step) {
     forward_backward(network, dataset, shard.batch(step), kIgnore);
@@ -425,7 +410,7 @@ TEST(TrainingRecipe, AlsoWithoutWarmUpOrWithNothingElse) {
 }
 
 TEST(Perceptron, DescendsByTheFormulaOfMomentum) {
-  Perceptron network({}, kWidths, 3);
+  Network network(kWidths, 3);
   const Parameter& weight = network.parameters()[0];
   const float start = values_of(weight)[4];
   gradient_of(weight)[4] = 2.0f;
@@ -455,7 +440,7 @@ std::vector<double> train(const Dataset& train, const Dataset& test, const Train
       }
   };
   const auto work = [&](std::uint32_t rank) {
-    Perceptron network({}, widths(recipe, train), 1);
+    Network network(recipe.widths(train.pixels, train.classes), 1);
     Shard shard(train.count(), {rank, ranks}, recipe.batch_images, 1);
     all[rank] = network.parameters();
     meet.arrive_and_wait();

@@ -1,5 +1,5 @@
 // The device benchmark's check of sums, applied to sums of the CPU.
-#include "bench/allreduce/wrong_values.h"
+#include "bench/allreduce/rank.h"
 
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ TEST(WrongValues, EachIsCountedAndNanToo) {
 
 TEST(WrongValues, OneBitIsADifference) {
   const RankGradients gradients(kCount, Dtype::kF32, kRanks);
-  const AllreduceCase wanted{.codec = "int8", .algorithm = Algorithm::kTwoShot};
+  const CollectiveCase wanted{.codec = "int8", .algorithm = Algorithm::kTwoShot};
   const Buffer expected = reduced_on_host(gradients, wanted);
   const Buffer actual = reduced_on_host(gradients, wanted);
   const auto wrong = [&] {

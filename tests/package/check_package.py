@@ -178,6 +178,13 @@ def check_tcp(build, compiler):
     return 0
 
 
+def reducing_lines():
+    """The lines of docs/how-to/gpu.md that reduce gradients over NCCL."""
+    text = (REPOSITORY / "docs" / "how-to" / "gpu.md").read_text()
+    [lines] = re.findall(r"^```cpp\n(const auto transport.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return lines
+
+
 def check_nccl(build, compiler):
     work = build / "package-nccl"
     prefix = install(build, work)
@@ -187,6 +194,9 @@ def check_nccl(build, compiler):
     shutil.copytree(FOLDER / "nccl", work / "project")
     [program] = filter(needs_nccl, programs_in("docs/how-to/gpu.md"))
     (work / "project" / "program.cc").write_text(program)
+    trainer = (FOLDER / "nccl" / "trainer.cc").read_text()
+    trainer = trainer.replace("  // The lines of the page stand here.\n", reducing_lines())
+    (work / "project" / "trainer.cc").write_text(trainer)
     by_pkg_config(prefix, work / "project" / "program.cc", work, compiler, "tersor-nccl")
     built = build_project(work / "project", prefix, work, compiler) / "program"
     done = subprocess.run([built, "0", "1", work / "nccl-id"], text=True, capture_output=True)

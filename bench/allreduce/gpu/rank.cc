@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "bench/allreduce/rank.h"
-#include "bench/allreduce/wrong_values.h"
 #include "bench/common/gpu/gpu.h"
 #include "bench/common/timing.h"
 
@@ -14,7 +13,7 @@ namespace tersor::bench {
 namespace {
 
 /// The type of additions in the library below.
-Dtype added_in(const AllreduceCase& wanted, Dtype gradient) {
+Dtype added_in(const CollectiveCase& wanted, Dtype gradient) {
   if (wanted.by_library || wanted.codec == "none") return gradient;
   return wanted.codec == "bf16" ? Dtype::kBf16 : Dtype::kF16;  // no other codec adds natively
 }
@@ -32,23 +31,21 @@ struct DeviceInput {
 };
 
 /// A rank's calls and times in one case.
-class DeviceAllreduceRank final : private DeviceInput, public AllreduceRank {
+class DeviceAllreduceRank final : private DeviceInput, public CollectiveRank {
  public:
-  DeviceAllreduceRank(const DeviceAllreduceCase& one, Rank& rank, const Stream& stream,
-                      Replay replay)
+  DeviceAllreduceRank(const MeasuredCase& one, Rank& rank, const Stream& stream, bool replays)
       : DeviceInput(one.gradients->of(rank.index()), stream.view()),
-        AllreduceRank(one.wanted, span, rank, stream.view()),
-        wanted_(one.wanted),
-        replay_(replay),
+        CollectiveRank(one.wanted, span, rank, stream.view()),
+        replays_(replays),
         clock_(stream.view()) {}
 
   /// Rank 0 checks the result. All ranks compare their bits. Later calls may be replays.
   void check(const RankGradients& gradients) override;
   void restore() override {
-    AllreduceRank::restore();
+    CollectiveRank::restore();
     check_cuda(cudaStreamSynchronize(cuda_stream(stream_)), "waiting for a copy");
   }
-  void call() override { graph_ == nullptr ? AllreduceRank::call() : graph_->queue(); }
+  void call() override { graph_ == nullptr ? CollectiveRank::call() : graph_->queue(); }
   /// `seconds` is the device time from the call's first kernel to the last kernel. `part_seconds`
   /// is the host time until the call returned.
   IterationTimes time() override;
@@ -59,23 +56,22 @@ class DeviceAllreduceRank final : private DeviceInput, public AllreduceRank {
   std::size_t count_differing_from_host(const RankGradients& gradients,
                                         ConstValueSpan actual) const;
 
-  const AllreduceCase& wanted_;
-  Replay replay_;
+  bool replays_;
   DeviceClock clock_;
   std::unique_ptr<CallGraph> graph_;
 };
 
 void DeviceAllreduceRank::check(const RankGradients& gradients) {
-  AllreduceRank::restore();
+  CollectiveRank::restore();
   rank_.meet();
   call();
-  const ValueSpan sum = gradient();
+  const ValueSpan sum = whole();
   const Buffer bits = on_host({sum.pointer(), sum.bytes()}, stream_);
   check_identical(rank_, bits.span(), wanted_.codec);
   if (rank_.first()) compare(gradients, bits.values(sum.count(), sum.dtype()));
-  if (replay_ == Replay::kYes)
+  if (replays_)
     graph_ = std::make_unique<CallGraph>(
-        stream_, [this] { AllreduceRank::call(); }, 1);
+        stream_, [this] { CollectiveRank::call(); }, 1);
 }
 
 void DeviceAllreduceRank::compare(const RankGradients& gradients, ConstValueSpan actual) {
@@ -93,7 +89,7 @@ void DeviceAllreduceRank::compare(const RankGradients& gradients, ConstValueSpan
 
 std::size_t DeviceAllreduceRank::count_differing_from_host(const RankGradients& gradients,
                                                            ConstValueSpan actual) const {
-  AllreduceCase same = wanted_;
+  CollectiveCase same = wanted_;
   same.algorithm = statistics().algorithm;
   const Buffer expected = reduced_on_host(gradients, same);
   return count_different(expected.values(actual.count(), actual.dtype()), actual);
@@ -111,14 +107,14 @@ IterationTimes DeviceAllreduceRank::time() {
 
 }  // namespace
 
-std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const DeviceAllreduceCase> cases,
-                                          Replay replay) {
+std::vector<CallResult> measure_on_device(Fleet& fleet, std::span<const MeasuredCase> cases,
+                                          bool replays) {
   return measure_on(fleet, [&](Rank& rank) {
     const Stream stream;
-    const auto make = [&](const DeviceAllreduceCase& one) {
-      return std::make_unique<DeviceAllreduceRank>(one, rank, stream, replay);
+    const auto make = [&](const MeasuredCase& one) {
+      return std::make_unique<DeviceAllreduceRank>(one, rank, stream, replays);
     };
-    return measure_cases(rank, cases, cases.front().wanted.iterations, make);
+    return measure_cases(rank, cases, make);
   });
 }
 

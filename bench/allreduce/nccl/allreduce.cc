@@ -23,20 +23,12 @@ constexpr int kFewestRanks = 2;
 std::vector<SweepRow> rows_of(const AllreduceOptions& options) {
   std::vector<SweepRow> rows;
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
-    rows.push_back({.codec = std::string(kNcclSum), .by_library = true, .dtype = dtype});
-  for (const CodecChoice& choice : with_f32_sums(choices_of(options))) {
-    rows.push_back({.codec = choice.codec, .dtype = parse_gradient_dtype(options.dtype)});
-    rows.back().result.algorithm = choice.algorithm;
-  }
+    rows.push_back(
+        {{.codec = std::string(kNcclSum), .iterations = options.iterations, .by_library = true},
+         dtype});
+  for (const CollectiveCase& choice : with_f32_sums(choices_of(options)))
+    rows.push_back({choice, parse_gradient_dtype(options.dtype)});
   return rows;
-}
-
-AllreduceCase case_of(const AllreduceOptions& options, const SweepRow& row) {
-  return {.codec = row.codec,
-          .algorithm = row.result.algorithm,
-          .chunk_count = options.chunk_count,
-          .iterations = options.iterations,
-          .by_library = row.by_library};
 }
 
 /// The gradients of a count, in each type of the rows. Rank 0 has the gradients of all ranks.
@@ -50,19 +42,20 @@ std::map<Dtype, RankGradients> gradients_of(std::size_t count, const std::vector
 }
 
 Table<SweepRow> print_head(const std::vector<SweepRow>& rows) {
+  const auto codec = [](auto& row) { return row.wanted.codec; };
   const auto algorithm = [](auto& row) { return std::string(row.algorithm()); };
   const auto wrong = [](const SweepRow& row) {
     return row.result.wrong ? std::to_string(*row.result.wrong) : "N/A";
   };
   const auto wire = [](const SweepRow& row) {
-    return row.by_library ? "" : std::to_string(row.result.wire_bytes);
+    return row.wanted.by_library ? "" : std::to_string(row.result.sent_bytes);
   };
   return Table<SweepRow>(
       {kSizeField,
        kCountField,
        kTypeField,
        {{"redop"}, [](auto&) { return "sum"; }},
-       {{"codec", "", longest(rows, &SweepRow::codec), Align::kLeft}, &SweepRow::codec},
+       {{"codec", "", longest(rows, codec), Align::kLeft}, codec},
        {{"algorithm", "", 12, Align::kLeft}, algorithm},
        kTimeField,
        kAlgbwField,
@@ -77,6 +70,7 @@ Table<SweepRow> print_head(const std::vector<SweepRow>& rows) {
 Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
   const std::string note = sharing_note(row.ranks, device_count(), sharing_of_device());
   Record record = record_of(row, kNcclTransport, note.empty() ? options.fleet.link : "loopback");
+  for (const char* of_several : {"collective", "dims"}) record.erase(of_several);
   record["chunk_count"] = options.chunk_count == 0 ? kNcclChunkCount : options.chunk_count;
   record["host_seconds"] = row.result.part_seconds;
   record["speed_of_f32"] = row.speed();
@@ -93,10 +87,9 @@ Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
 std::vector<SweepRow> measure(const AllreduceOptions& options, Fleet& fleet,
                               std::vector<SweepRow> rows, std::size_t count) {
   const auto gradients = gradients_of(count, rows, fleet);
-  std::vector<DeviceAllreduceCase> cases;
-  for (const SweepRow& row : rows)
-    cases.push_back({case_of(options, row), &gradients.at(row.dtype)});
-  const auto results = measure_on_device(fleet, cases, options.graph ? Replay::kYes : Replay::kNo);
+  std::vector<MeasuredCase> cases;
+  for (const SweepRow& row : rows) cases.push_back({row.wanted, &gradients.at(row.dtype)});
+  const auto results = measure_on_device(fleet, cases, options.graph);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i].count = count;
     rows[i].ranks = fleet.ranks();

@@ -5,7 +5,6 @@
 
 #include "bench/common/gpu/gpu.h"
 #include "bench/micro/gpu/kernels.h"
-#include "bench/micro/gpu/operations.h"
 
 namespace tersor::bench {
 namespace {

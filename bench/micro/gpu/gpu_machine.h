@@ -25,4 +25,12 @@ constexpr std::size_t rotation_sets(std::size_t cache_bytes, std::size_t bytes) 
 /// Makes a machine of the current device, with calls on this stream. Only in builds with CUDA.
 std::unique_ptr<Machine> make_gpu_machine(StreamView stream);
 
+/// The cost of launches: a call for 500 tensors, and 200 short calls in a row, each also as a
+/// graph. A graph does the host's part of each call once, before timing.
+std::vector<OperationKind> launch_operations();
+
+/// The alternatives without Tersor. The error of an alternative must be as small as the codec's
+/// error.
+std::vector<OperationKind> operations_without_us();
+
 }  // namespace tersor::bench

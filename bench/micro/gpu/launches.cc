@@ -5,8 +5,8 @@
 
 #include "bench/common/gpu/gpu.h"
 #include "bench/micro/codec_operations.h"
+#include "bench/micro/gpu/gpu_machine.h"
 #include "bench/micro/gpu/kernels.h"
-#include "bench/micro/gpu/operations.h"
 #include "bench/micro/useful_bytes.h"
 
 namespace tersor::bench {

@@ -13,10 +13,9 @@
 
 #include "bench/common/compare.h"
 #include "bench/common/gpu/gpu.h"
-#include "bench/micro/codec_operation.h"
+#include "bench/micro/codec_operations.h"
+#include "bench/micro/gpu/gpu_machine.h"
 #include "bench/micro/gpu/kernels.h"
-#include "bench/micro/gpu/operations.h"
-#include "bench/micro/topk_operations.h"
 #include "bench/micro/useful_bytes.h"
 
 namespace tersor::bench {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "bench/processes/rank_identity.h"
+#include "bench/processes/rank_processes.h"
 #include "bench/ranks/fleet.h"
 
 namespace tersor::bench {

@@ -5,10 +5,7 @@
 #include <tersor/error.h>
 #include <tersor/tcp.h>
 
-#include <array>
-#include <cstdlib>
 #include <future>
-#include <optional>
 
 #include "bench/processes/rank_processes.h"
 #include "bench/ranks/fleet.h"
@@ -18,27 +15,6 @@ namespace {
 
 /// The rendezvous file, reachable for all ranks and new for each run.
 constexpr const char* kTcpFileVariable = "TERSOR_TCP_FILE";
-
-struct Names {
-  const char* rank;
-  const char* ranks;
-};
-constexpr std::array kLaunchers = {
-    Names{kRankVariable, kRanksVariable}, Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-    Names{"PMI_RANK", "PMI_SIZE"}, Names{"SLURM_PROCID", "SLURM_NTASKS"}};
-
-/// Reads this process's rank from TERSOR_RANK and TERSOR_RANKS, or from a launcher's variables.
-/// Returns nullopt if TERSOR_TCP_FILE is not set.
-std::optional<RankIdentity> tcp_identity_of_process() {
-  const char* file = std::getenv(kTcpFileVariable);
-  if (file == nullptr || *file == '\0') return std::nullopt;
-  for (const Names& names : kLaunchers)
-    if (std::getenv(names.rank) != nullptr) return identity_by(names.rank, names.ranks, file);
-  throw InvalidArgumentError(
-      fmt::format("{} is set, but neither {} nor a launcher's variable: which rank "
-                  "is this process?",
-                  kTcpFileVariable, kRankVariable));
-}
 
 /// Starts the ranks. When this process ends, the ranks have time to print why they failed.
 std::shared_ptr<RankProcesses> start_others(int ranks) {
@@ -70,7 +46,7 @@ Transports make_loopback_transports(int ranks) {
 }  // namespace
 
 std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options) {
-  auto identity = tcp_identity_of_process();
+  auto identity = identity_of_process(kTcpFileVariable);
   if (identity && options.ranks.value_or(identity->ranks) != identity->ranks)
     throw InvalidArgumentError(
         fmt::format("--ranks {}, but there are {}", *options.ranks, identity->ranks));

@@ -34,6 +34,14 @@ struct TrainingRecipe {
   float momentum = 0.5f;
   double warmup_epochs = 1;
 
+  /// Inputs, each hidden layer, classes.
+  std::vector<std::size_t> widths(std::size_t inputs, std::size_t classes) const {
+    std::vector<std::size_t> all = {inputs};
+    all.insert(all.end(), hidden_widths.begin(), hidden_widths.end());
+    all.push_back(classes);
+    return all;
+  }
+
   /// Returns the learning rate of `step`, counted from 0 over all epochs. The rate rises linearly
   /// to `learning_rate` during the first `warmup_epochs`. A half cosine (Loshchilov and Hutter
   /// 2017) then lowers the rate to 0 at the end of the last epoch.

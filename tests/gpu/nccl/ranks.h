@@ -2,7 +2,7 @@
 // function in the environment.
 #pragma once
 
-#include "bench/processes/rank_identity.h"
+#include "bench/processes/rank_processes.h"
 
 #include <gtest/gtest.h>
 #include <tersor/nccl.h>

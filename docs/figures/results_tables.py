@@ -12,7 +12,7 @@ import loss_points
 import records
 import summary
 
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "results"
 GPU_NCCL = "gpu-h200.json"
 GPU_NCCL_AGAIN = "gpu-h200-again.json"
 GPU_KERNELS = "gpu-h200-format-3.json"

@@ -1,24 +1,15 @@
-#!/usr/bin/env python3
-"""Writes docs/results/index.md and its charts from the records in bench/results.
+"""The text of docs/results/index.md and its charts, from the records in bench/results.
 
-    results_page.py            write the page and the charts
-    results_page.py --check    compare them with the committed files; status 1 if a file differs
-
-Every figure on the page comes from a record. The text of the page is in results_page.md.
+Every figure on the page comes from a record. The text of the page is in results_page.md.in.
 """
 
-import argparse
 import pathlib
 import string
-import sys
 
-sys.dont_write_bytecode = True  # the folder may be a source tree
-
-import results_charts as charts  # noqa: E402
-import results_tables as tables  # noqa: E402
+import results_tables as tables
+from svg import Drawing
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-OUTPUT = FOLDER.parents[1] / "docs" / "results"
 DATED = {
     "mpi": tables.MPI,
     "backward": tables.BACKWARD[2],
@@ -36,10 +27,8 @@ def all_reduce_chart() -> str:
         names.get(codec, f"Tersor {codec}"): tables.only(tables.MPI, codec=codec, count=count)
         for codec in tables.MPI_CODECS
     }
-    return _time_bars(
-        "All-reduce of 64 MiB, 4 ranks, 1 Gbit/s links",
-        {name: one["seconds"] for name, one in seconds.items()},
-    )
+    title = "All-reduce of 64 MiB, 4 ranks, 1 Gbit/s links"
+    return time_bars(title, {name: one["seconds"] for name, one in seconds.items()})
 
 
 def nccl_chart() -> str:
@@ -53,47 +42,26 @@ def nccl_chart() -> str:
         "Tersor top-k, 1 % of the values": found["topk:density=0.01", "f32", "one-shot"],
     }
     title = "All-reduce of 256 MiB, 2 ranks on one H200, NCCL over 3 GB/s sockets"
-    return _time_bars(title, seconds)
+    return time_bars(title, seconds)
 
 
-def _time_bars(title: str, seconds: dict[str, float]) -> str:
-    rows = [
-        charts.Bar(name, value, tables.ms(value), name.startswith(("nccl", "MPI")))
-        for name, value in seconds.items()
-    ]
-    return charts.bars(title, "milliseconds; shorter is better", rows)
+def time_bars(title: str, seconds: dict[str, float]) -> str:
+    """Horizontal bars from the first name down, with peers in grey. Equal figures give equal text.
 
-
-def loss_chart() -> str:
-    def series(name: str, colour: str, codecs: dict[str, str], *look: int) -> charts.Series:
-        best = {label: tables.best(codec) for label, codec in codecs.items()}
-        points = [charts.Point(name, one.sent / 1024, one.loss.mean) for name, one in best.items()]
-        return charts.Series(name, colour, points, *look)
-
-    adamw = {
-        "1 %": "adamw:blocktopk:density=0.01+ef",
-        "3 %": "adamw:blocktopk:density=0.03+ef",
-        "1 bit": "adamw:hadamard:bits=1+ef",
-    }
-    muon = {
-        "1 %": "muon,momentum=0.7:blocktopk:density=0.01+ef",
-        "3 %": "muon:blocktopk:density=0.03+ef",
-        "1 bit": "muon:hadamard:bits=1+ef",
-        "2 bits": "muon,momentum=0.9:hadamard:bits=2+ef",
-    }
-    peers = {"PowerSGD, rank 4": "torch:powersgd=4", "1-bit Adam": "onebit-adam=400"}
-    lines = [
-        series("CompressedAdamW", charts.TERSOR, adamw),
-        series("CompressedMuon", charts.MUON, muon, charts.LABELS_BELOW),
-        *(series(name, charts.PEER, {name: codec}) for name, codec in peers.items()),
-    ]
-    levels = [
-        (f"{name}, uncompressed, 3,204 KiB", tables.best(codec).loss.mean)
-        for name, codec in (("AdamW", "none"), ("Muon", "muon"))
-    ]
-    title = "Test loss of a GPT after 2,000 steps, best learning rate of each optimizer"
-    note = "mean of three seeds; lower and further left is better; the axis does not start at zero"
-    return charts.losses(title, note, lines, levels)
+    A browser shows the exact figure of a bar under the pointer.
+    """
+    note = "milliseconds; shorter is better"
+    drawing = Drawing(760, 78 + 32 * len(seconds), title, note)
+    drawing.heading(title, note, size=15)
+    left, longest = 265, max(seconds.values())
+    for number, (name, value) in enumerate(seconds.items()):
+        top, length = 66 + 32 * number, 390 * value / longest
+        drawing.text(left - 10, top + 15, name, size=13, anchor="end")
+        colour = "grey" if name.startswith(("nccl", "MPI")) else "blue"
+        shown = f"{name}: {tables.ms(value)}"
+        drawing.box(left, top, length, 20, colour=colour, hover=shown)
+        drawing.text(left + length + 8, top + 15, tables.ms(value), size=13)
+    return drawing.svg()
 
 
 def figures() -> dict[str, str]:
@@ -190,30 +158,9 @@ def _cpu_figures() -> dict[str, str]:
 def pages() -> dict[str, str]:
     """The text of each file in docs/results."""
     parts = {one.__name__: one() for one in tables.TABLES}
-    text = (FOLDER / "results_page.md").read_text(encoding="utf-8")
+    text = (FOLDER / "results_page.md.in").read_text(encoding="utf-8")
     return {
         "index.md": string.Template(text).substitute(parts, **figures()),
         "all-reduce.svg": all_reduce_chart(),
-        "losses.svg": loss_chart(),
         "nccl.svg": nccl_chart(),
     }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="results_page", description="Writes docs/results.")
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    check = parser.parse_args().check
-    stale = 0
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
-        path = OUTPUT / name
-        if check and (not path.exists() or path.read_text(encoding="utf-8") != text):
-            print(f"{path} is stale: run {pathlib.Path(__file__).name}")
-            stale = 1
-        elif not check:
-            path.write_text(text, encoding="utf-8")
-    return stale
-
-
-if __name__ == "__main__":
-    sys.exit(main())

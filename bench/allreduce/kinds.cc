@@ -1,14 +1,12 @@
+// The calls and the checks of all collectives.
 
-#include "bench/collectives/collective_case.h"
-
-#include <fmt/format.h>
 #include <tersor/sending.h>
-#include <tersor/threads.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <cmath>
 
+#include "bench/allreduce/rank.h"
 #include "bench/common/compare.h"
 
 namespace tersor::bench {
@@ -36,16 +34,20 @@ double error_of_first(const RankGradients& gradients, int rank, ConstValueSpan o
   return error_of(gradients, 0, rank, output);
 }
 
-double reduce_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
+/// Only rank 0 knows the sum.
+double sum_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
   return rank == 0 ? relative_error(gradients.sum(), output) : 0;
 }
 
 /// The maximum error over the shards of all ranks for rank `to`.
 double error_of_shards_for(const RankGradients& gradients, int to, ConstValueSpan output) {
-  double error = 0;
-  for (int from = 0; from < gradients.ranks(); ++from)
-    error = std::max(error, error_of(gradients, from, to, shard_of(gradients, output, from)));
-  return error;
+  double largest = 0;
+  for (int from = 0; from < gradients.ranks(); ++from) {
+    const double error = error_of(gradients, from, to, shard_of(gradients, output, from));
+    if (std::isnan(error)) return error;  // std::max would ignore a NaN
+    largest = std::max(largest, error);
+  }
+  return largest;
 }
 
 double gather_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
@@ -70,13 +72,22 @@ void send_and_receive(const CollectiveCall& of) {
 
 constexpr std::array kKinds{
     CollectiveKind{
+        "allreduce", "MPI_Allreduce", Amount::kWhole, Amount::kWhole,
+        [](const CollectiveCall& of) { allreduce(of.transport, of.output, of.options, of.stream); },
+        sum_error, true},
+    CollectiveKind{"reduce_scatter", "", Amount::kWhole, Amount::kShard,
+                   [](const CollectiveCall& of) {
+                     reduce_scatter(of.transport, of.input, of.output, of.options, of.stream);
+                   },
+                   sum_error, true},
+    CollectiveKind{
         "broadcast", "MPI_Bcast", Amount::kWhole, Amount::kWhole,
         [](const CollectiveCall& of) { broadcast(of.transport, of.output, 0, of.options); },
         error_of_first},
     CollectiveKind{
         "reduce", "MPI_Reduce", Amount::kWhole, Amount::kWhole,
         [](const CollectiveCall& of) { reduce(of.transport, of.input, of.output, 0, of.options); },
-        reduce_error},
+        sum_error},
     CollectiveKind{
         "gather", "MPI_Gather", Amount::kShard, Amount::kWhole,
         [](const CollectiveCall& of) { gather(of.transport, of.input, of.output, 0, of.options); },
@@ -94,77 +105,8 @@ constexpr std::array kKinds{
                    send_error},
 };
 
-/// A rank's calls. Each call starts with fresh values.
-class CollectiveRank final : public RankCall {
- public:
-  CollectiveRank(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank)
-      : wanted_(wanted),
-        rank_(rank),
-        input_(gradients.of(rank.index()).subspan(0, count(gradients, wanted.kind->gives))),
-        output_count_(count(gradients, wanted.kind->gets)),
-        storage_(output_count_ * dtype_bytes(gradients.dtype())),
-        threads_(wanted.threads) {
-    options_ = {.codec = wanted.codec,
-                .algorithm = wanted.algorithm,
-                .chunk_count = wanted.chunk_count,
-                .threads = &threads_,
-                .workspace = &workspace_,
-                .statistics = &statistics_};
-  }
-
-  ValueSpan output() const { return storage_.values(output_count_, input_.dtype()); }
-
-  // Also prepares the output, because a broadcast is in place.
-  void restore() override {
-    std::memcpy(storage_.pointer(), input_.pointer(), std::min(storage_.bytes(), input_.bytes()));
-  }
-
-  void call() override {
-    if (wanted_.by_library) return rank_.library()->call(wanted_.kind->library, input_, output());
-    wanted_.kind->make({rank_.transport(), input_, output(), wanted_.columns, options_});
-  }
-
-  const CollectiveStatistics& statistics() const override { return statistics_; }
-
- private:
-  static std::size_t count(const RankGradients& gradients, Amount amount) {
-    return amount == Amount::kShard ? shard_count(gradients) : gradients.count();
-  }
-
-  const CollectiveCase& wanted_;
-  Rank& rank_;
-  ConstValueSpan input_;
-  std::size_t output_count_;
-  Buffer storage_;
-  Threads threads_;
-  CollectiveWorkspace workspace_;
-  CollectiveStatistics statistics_;
-  CollectiveOptions options_;
-};
-
-/// Every rank checks its output. Returns the maximum relative error.
-double check_first_call(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank,
-                        CollectiveRank& caller) {
-  time_iteration(caller, rank);
-  const double error = rank.largest(wanted.kind->error(gradients, rank.index(), caller.output()));
-  const std::string codec = wanted.by_library ? "none" : wanted.codec;
-  const double limit = rank.from_first(rank.first() ? gradients.error_limit(codec) : 0.0);
-  require_within(error, limit,
-                 fmt::format("{} of {} values by {}", wanted.kind->name, gradients.count(), codec));
-  return error;
-}
-
 }  // namespace
 
-std::span<const CollectiveKind> collective_kinds() { return kKinds; }
-
-CallResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
-                              const RankGradients& gradients) {
-  return measure_on(fleet, [&](Rank& rank) {
-    CollectiveRank caller(wanted, gradients, rank);
-    const double error = check_first_call(wanted, gradients, rank, caller);
-    return CallResult{time_iterations(caller, rank, wanted.iterations), wanted.codec, error};
-  });
-}
+constinit const std::span<const CollectiveKind> kCollectiveKinds = kKinds;
 
 }  // namespace tersor::bench

@@ -1,5 +1,5 @@
 
-#include "bench/ranks/sweep.h"
+#include "bench/allreduce/allreduce.h"
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -9,65 +9,69 @@
 namespace tersor::bench {
 namespace {
 
-void add_algorithm(Command& command, std::string& algorithm) {
+void add_algorithm(CLI::App& command, std::string& algorithm) {
   const auto known = [](const std::string& name) {
     return std::string(algorithm_name(parse_algorithm(name)));
   };
-  command.add_option("--algorithm", algorithm, "auto, native, two-shot, one-shot or hierarchical")
-      .takes("ALGORITHM", known);
+  add(command, "--algorithm", algorithm, "auto, native, two-shot, one-shot or hierarchical",
+      "ALGORITHM", checked(known));
 }
 
-}  // namespace
-
-void add_sweep(Command& command, SweepOptions& options,
-               const std::vector<std::string>& transports) {
-  add_algorithm(command, options.algorithm);
-  command.add_option("--min", options.min_bytes, "Smallest size; K, M and G are 1024s")
-      .takes("BYTES", size_suffix(above_zero()));
-  command.add_option("--max", options.max_bytes, "Largest size")
-      .takes("BYTES", size_suffix(above_zero()));
-  command.add_option("--factor", options.factor, "From one size to the next")
-      .takes("N", from_to(2, 1024));
-  add_fleet(command, options.fleet, transports);
-  command
-      .add_option("--chunk", options.chunk_count,
-                  "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)")
-      .transform(size_suffix(above_zero()))
-      .type_name("N");
-  command
-      .add_option("--iterations", options.iterations,
-                  "Timed calls; 0: as many as fill about a second, 5 to 200")
-      .takes("N");
-  add_dtype(command, options.dtype);
-  command.add_option("--threads", options.threads, "Threads of each rank's codec")
-      .takes("N", from_to(1, 1024));
-  add_json(command, options.json);
-}
-
-std::vector<std::string> codecs_with_references(const SweepOptions& options) {
+/// The reference codecs, followed by the requested codecs.
+std::vector<std::string> codecs_with_references(const AllreduceOptions& options) {
   std::vector<std::string> codecs = {"none", "bf16"};
   codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
   return without_repeats(codecs);
 }
 
-std::vector<CodecChoice> choices_of(const SweepOptions& options) {
-  std::vector<CodecChoice> choices;
+}  // namespace
+
+void add_sweep(CLI::App& command, AllreduceOptions& options,
+               const std::vector<std::string>& transports) {
+  add_algorithm(command, options.algorithm);
+  add(command, "--min", options.min_bytes, "Smallest size; K, M and G are 1024s", "BYTES",
+      size_suffix());
+  add(command, "--max", options.max_bytes, "Largest size", "BYTES", size_suffix());
+  add(command, "--factor", options.factor, "From one size to the next", "N", from_to(2, 1024));
+  add_fleet(command, options.fleet, transports);
+  command
+      .add_option("--chunk", options.chunk_count,
+                  "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)")
+      ->transform(size_suffix())
+      ->type_name("N");
+  add(command, "--iterations", options.iterations,
+      "Timed calls; 0: as many as fill about a second, 5 to 200", "N");
+  add_dtype(command, options.dtype);
+  add(command, "--threads", options.threads, "Threads of each rank's codec", "N", from_to(1, 1024));
+  add_json(command, options.json);
+}
+
+std::vector<CollectiveCase> choices_of(const AllreduceOptions& options) {
+  std::vector<CollectiveCase> choices;
   for (const std::string& codec : codecs_with_references(options)) {
     const bool asked = std::ranges::find(options.codecs, codec) != options.codecs.end();
-    choices.push_back({codec, asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto});
+    choices.push_back({.codec = codec,
+                       .algorithm = asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto,
+                       .chunk_count = options.chunk_count,
+                       .threads = options.threads,
+                       .iterations = options.iterations});
   }
   return choices;
 }
 
-std::vector<CodecChoice> with_f32_sums(std::vector<CodecChoice> choices) {
-  const CodecChoice summed_in_f32{"bf16", Algorithm::kTwoShot};
-  if (std::ranges::find(choices, summed_in_f32) == choices.end())
-    choices.insert(std::ranges::find(choices, summed_in_f32.codec, &CodecChoice::codec) + 1,
-                   summed_in_f32);
+std::vector<CollectiveCase> with_f32_sums(std::vector<CollectiveCase> choices) {
+  const auto summed_in_f32 = [](const CollectiveCase& choice) {
+    return choice.codec == "bf16" && choice.algorithm == Algorithm::kTwoShot;
+  };
+  if (std::ranges::any_of(choices, summed_in_f32)) return choices;
+  const auto bf16 = std::ranges::find(choices, "bf16", &CollectiveCase::codec);
+  CollectiveCase another = *bf16;
+  another.algorithm = Algorithm::kTwoShot;
+  choices.insert(bf16 + 1, another);
   return choices;
 }
 
-std::vector<std::size_t> byte_counts(const SweepOptions& options) {
+std::vector<std::size_t> byte_counts(const AllreduceOptions& options) {
   if (options.min_bytes > options.max_bytes)
     throw InvalidArgumentError(
         fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
@@ -98,10 +102,10 @@ const SweepField kErrorField{{"error", "relative", 8},
 
 Record record_of(const SweepRow& row, std::string_view transport, std::string_view link) {
   Record record = {{"benchmark", "allreduce"},
-                   {"collective", row.collective},
-                   {"codec", row.codec},
+                   {"collective", row.wanted.kind->name},
+                   {"codec", row.wanted.codec},
                    {"algorithm", row.algorithm()},
-                   {"dims", row.dims},
+                   {"dims", row.wanted.dims},
                    {"transport", transport},
                    {"link", link},
                    {"ranks", row.ranks},
@@ -110,15 +114,13 @@ Record record_of(const SweepRow& row, std::string_view transport, std::string_vi
                    {"seconds", row.result.seconds},
                    {"algbw", row.algbw()},
                    {"busbw", row.busbw()},
-                   {"wire_bytes", row.result.wire_bytes},
+                   {"wire_bytes", row.result.sent_bytes},
                    {"relative_error", row.result.relative_error},
                    {"identical", true}};
-  if (row.collective.empty())
-    for (const char* of_several : {"collective", "dims"}) record.erase(of_several);
   return record;
 }
 
-void add_parts(Record& record, const CallResult& result, const SweepOptions& options) {
+void add_parts(Record& record, const CallResult& result, const AllreduceOptions& options) {
   record["encode_seconds"] = result.encode_seconds;
   record["wire_seconds"] = result.wire_seconds;
   record["decode_seconds"] = result.decode_seconds;
