@@ -83,7 +83,8 @@ class ServerSeen {
       : at_(at),
         frames_(std::move(frames)),
         timeout_(timeout),
-        out_(*at.isolated_channel, at.rank) {
+        mailbox_(*at.isolated_channel, kServerMailbox,
+                 std::max(frames_.pull_capacity(), kMostText)) {
     if (is_here()) own_frame_ = Buffer(std::max(frames_.push_capacity(), frames_.pull_capacity()));
   }
 
@@ -112,8 +113,8 @@ class ServerSeen {
       at_.own->push(worker(), clock_, own_frame_.span().first(fill(own_frame_.span())));
     } else {
       guard([&] {
-        seen.sent_bytes += out_.send({.type = ServerMessage::kPush, .clock = clock_},
-                                     frames_.push_capacity(), fill);
+        seen.sent_bytes += mailbox_.send(at_.rank, {.type = ServerMessage::kPush, .clock = clock_},
+                                         frames_.push_capacity(), fill);
       });
       pushed_.push_back(clock_);
     }
@@ -130,11 +131,10 @@ class ServerSeen {
       const std::size_t bytes = at_.own->pull(worker(), clock_, own_frame_.span());
       return frames_.decode(own_frame_.span().first(bytes), weights);
     }
-    wait([&] { return weights_.valid(); });
-    const Handle message = std::exchange(weights_, {});
-    const ConstByteSpan bytes = message.received(at_.rank);
-    seen.received_bytes += bytes.size();
-    frames_.decode(read_message(bytes).second, weights);
+    wait([&] { return weights_.has_value(); });
+    const auto message = std::exchange(weights_, std::nullopt);
+    seen.received_bytes += sizeof(ServerHeader) + message->body.size();
+    frames_.decode(message->body, weights);
   }
 
   /// The timeout applies to each push, because each push waits for another step of the slowest
@@ -158,21 +158,17 @@ class ServerSeen {
   }
 
  private:
-  std::size_t message_capacity() const {
-    return sizeof(ServerHeader) + std::max(frames_.pull_capacity(), kMostText);
-  }
-
   void say_goodbye() {
     if (is_here()) return at_.own->leave(worker());
     leaves_ = true;
     send({.type = ServerMessage::kLeave});
-    wait([&] { return out_.unsent() == 0; });
+    wait([&] { return mailbox_.unsent(at_.rank) == 0; });
   }
 
   std::size_t unanswered() const { return is_here() ? at_.own->waiting(worker()) : pushed_.size(); }
 
   void send(const ServerHeader& header) {
-    guard([&] { out_.send(header); });
+    guard([&] { mailbox_.send(at_.rank, header); });
   }
 
   // Waits until `done` returns true, and handles the server's messages meanwhile.
@@ -203,11 +199,9 @@ class ServerSeen {
   }
 
   bool receive() {
-    if (!pending_.valid())
-      pending_ = at_.isolated_channel->receive(message_operation(), at_.rank, message_capacity());
-    if (!pending_.test()) return false;
-    Handle message = std::exchange(pending_, {});
-    const auto [header, rest] = read_message(message.received(at_.rank));
+    auto message = mailbox_.receive(at_.rank);
+    if (!message.has_value()) return false;
+    const auto& [owner, header, rest] = *message;
     switch (header.type) {
       case ServerMessage::kJoined:
         joined_ = header.clock;
@@ -243,9 +237,9 @@ class ServerSeen {
   WorkerFrames frames_;
   std::uint32_t clock_ = 0;
   std::chrono::milliseconds timeout_;
-  MessageSender out_;
+  ServerMailbox mailbox_;
   Buffer own_frame_;
-  Handle pending_, weights_;
+  std::optional<ServerMailbox::Message> weights_;
   std::deque<std::uint32_t> pushed_;  // without an answer
   std::optional<std::uint32_t> joined_;
   bool leaves_ = false;

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace tersor {
 namespace {
@@ -22,11 +23,7 @@ constexpr std::size_t kMostUnsent = 8;
 
 // The server's state of another rank.
 struct Peer {
-  Peer(Transport& channel, int number) : rank(number), out(channel, number) {}
-
   int rank;
-  MessageSender out;
-  Handle pending;
   bool gone = false;
   std::deque<std::uint32_t> pushed;    // without an answer
   std::optional<std::uint32_t> wants;  // clock of the requested weights
@@ -35,9 +32,12 @@ struct Peer {
 class Serving {
  public:
   Serving(Transport& channel, ParameterShard& shard, std::chrono::milliseconds straggler_timeout)
-      : channel_(channel), shard_(shard), straggler_timeout_(straggler_timeout) {
+      : channel_(channel),
+        shard_(shard),
+        straggler_timeout_(straggler_timeout),
+        mailbox_(channel, kServerMailbox, shard.push_capacity()) {
     for (int rank = 0; rank < channel.ranks(); ++rank)
-      if (rank != channel.rank()) peers_.emplace_back(channel, rank);
+      if (rank != channel.rank()) peers_.push_back({.rank = rank});
     shard.on_progress([&channel] { channel.wake(); });
   }
   ~Serving() { shard_.on_progress({}); }
@@ -71,8 +71,7 @@ class Serving {
   }
 
   void send_refusal_to_all(std::string_view why) {
-    for (Peer& peer : peers_)
-      attend(peer, [&] { peer.out.send({.type = ServerMessage::kRefused}, why); });
+    for (Peer& peer : peers_) attend(peer, [&] { refuse(peer, why); });
     const auto until = Clock::now() + 5s;
     while (!all_is_sent() && Clock::now() < until) channel_.wait_activity(until);
   }
@@ -83,10 +82,9 @@ class Serving {
     for (Peer& peer : peers_)
       if (std::ranges::count(left_out, peer.rank) != 0)
         attend(peer, [&] {
-          peer.out.send({.type = ServerMessage::kRefused},
-                        "this worker was left out: it sent nothing for " +
-                            std::to_string(straggler_timeout_.count()) +
-                            " ms while another worker waited for it");
+          refuse(peer, "this worker was left out: it sent nothing for " +
+                           std::to_string(straggler_timeout_.count()) +
+                           " ms while another worker waited for it");
           peer.gone = true;
         });
   }
@@ -111,20 +109,22 @@ class Serving {
   }
 
   bool receive(Peer& peer) {
-    if (!peer.pending.valid())
-      peer.pending = channel_.receive(message_operation(), peer.rank,
-                                      sizeof(ServerHeader) + shard_.push_capacity());
-    if (peer.out.unsent() >= kMostUnsent || !peer.pending.test()) return false;
-    const Handle message = std::exchange(peer.pending, {});
+    mailbox_.expect(peer.rank);
+    if (mailbox_.unsent(peer.rank) >= kMostUnsent) return false;
     try {
-      const auto [header, frame] = read_message(message.received(peer.rank));
-      take(peer, header, frame);
+      const auto message = mailbox_.receive(peer.rank);
+      if (!message.has_value()) return false;
+      take(peer, message->header, message->body);
     } catch (const PeerLostError&) {
       throw;
     } catch (const Error& error) {
-      peer.out.send({.type = ServerMessage::kRefused}, error.what());
+      refuse(peer, error.what());
     }
     return true;
+  }
+
+  void refuse(Peer& peer, std::string_view why) {
+    mailbox_.send(peer.rank, {.type = ServerMessage::kRefused}, why.substr(0, kMostText));
   }
 
   void take(Peer& peer, const ServerHeader& header, ConstByteSpan frame) {
@@ -147,34 +147,36 @@ class Serving {
   void join(Peer& peer, std::uint64_t signature) {
     if (signature != shard_.signature()) {
       const std::vector<std::byte> options = pack(shard_.agreement().strings());
-      return peer.out.send({.type = ServerMessage::kOptions},
+      return mailbox_.send(peer.rank, {.type = ServerMessage::kOptions},
                            {reinterpret_cast<const char*>(options.data()), options.size()});
     }
     const std::uint32_t clock = shard_.join(peer.rank);
-    peer.out.send({.type = ServerMessage::kJoined, .clock = clock});
+    mailbox_.send(peer.rank, {.type = ServerMessage::kJoined, .clock = clock});
   }
 
   void answer(Peer& peer) {
     while (peer.pushed.size() > shard_.waiting(peer.rank)) {
-      peer.out.send({.type = ServerMessage::kTaken, .clock = peer.pushed.front()});
+      mailbox_.send(peer.rank, {.type = ServerMessage::kTaken, .clock = peer.pushed.front()});
       peer.pushed.pop_front();
     }
     if (!peer.wants.has_value() || !shard_.may_pull(peer.rank, *peer.wants)) return;
     const std::uint32_t clock = *std::exchange(peer.wants, std::nullopt);
-    peer.out.send({.type = ServerMessage::kWeights, .clock = clock}, shard_.pull_capacity(),
+    mailbox_.send(peer.rank, {.type = ServerMessage::kWeights, .clock = clock},
+                  shard_.pull_capacity(),
                   [&](ByteSpan space) { return shard_.pull(peer.rank, clock, space); });
   }
 
   bool all_is_sent() {
     bool sent = true;
-    for (Peer& peer : peers_) attend(peer, [&] { sent &= peer.out.unsent() == 0; });
+    for (Peer& peer : peers_) attend(peer, [&] { sent &= mailbox_.unsent(peer.rank) == 0; });
     return sent;
   }
 
   Transport& channel_;
   ParameterShard& shard_;
   std::chrono::milliseconds straggler_timeout_;
-  std::deque<Peer> peers_;
+  ServerMailbox mailbox_;
+  std::vector<Peer> peers_;
 };
 
 }  // namespace
