@@ -15,11 +15,6 @@ using namespace std::chrono_literals;
 // Longer than a waiting rank needs to find a fault and announce the fault to others.
 constexpr std::chrono::milliseconds kTimeout = 4s;
 constexpr std::chrono::milliseconds kNap = 50ms;
-constexpr auto kForEver = std::chrono::hours(24 * 365);
-
-Operation vote_operation() {
-  return {.name = "remaining ranks", .tag = kUnorderedTag, .timeout = kForEver};
-}
 
 std::string text_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -36,15 +31,14 @@ Survivors::Survivors(Transport& transport, int least)
       channel_(transport.isolated_channel()),
       members_(static_cast<std::size_t>(transport.ranks())),
       set_(members_.size(), true),
-      pending_receives_(members_.size()),
       answers_(members_.size()) {
+  mailbox_.emplace(*channel_, "remaining ranks", set_bytes());
   std::iota(members_.begin(), members_.end(), 0);
   base_ = members_;
 }
 
 void Survivors::give_up() {
-  pending_receives_.clear();
-  sent_.clear();
+  mailbox_.reset();
   channel_.reset();
 }
 
@@ -55,24 +49,15 @@ std::vector<int> Survivors::ranks_of(const Set& set) {
   return ranks;
 }
 
-// Little-endian: steps u32, then one bit per rank, lowest rank first.
-std::vector<std::byte> Survivors::written(const Vote& vote) const {
-  std::vector<std::byte> bytes(vote_bytes());
-  std::memcpy(bytes.data(), &vote.steps, sizeof(vote.steps));
+Survivors::Vote Survivors::read(const Mailbox<Header>::Message& message) const {
+  const ConstByteSpan bits = message.body;
+  if (bits.size() != set_bytes())
+    throw WireError("remaining ranks: a message of " +
+                    std::to_string(sizeof(Header) + bits.size()) + " bytes, not " +
+                    std::to_string(sizeof(Header) + set_bytes()));
+  Vote vote{.steps = message.header.steps, .set = Set(set_.size())};
   for (std::size_t rank = 0; rank < vote.set.size(); ++rank)
-    if (vote.set[rank]) bytes[sizeof(vote.steps) + rank / 8] |= std::byte{1} << (rank % 8);
-  return bytes;
-}
-
-Survivors::Vote Survivors::read(ConstByteSpan bytes) const {
-  if (bytes.size() != vote_bytes())
-    throw WireError("remaining ranks: a message of " + std::to_string(bytes.size()) +
-                    " bytes, not " + std::to_string(vote_bytes()));
-  Vote vote{.set = Set(set_.size())};
-  std::memcpy(&vote.steps, bytes.data(), sizeof(vote.steps));
-  for (std::size_t rank = 0; rank < vote.set.size(); ++rank)
-    vote.set[rank] =
-        (bytes[sizeof(vote.steps) + rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0};
+    vote.set[rank] = (bits[rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0};
   return vote;
 }
 
@@ -107,43 +92,38 @@ void Survivors::receive_later_votes(int peer) try {
 } catch (const PeerLostError&) {  // the lost rank had sent all its messages
 }
 
-// Removed ranks also receive the set: a slow rank must not continue.
+// Removed ranks also receive the set: a slow rank must not continue. Lost ranks do not.
 void Survivors::send_vote(std::uint32_t steps) {
   until_ = Clock::now() + kTimeout;
-  const auto own = written({steps, set_});
-  for (const int peer : members_)
-    if (peer != rank_) send_vote(peer, own);
-}
-
-void Survivors::send_vote(int peer, const std::vector<std::byte>& vote) try {
-  Sent& sent = sent_.emplace_back(Sent{peer, vote, {}});
-  sent.handle = channel_->send(vote_operation(), peer, sent.bytes);
-} catch (const PeerLostError&) {
-  sent_.pop_back();
-}
-
-void Survivors::forget_sent() {
-  std::erase_if(sent_, [](Sent& sent) {
-    try {
-      return sent.handle.test();
+  for (const int peer : members_) try {
+      if (peer == rank_) continue;
+      mailbox_->send(peer, Header{steps}, set_bytes(), [this](ByteSpan bits) {
+        std::ranges::fill(bits, std::byte{0});
+        for (std::size_t rank = 0; rank < set_.size(); ++rank)
+          if (set_[rank]) bits[rank / 8] |= std::byte{1} << (rank % 8);
+        return bits.size();
+      });
     } catch (const PeerLostError&) {
-      return true;
     }
-  });
 }
 
 // This rank may exit right after the agreement, and unsent messages would be lost.
 void Survivors::send_rest() {
-  const auto is_left = [this](const Sent& sent) {
-    return set_[static_cast<std::size_t>(sent.peer)];
-  };
-  for (forget_sent(); std::ranges::any_of(sent_, is_left) && Clock::now() < until_; forget_sent())
+  while (!is_sent() && Clock::now() < until_)
     channel_->wait_activity(std::min(until_, Clock::now() + kNap));
+}
+
+bool Survivors::is_sent() {
+  bool sent = true;
+  for (const int peer : ranks_of(set_)) try {
+      sent &= mailbox_->unsent(peer) == 0;
+    } catch (const PeerLostError&) {
+    }
+  return sent;
 }
 
 // A rank with a vote for this set may have exited. The vote remains valid.
 bool Survivors::receive_votes() {
-  forget_sent();
   bool any = false;
   for (const int peer : members_)
     if (set_[static_cast<std::size_t>(peer)] && !has_answered(peer)) any |= receive_vote(peer);
@@ -162,11 +142,9 @@ bool Survivors::receive_vote(int peer) try {
 
 // Throws TransportError if the peer's set excludes this rank.
 std::optional<Survivors::Vote> Survivors::received_vote(int peer) {
-  Handle& pending = pending_receives_[static_cast<std::size_t>(peer)];
-  if (!pending.valid()) pending = channel_->receive(vote_operation(), peer, vote_bytes());
-  if (!pending.test()) return std::nullopt;
-  Vote vote = read(pending.received(peer));
-  pending = {};
+  const auto message = mailbox_->receive(peer);
+  if (!message.has_value()) return std::nullopt;
+  Vote vote = read(*message);
   if (!vote.set[static_cast<std::size_t>(rank_)])
     throw TransportError("rank " + std::to_string(rank_) + " was left out by rank " +
                          std::to_string(peer) + ", which received no message from it within " +

@@ -10,11 +10,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "comm/transport/mailbox.h"
 
 namespace tersor {
 
@@ -54,21 +55,18 @@ class Survivors {
     std::uint32_t steps = 0;
     Set set;
   };
-  struct Sent {
-    int peer = 0;
-    std::vector<std::byte> bytes = {};
-    Handle handle = {};
+  /// The number of completed steps. Followed by one bit per rank, lowest rank first.
+  struct Header {
+    std::uint32_t steps;
   };
 
   static std::vector<int> ranks_of(const Set& set);
-  std::vector<std::byte> written(const Vote& vote) const;
-  Vote read(ConstByteSpan bytes) const;
-  std::size_t vote_bytes() const { return sizeof(std::uint32_t) + ceil_div(set_.size(), 8); }
+  Vote read(const Mailbox<Header>::Message& message) const;
+  std::size_t set_bytes() const { return ceil_div(set_.size(), 8); }
 
   void send_vote(std::uint32_t steps);
-  void send_vote(int peer, const std::vector<std::byte>& vote);
-  void forget_sent();
   void send_rest();
+  bool is_sent();
   bool receive_vote(int peer);
   std::optional<Vote> received_vote(int peer);
   void receive_later_votes();
@@ -85,6 +83,7 @@ class Survivors {
   const int rank_;
   const int least_;
   std::unique_ptr<Transport> channel_;
+  std::optional<Mailbox<Header>> mailbox_;  ///< empty after `give_up`
   std::vector<int> members_;
   std::vector<int> base_;         ///< ranks of the last completed step
   std::uint32_t base_steps_ = 0;  ///< completed steps when members_ last changed
@@ -95,9 +94,7 @@ class Survivors {
   Set set_;
   bool changed_ = false;
   Clock::time_point until_;
-  std::vector<Handle> pending_receives_;      ///< pending receives, by rank
   std::vector<std::optional<Vote>> answers_;  ///< last vote of each rank
-  std::list<Sent> sent_;
 };
 
 }  // namespace tersor
