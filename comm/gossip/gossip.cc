@@ -7,30 +7,33 @@
 #include "codecs/loss.h"
 #include "comm/collectives/choose.h"
 #include "comm/gossip/lost_edges.h"
+#include "comm/transport/mailbox.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <utility>
 
 namespace tersor {
-namespace {
 
-enum class MessageType : std::uint32_t {
+enum class GossipMessage : std::uint32_t {
   kFrame = 0,    // followed by a frame and the lost edges
   kWaiting = 1,  // a heartbeat: the sender waits for another rank
   kGaveUp = 2,   // the sender has lost the receiver
 };
 
 // The first bytes of each message, little-endian.
-struct Head {
+struct GossipHeader {
   std::uint32_t epoch = 0;  // number of restarts of the sender
   std::uint32_t step = 0;
-  MessageType type = MessageType::kFrame;
+  GossipMessage type = GossipMessage::kFrame;
   std::uint32_t reserved = 0;
 };
-static_assert(sizeof(Head) == 16);
+static_assert(sizeof(GossipHeader) == 16);
+
+namespace {
 
 std::shared_ptr<const Codec> gossip_codec(const std::string& spec) {
   auto codec = make_codec(spec);
@@ -58,28 +61,11 @@ double step_size_of(const GossipOptions& options) {
   return retained > 0.6 ? 1.0 : std::max(retained / 2, 0.01);
 }
 
-// Operations have no timeout, because heartbeats extend the time limit: wait_for ends operations.
-// `keep_alive` owns the sent bytes: the network may read these bytes after an error.
-Operation operation(std::shared_ptr<const void> keep_alive) {
-  return {.name = "gossip",
-          .tag = kUnorderedTag,
-          .timeout = std::chrono::milliseconds::max(),
-          .keep_alive = std::move(keep_alive)};
-}
-
-std::shared_ptr<Buffer> message_of(MessageType type) {
-  auto message = std::make_shared<Buffer>(sizeof(Head));
-  const Head head{.type = type};
-  std::memcpy(message->pointer(), &head, sizeof(head));
-  return message;
-}
-
 }  // namespace
 
-// A neighbour, and the operations under way with the neighbour.
 struct Neighbour {
   Edge edge;
-  Handle sending, receiving, heartbeat;
+  std::optional<Mailbox<GossipHeader>::Message> frame;  // of this step
   Clock::time_point last_message =
       {};               // arrival of the neighbour's last message, or begin of the step
   bool counts = false;  // True if `around` includes the neighbour's y of this epoch
@@ -110,9 +96,8 @@ struct Gossip::State {
   const int rank;
   const std::chrono::milliseconds timeout;
   const std::unique_ptr<Transport> everybody, channel;
-  const std::shared_ptr<Buffer> waiting = message_of(MessageType::kWaiting);
   LostEdges lost_edges;
-  std::vector<Handle> notices;  // sends of kGaveUp
+  std::optional<Mailbox<GossipHeader>> mailbox;  // from the first step
   Clock::time_point next_heartbeat = {};
   std::vector<Neighbour> links;
   std::vector<std::string> names;
@@ -135,7 +120,7 @@ struct Gossip::State {
   FrameIdentity identity() const { return {signature, options.checksum}; }
   Execution execution() const { return {.workspace = workspace.span()}; }
   ConstByteSpan own_frame() const {
-    const ByteSpan frame = message->span().subspan(sizeof(Head));
+    const ByteSpan frame = message->span().subspan(sizeof(GossipHeader));
     return frame.first(frame_bytes(frame));
   }
 
@@ -143,8 +128,10 @@ struct Gossip::State {
   void settle() {
     if (is_settled) return;
     plan = plan_alone(*codec, segments, "gossip");
-    message = std::make_shared<Buffer>(sizeof(Head) + plan.frame_bytes + lost_edges.most_bytes());
+    message =
+        std::make_shared<Buffer>(sizeof(GossipHeader) + plan.frame_bytes + lost_edges.most_bytes());
     workspace = Buffer(plan.workspace_bytes);
+    mailbox.emplace(*channel, "gossip", message->bytes() - sizeof(GossipHeader));
     agree();
     for (const ValueSpan& one : weights) {
       known.emplace_back(one.count());
@@ -193,15 +180,15 @@ struct Gossip::State {
     if (message.use_count() > 1) message = std::make_shared<Buffer>(message->bytes());
     const std::vector<ConstValueSpan> changes(changed.begin(), changed.end());
     const auto step = static_cast<std::uint32_t>(seen.steps);
-    const Head head{.epoch = epoch, .step = step};
+    const GossipHeader head{.epoch = epoch, .step = step};
     std::memcpy(message->pointer(), &head, sizeof(head));
     codec->encode({.segments = segments,
                    .gradients = changes,
                    .random = {.key = Signature().add(signature).add(rank).value(), .step = step},
                    .identity = identity(),
                    .execution = execution()},
-                  message->span().subspan(sizeof(Head)));
-    lost_edges.write(message->span().subspan(sizeof(Head) + own_frame().size()));
+                  message->span().subspan(sizeof(GossipHeader)));
+    lost_edges.write(message->span().subspan(sizeof(GossipHeader) + own_frame().size()));
   }
 
   // Decodes to `changed`.
@@ -218,24 +205,21 @@ struct Gossip::State {
     settle();
     encode();
     const ConstByteSpan bytes =
-        message->span().first(sizeof(Head) + own_frame().size() + lost_edges.bytes());
+        message->span().first(sizeof(GossipHeader) + own_frame().size() + lost_edges.bytes());
     next_heartbeat = Clock::now() + timeout / 4;
     for_each_neighbour([&](Neighbour& link) {
-      link.sending = channel->send(operation(message), link.edge.rank, bytes);
-      receive(link);
+      mailbox->send(link.edge.rank, message, bytes);
+      mailbox->expect(link.edge.rank);
+      link.frame.reset();
+      link.last_message = Clock::now();
       seen.sent_bytes += bytes.size();
     });
     is_under_way = true;
   }
 
-  void receive(Neighbour& link) {
-    link.receiving = channel->receive(operation({}), link.edge.rank, message->bytes());
-    link.last_message = Clock::now();
-  }
-
   // Throws PeerLostError if the neighbour is lost, has lost this rank, or is silent for too long.
   void wait_for(Neighbour& link) {
-    while (!has_frame(link) || !link.sending.test()) {
+    while (!has_frame(link) || mailbox->unsent(link.edge.rank) != 0) {
       const Clock::time_point latest = link.last_message + timeout;
       if (Clock::now() >= latest)
         throw PeerLostError("gossip: no message from rank " + std::to_string(link.edge.rank) +
@@ -247,23 +231,25 @@ struct Gossip::State {
   }
 
   bool has_frame(Neighbour& link) {
-    while (link.receiving.test()) {
-      const MessageType type = head_of(link).type;
-      if (type == MessageType::kFrame) return true;
-      if (type == MessageType::kGaveUp)
+    while (!link.frame.has_value()) {
+      auto came = mailbox->receive(link.edge.rank);
+      if (!came.has_value()) return false;
+      if (came->header.type == GossipMessage::kGaveUp)
         throw PeerLostError("gossip: dropped by rank " + std::to_string(link.edge.rank),
                             link.edge.rank);
-      receive(link);
+      if (came->header.type == GossipMessage::kFrame) link.frame = std::move(came);
+      link.last_message = Clock::now();
     }
-    return false;
+    return true;
   }
 
   // Without heartbeats, the neighbours would lose this rank together with the late rank.
   void send_heartbeats() {
     next_heartbeat = Clock::now() + timeout / 4;
     for (Neighbour& link : links) try {
-        if (link.is_lost || (link.heartbeat.valid() && !link.heartbeat.test())) continue;
-        link.heartbeat = channel->send(operation(waiting), link.edge.rank, waiting->span());
+        // At most the frame and one heartbeat are under way.
+        if (link.is_lost || mailbox->unsent(link.edge.rank) > 1) continue;
+        mailbox->send(link.edge.rank, {.type = GossipMessage::kWaiting});
       } catch (const PeerLostError&) {  // wait_for reports the loss
       }
   }
@@ -272,9 +258,9 @@ struct Gossip::State {
     link.is_lost = true;
     seen.lost.push_back(link.edge.rank);
     lost_edges.add(rank, link.edge.rank);
-    const auto notice = message_of(MessageType::kGaveUp);
+    mailbox->forget(link.edge.rank);
     try {
-      notices.push_back(channel->send(operation(notice), link.edge.rank, notice->span()));
+      mailbox->send(link.edge.rank, {.type = GossipMessage::kGaveUp});
     } catch (const PeerLostError&) {  // the neighbour is lost
     }
   }
@@ -296,7 +282,7 @@ struct Gossip::State {
     is_under_way = false;
     for_each_neighbour([this](Neighbour& link) { wait_for(link); });
     std::uint32_t newest = epoch + (std::exchange(is_broken, false) ? 1 : 0);
-    for (const Neighbour& link : links) newest = std::max(newest, head_of(link).epoch);
+    for (const Neighbour& link : links) newest = std::max(newest, link.frame->header.epoch);
     const bool anew = newest != epoch;
     if (anew) forget(newest);
     take(anew);
@@ -317,14 +303,6 @@ struct Gossip::State {
                         -1);
   }
 
-  static Head head_of(const Neighbour& link) {
-    Head head;
-    const ConstByteSpan bytes = link.receiving.received(link.edge.rank);
-    if (bytes.size() < sizeof(head)) throw WireError("gossip: a message is too short");
-    std::memcpy(&head, bytes.data(), sizeof(head));
-    return head;
-  }
-
   // Starts a new epoch and forgets the shared state of neighbours. The next message announces the
   // epoch.
   void forget(std::uint32_t newest) {
@@ -339,16 +317,15 @@ struct Gossip::State {
   void take(bool anew) {
     double own_weight = 0;
     for (Neighbour& link : links) {
-      const ConstByteSpan body = body_of(link), frame = body.first(frame_bytes(body));
+      const ConstByteSpan body = link.frame->body, frame = body.first(frame_bytes(body));
       lost_edges.read(body.subspan(frame.size()));
-      if (head_of(link).epoch == epoch) {
+      if (link.frame->header.epoch == epoch) {
         if (!std::exchange(link.counts, true)) add(around, -link.edge.weight, known);
         decode(frame);
         add(around, link.edge.weight, changed);
         own_weight += link.edge.weight;
       }
-      link.receiving = {};
-      link.sending = {};
+      link.frame.reset();
     }
     if (anew) return;
     decode(own_frame());
@@ -358,10 +335,6 @@ struct Gossip::State {
       std::ranges::transform(
           weights[i].as<float>(), around[i], weights[i].as<float>().begin(),
           [this](double x, double move) { return static_cast<float>(x + step_size * move); });
-  }
-
-  static ConstByteSpan body_of(const Neighbour& link) {
-    return link.receiving.received(link.edge.rank).subspan(sizeof(Head));
   }
 
   template <typename T>
