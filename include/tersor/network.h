@@ -226,6 +226,9 @@ class Wire {
   /// True if `peer` detects this rank's exit itself, because a connection ends. Such a peer is told
   /// about a fault before this rank disconnects. Otherwise the peer would blame this rank.
   virtual bool shows_its_end_to(int /*peer*/) const { return false; }
+  /// Returns why no message from `peer` can arrive yet, as a remark in error texts. Empty if the
+  /// wire knows no reason.
+  virtual std::string obstacle(int /*peer*/) const { return {}; }
   /// Called after a fault: received messages are no longer needed, and the network may now wait for
   /// failed ranks.
   virtual void record_abort() {}

@@ -285,6 +285,20 @@ TEST(TcpMeeting, WhoNeverListensIsNamed) {
               says(error, "cannot be reached at " + addresses[1] + ": Connection refused"));
 }
 
+// The system accepts connections for a process that never answers.
+TEST(TcpMeeting, TheAddressOfASilentListenerIsNamed) {
+  const auto addresses = free_addresses(2);
+  const auto port = static_cast<std::uint16_t>(std::stoi(addresses[1].substr(10)));
+  const asio::ip::tcp::acceptor silent(test_context(), {asio::ip::address_v4::loopback(), port});
+  const auto owned_transport = make_tcp_transport(addresses, kMeetingSecret, 0, {.timeout = 20s});
+  Transport& transport = *owned_transport;
+  const std::string error = error_of<TransportError>(
+      [&] { exchange_all(transport, {.name = "exchange", .timeout = 500ms}, pattern(10, 0, 1)); });
+  EXPECT_TRUE(says(error, "no message from rank 1 within 500 ms (no process has answered at " +
+                              addresses[1] + ")"))
+      << error;
+}
+
 TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
   MemoryStore store;
   const auto addresses = free_addresses(2);

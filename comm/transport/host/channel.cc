@@ -17,15 +17,19 @@ Clock::time_point deadline_of(const Operation& operation) {
   return Clock::now() + std::min<std::chrono::milliseconds>(operation.timeout, kLongestTimeout);
 }
 
-/// "rank 2", "rank 1 and rank 3"
-std::string names(const Channel& channel, const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : " and ") + channel.name(rank);
-  return text;
-}
-
 std::string within(const HostTransfer& transfer) {
   return " within " + std::to_string(transfer.operation().timeout.count()) + " ms";
+}
+
+/// "no message from rank 1 and rank 3 within 500 ms"
+std::string no_message(const HostTransfer& transfer, const std::vector<int>& ranks) {
+  const Channel& channel = transfer.channel();
+  std::string text, obstacles;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : " and ") + channel.name(rank);
+    obstacles += channel.engine().lock()->wire->obstacle(channel.state().member(rank));
+  }
+  return "no message from " + text + within(transfer) + obstacles;
 }
 
 }  // namespace
@@ -218,8 +222,7 @@ FailedRanks Channel::why_late(const HostTransfer& transfer) {
                           .timeout = std::min(operation.timeout / 2, kLongestQuestion)};
   FailedRanks failed_ranks = engine_->failed_ranks(state_, question, transfer.missing());
   if (failed_ranks.difference.empty())
-    failed_ranks.difference =
-        "no message from " + names(*this, failed_ranks.ranks) + within(transfer);
+    failed_ranks.difference = no_message(transfer, failed_ranks.ranks);
   return failed_ranks;
 }
 
@@ -229,8 +232,8 @@ void Channel::end_late(HostTransfer& transfer) {
   if (state_.is_isolated()) {
     const std::vector<int> late = transfer.missing();
     const int who = late.size() == 1 ? late.front() : kAnyRank;
-    return transfer.end(std::make_exception_ptr(PeerLostError(
-        transfer.cause("no message from " + names(*this, late) + within(transfer)), who)));
+    return transfer.end(
+        std::make_exception_ptr(PeerLostError(transfer.cause(no_message(transfer, late)), who)));
   }
   const FailedRanks failed_ranks = why_late(transfer);
   if (const Mismatch& found = failed_ranks.mismatch; found.signature != found.other_signature) {

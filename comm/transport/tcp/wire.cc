@@ -206,6 +206,13 @@ bool TcpWire::shows_its_end_to(int peer) const {
   });
 }
 
+// The listener may accept connections and stay silent.
+std::string TcpWire::obstacle(int peer) const {
+  const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(peer)];
+  if (peer == rank() || shows_its_end_to(peer) || endpoint.port() == 0) return {};
+  return " (no process has answered at " + text_of(endpoint) + ")";
+}
+
 // Discards messages of peers: the operations are finished.
 void TcpWire::record_abort() {
   for (const auto& peer : peers_)

@@ -57,6 +57,7 @@ class TcpWire final : public Wire {
   bool running() const override { return process_.is_this(); }
   void check_thread() override;
   bool shows_its_end_to(int peer) const override;
+  std::string obstacle(int peer) const override;
   void record_abort() override;
 
   /// Number of connected peers without a proof of identity.
