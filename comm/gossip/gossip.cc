@@ -237,8 +237,10 @@ struct Gossip::State {
       if (came->header.type == GossipMessage::kGaveUp)
         throw PeerLostError("gossip: dropped by rank " + std::to_string(link.edge.rank),
                             link.edge.rank);
-      if (came->header.type == GossipMessage::kFrame) link.frame = std::move(came);
-      link.last_message = Clock::now();
+      if (came->header.type == GossipMessage::kFrame)
+        link.frame = std::move(came);
+      else
+        link.last_message = Clock::now();
     }
     return true;
   }
