@@ -315,10 +315,10 @@ TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
       EXPECT_EQ(shard.statistics().lost, std::vector<int>{1});
       EXPECT_LT(shard.statistics().pulls, kPulls + kAhead + 20);
     } else if (transport.rank() == 1) {
-      MessageSender out(*isolated, 0);
-      out.send({.type = ServerMessage::kJoin,
-                .signature = WorkerFrames(counts, options, 1).signature()});
-      for (std::uint64_t i = 0; i < kPulls; ++i) out.send({.type = ServerMessage::kPull});
+      ServerMailbox out(*isolated, kServerMailbox, 0);
+      out.send(0, {.type = ServerMessage::kJoin,
+                   .signature = WorkerFrames(counts, options, 1).signature()});
+      for (std::uint64_t i = 0; i < kPulls; ++i) out.send(0, {.type = ServerMessage::kPull});
       while (!over) std::this_thread::sleep_for(1ms);
     } else {
       ParameterClient client({{isolated.get(), 0}}, counts, options);
