@@ -234,6 +234,11 @@ std::vector<int> ProgressEngine::hosts(const ChannelState& channel) const {
   return number_hosts(names);
 }
 
+std::string ProgressEngine::obstacle(int peer) const {
+  const std::lock_guard lock(shared_lock_);
+  return wire_->obstacle(peer);
+}
+
 TransferCounters ProgressEngine::counters(const ChannelState& channel) const {
   const std::lock_guard lock(shared_lock_);
   return channel.counters;

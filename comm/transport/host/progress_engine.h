@@ -163,6 +163,8 @@ class ProgressEngine {
   std::vector<int> unsent(const Batch& batch) const;
   TransferCounters counters(const ChannelState& channel) const;
   std::vector<int> hosts(const ChannelState& channel) const;
+  /// See Wire::obstacle. `peer` is a world rank.
+  std::string obstacle(int peer) const;
 
  private:
   /// State to keep beyond the engine while the network may still access its memory.
