@@ -1,15 +1,16 @@
-// The kernels of blocktopk. A block of 256 threads processes a block of 4,096 values at a time, 16
-// values per thread. Values stay in registers between the single read and the single write, and the
-// lists are built in shared memory.
+// The kernels of blocktopk. A warp processes a block of 4,096 values at a time. The values lie in
+// shared memory between the single read and the single write, and the lists are built there.
 //
-// Grid: as many blocks as are resident, each striding over the blocks of values. Memory traffic in
-// bytes per value, for f32, 1 % and signs:
+// Grid: as many blocks of threads as are resident, each a warp that strides over the blocks of
+// values. Shared memory limits their number: 21 KiB per warp. Memory traffic in bytes per value,
+// for f32, 1 % and signs:
 //   Encode: 4 read and 0.015 written. Error feedback adds 4 read and 4 written.
 //   Decode: 0.015 read per frame and 4 written.
 //   Reduce: 0.015 read per frame and 0.015 written. The owner's residual adds 4 read and 4 written.
 #pragma once
 
 #include "kernels/blocktopk/coder.cuh"
+#include "kernels/blocktopk/frames.cuh"
 #include "kernels/device/queue.cuh"
 
 #include <cstddef>
@@ -17,98 +18,29 @@
 
 namespace tersor::kernels {
 
-/// The block whose payloads are added, and the segment index for fault reports.
-struct BlocktopkAdded {
-  const BlocktopkUnit& unit;
-  std::uint64_t offset;   // of the segment's sections
-  std::uint32_t segment;  // index of the segment in the call
-  float factor;
-};
-
-/// Adds the payloads of a block in order, in shared memory.
-struct BlocktopkSum {
-  using Shared = SharedArray<float, kBlocktopkValues>;
-
-  /// Rows are transposed, so neighbouring threads access neighbouring words.
-  TERSOR_DEVICE static unsigned slot(unsigned value_index) {
-    return value_index % kBlocktopkRow * (kBlocktopkValues / kBlocktopkRow) +
-           value_index / kBlocktopkRow;
-  }
-
-  template <class Block>
-  TERSOR_DEVICE static void begin(const Block& block, Shared& sum, const BlocktopkRows& rows) {
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kBlocktopkRow; ++i)
-        sum.set(slot(blocktopk_position(block.thread_rank(), row, i)), rows[row][i]);
-    }
-  }
-
-  /// Adds all payloads. Contains barriers. Reports invalid indices of a payload and returns false.
-  template <class Block, class List>
-  TERSOR_DEVICE static bool add(const Block& block, Shared& sum, const List& list,
-                                const BlocktopkShape& shape, const BlocktopkAdded& added) {
-    const BlocktopkOffsets offsets(shape, added.unit.blocks, added.unit.index);
-    TERSOR_KEEP_LOOP
-    for (unsigned index = 0; index < list.frames; ++index) {
-      const auto* sections =
-          reinterpret_cast<const std::uint32_t*>(list.payload(index) + added.offset);
-      const BlocktopkRead read(block, shape, sections, offsets, added.unit.count);
-      if (block.any(!read.is_sound())) {
-        if (block.thread_rank() == 0) list.report(index, FrameFault::kIndices, added.segment);
-        return false;
-      }
-      visit_kind(shape.value_bits, [&]<BlocktopkValues kValues>(BlocktopkKind<kValues>) {
-        read.template for_each<kValues>([&](unsigned value_index, float value) {
-          const float product = value * added.factor;
-          sum.set(slot(value_index), sum.get(slot(value_index)) + product);
-        });
-      });
-    }
-    block.sync();
-    return true;
-  }
-
-  template <class Block>
-  TERSOR_DEVICE static void end(const Block& block, const Shared& sum, BlocktopkRows& rows) {
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kBlocktopkRow; ++i)
-        rows[row][i] = sum.get(slot(blocktopk_position(block.thread_rank(), row, i)));
-    }
-  }
-};
-
-/// Blocks per multiprocessor, by architecture: the maximum without register spills.
-struct BlocktopkResident {
-  unsigned from;
-  unsigned coding;
-};
-constexpr BlocktopkResident kBlocktopkTuning[] = {{.from = 0, .coding = 2},
-                                                  {.from = 1000, .coding = 1}};
-
 struct BlocktopkKernel {
-  static constexpr unsigned kThreads = kBlocktopkThreads;
-  static constexpr unsigned kResident = tuning_of(kBlocktopkTuning).coding;
+  static constexpr unsigned kThreads = kWarpThreads;
+  static constexpr unsigned kResident = 10;
+  static constexpr bool kScans = false;
+  using Block = DeviceBlock<kThreads, kScans>;
 
-  /// Calls visit(segment, unit) for each block of values processed by this block of threads.
-  template <class Block, class Table, class Visit>
+  /// Calls visit(segment, unit) for each block of values processed by this warp.
+  template <class Table, class Visit>
   TERSOR_DEVICE static void for_each_unit(const Block& block, const Table& table,
                                           const Visit& visit) {
     TERSOR_KEEP_LOOP
     for (std::size_t unit = block.rank(); unit < table.units; unit += block.blocks()) {
       const auto number = static_cast<std::uint32_t>(unit);
-      visit(table.find(number), number);
+      const auto& segment = table.find(number);
+      visit(segment, BlocktopkUnit(segment, number));
     }
   }
 };
 
 template <typename G, typename E, unsigned kMost>
 struct BlocktopkEncodeKernel : BlocktopkKernel {
-  static constexpr bool kScans = true;
-  using Shared = typename BlocktopkCoder<E>::Shared;
+  using Coder = BlocktopkCoder<E>;
+  using Shared = typename Coder::Shared;
 
   SegmentTable<EncodeEntry, kMost> table;
   BlocktopkTarget target;
@@ -116,79 +48,70 @@ struct BlocktopkEncodeKernel : BlocktopkKernel {
   NextWords next;
   FrameSeal seal;
 
-  template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     next.write(block);
-    for_each_unit(block, table, [&](const EncodeEntry& segment, std::uint32_t unit) {
-      const BlocktopkCoder<E> coder(target, segment, unit, shared);
-      if (is_inactive(segment)) return coder.keep(block);
-      BlocktopkRows p;
-      coder.unit().template load_from<Load::kInput>(block.thread_rank(),
-                                                    static_cast<const G*>(segment.gradient), p);
-      coder.feed(block.thread_rank(), words.gradient_factor(), words.residual_factor(), p);
-      coder.write(block, p, true);
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    Coder coder(target, shared);
+    for_each_unit(block, table, [&](const EncodeEntry& segment, const BlocktopkUnit& unit) {
+      if (is_inactive(segment)) return coder.keep(segment, unit, false);
+      coder.template load<G>(segment, unit, a, b);
+      coder.write(segment, unit, true);
     });
   }
 };
 
 template <typename T, unsigned kMostSegments, unsigned kMostFrames>
 struct BlocktopkDecodeKernel : BlocktopkKernel {
-  static constexpr unsigned kResident = 3;
-  static constexpr bool kScans = false;
+  using Table = SegmentTable<DecodeEntry, kMostSegments>;
+  using Frames = BlocktopkFrames<Table, FrameList<kMostFrames>>;
   struct Shared {
-    BlocktopkSum::Shared sum;
+    BlocktopkSlot slot;
+    BlocktopkStaged staged;
   };
 
-  SegmentTable<DecodeEntry, kMostSegments> table;
+  Table table;
   FrameList<kMostFrames> list;
   BlocktopkShape shape;
   float factor;
   DecodeMode mode;
 
-  template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const bool sound = list.check(block);
-    for_each_unit(block, table, [&](const DecodeEntry& segment, std::uint32_t unit) {
-      decode_unit(block, shared, segment, BlocktopkUnit(segment, unit), sound);
+    const DeviceWarp warp;
+    const Frames frames{table, list, shape, factor, shared.staged, list.check(block)};
+    frames.start(block.rank());
+    for_each_unit(block, table, [&](const DecodeEntry& segment, const BlocktopkUnit& unit) {
+      T* output = static_cast<T*>(segment.output);
+      const bool aligned = is_aligned_for<T, BlocktopkSlot::kRow>(output);
+      unit.for_each_unit(warp.thread_rank(), [&](unsigned first, const auto& position) {
+        BlocktopkSlot::Rows rows = {};
+        if (mode == DecodeMode::kAdd) load_rows<Load::kAny>(output, position, aligned, rows);
+        shared.slot.set_rows(first, rows);
+      });
+      const bool sound =
+          frames.add(segment.reserved, unit, unit.number + block.blocks(), shared.slot);
+      unit.for_each_unit(warp.thread_rank(), [&](unsigned first, const auto& position) {
+        BlocktopkSlot::Rows rows;
+        shared.slot.get_rows(first, rows);
+        if (!sound) fill_rows<BlocktopkSlot::kRow>(rows, float_of(kNanBits));
+        store_rows(rows, output, position, aligned);
+      });
+      warp.sync();
     });
-  }
-
- private:
-  template <class Block>
-  TERSOR_DEVICE void decode_unit(const Block& block, Shared& shared, const DecodeEntry& segment,
-                                 const BlocktopkUnit& unit, bool sound) const {
-    T* output = static_cast<T*>(segment.output);
-    BlocktopkRows rows = {};
-    if (mode == DecodeMode::kAdd) unit.load_from<Load::kAny>(block.thread_rank(), output, rows);
-    BlocktopkSum::begin(block, shared.sum, rows);
-    block.sync();
-    sound = sound && BlocktopkSum::add(block, shared.sum, list, shape,
-                                       {unit, segment.offset, segment.reserved, factor});
-    BlocktopkSum::end(block, shared.sum, rows);
-    if (!sound) fill_nan(rows);
-    unit.store_to(block.thread_rank(), rows, output);
-    block.sync();
-  }
-
-  TERSOR_DEVICE static void fill_nan(BlocktopkRows& rows) {
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kBlocktopkRow; ++i) rows[row][i] = float_of(kNanBits);
-    }
   }
 };
 
 template <typename E, unsigned kMostSegments, unsigned kMostFrames>
 struct BlocktopkReduceKernel : BlocktopkKernel {
-  static constexpr bool kScans = true;
+  using Table = SegmentTable<ReduceEntry, kMostSegments>;
+  using Coder = BlocktopkCoder<E>;
+  using Frames = BlocktopkFrames<Table, FrameList<kMostFrames>>;
   struct Shared {
-    BlocktopkSum::Shared sum;
-    typename BlocktopkCoder<E>::Shared coder;
+    typename Coder::Shared coder;
+    BlocktopkStaged staged;
   };
 
-  SegmentTable<ReduceEntry, kMostSegments> table;  // `parameter`: index in the call
+  Table table;  // `parameter`: index in the call
   FrameList<kMostFrames> list;
   BlocktopkTarget target;
   CallWords words;
@@ -196,22 +119,23 @@ struct BlocktopkReduceKernel : BlocktopkKernel {
   FrameSeal seal;
   float factor;
 
-  template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     next.write(block);
-    const bool frames_sound = list.check(block);
-    for_each_unit(block, table, [&](const ReduceEntry& segment, std::uint32_t unit) {
-      const BlocktopkCoder<E> coder(target, segment, unit, shared.coder);
-      BlocktopkRows p = {};
-      BlocktopkSum::begin(block, shared.sum, p);
-      block.sync();
-      const bool sound = frames_sound && BlocktopkSum::add(block, shared.sum, list, target.shape,
-                                                           {coder.unit(), segment.offset,
-                                                            segment.parameter, factor});
-      BlocktopkSum::end(block, shared.sum, p);
-      coder.feed(block.thread_rank(), 1.0f, words.residual_factor(), p);
-      coder.write(block, p, sound);
+    const DeviceWarp warp;
+    const float b = words.residual_factor();
+    const Frames frames{table, list, target.shape, factor, shared.staged, list.check(block)};
+    frames.start(block.rank());
+    Coder coder(target, shared.coder);
+    for_each_unit(block, table, [&](const ReduceEntry& segment, const BlocktopkUnit& unit) {
+      unit.for_each_unit(warp.thread_rank(), [&](unsigned first, const auto&) {
+        const BlocktopkSlot::Rows zeros = {};
+        shared.coder.slot.set_rows(first, zeros);
+      });
+      const bool sound =
+          frames.add(segment.parameter, unit, unit.number + block.blocks(), shared.coder.slot);
+      coder.feed(segment, unit, b);
+      coder.write(segment, unit, sound);
     });
   }
 };

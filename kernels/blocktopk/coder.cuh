@@ -1,58 +1,15 @@
-// Encodes p of 4,096 values with a block of threads on a device. The encoder selects the k largest
-// values, builds the lists in shared memory, writes the lists, and stores the residual.
+// Encodes p of 4,096 values with a warp on a device. The encoder selects the k largest values,
+// builds the lists in shared memory, writes the lists, and stores the residual.
 #pragma once
 
 #include "kernels/blocktopk/select.cuh"
 #include "kernels/device/call.cuh"
-#include "kernels/device/row.cuh"
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 namespace tersor::kernels {
-
-/// A block of values of a segment.
-struct BlocktopkUnit {
-  std::size_t first;  // index of the first value in the segment
-  unsigned count;     // number of values
-  std::size_t index;  // index among the segment's blocks
-  std::size_t blocks;
-
-  template <class Entry>
-  TERSOR_DEVICE BlocktopkUnit(const Entry& segment, std::uint32_t unit)
-      : first(std::size_t{unit - segment.first_unit} * kBlocktopkValues),
-        count(segment.count - first < kBlocktopkValues
-                  ? static_cast<unsigned>(segment.count - first)
-                  : kBlocktopkValues),
-        index(unit - segment.first_unit),
-        blocks((segment.count + kBlocktopkValues - 1) / kBlocktopkValues) {}
-
-  /// Calls visit(row, position) for each row of a thread. The segment's values have type T and
-  /// start at `values`. The position `position` is relative to `values`.
-  template <typename T, class Visit>
-  TERSOR_DEVICE void for_each_row(unsigned thread, const T* values, const Visit& visit) const {
-    const bool aligned = is_aligned_for<T, kBlocktopkRow>(values);
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      const unsigned at = blocktopk_position(thread, row, 0);
-      visit(row, RowPosition{first + at, at < count ? count - at : 0u, aligned});
-    }
-  }
-
-  template <Load kLoad, typename T>
-  TERSOR_DEVICE void load_from(unsigned thread, const T* values, BlocktopkRows& rows) const {
-    for_each_row(thread, values, [&](unsigned row, RowPosition position) {
-      load_row<kLoad>(values, position, rows[row]);
-    });
-  }
-  template <typename T>
-  TERSOR_DEVICE void store_to(unsigned thread, const BlocktopkRows& rows, T* values) const {
-    for_each_row(thread, values, [&](unsigned row, RowPosition position) {
-      store_row(rows[row], values, position);
-    });
-  }
-};
 
 /// The output of a kernel.
 struct BlocktopkTarget {
@@ -61,207 +18,179 @@ struct BlocktopkTarget {
   BlocktopkShape shape;
 };
 
-/// Encodes p of a block: selects, codes, and stores the residual.
+/// Encodes p of a warp's blocks: selects, codes, and stores the residual. Shared memory holds p
+/// until a block is encoded, and then the remainder.
 template <typename E>
 class BlocktopkCoder {
  public:
-  static constexpr unsigned kWarps = kBlocktopkThreads / kWarpThreads;
   struct Shared {
-    typename BlocktopkSelect::Shared select;
-    BlocktopkWritten lists;
-    SharedArray<float, BlocktopkBlock::kMostSelected> magnitudes;
-    SharedArray<std::uint32_t, kWarps> largest;
+    BlocktopkSlot slot;
+    union {  // the lists are built after the selection
+      BlocktopkSelect::Shared select;
+      BlocktopkWritten lists;
+    };
   };
 
-  /// Creates a coder from an EncodeEntry or a ReduceEntry.
-  template <class Entry>
-  TERSOR_DEVICE BlocktopkCoder(const BlocktopkTarget& target, const Entry& segment,
-                               std::uint32_t unit, Shared& shared)
-      : target_(target),
-        sections_(reinterpret_cast<std::uint32_t*>(target.payload + segment.offset)),
-        residual_in_(static_cast<const E*>(segment.residual_in)),
-        residual_out_(static_cast<E*>(segment.residual_out)),
-        unit_(segment, unit),
-        shared_(shared) {}
+  TERSOR_DEVICE BlocktopkCoder(const BlocktopkTarget& target, Shared& shared)
+      : target_(target), slot_(shared.slot), shared_(shared) {}
 
-  TERSOR_DEVICE const BlocktopkUnit& unit() const { return unit_; }
-
-  /// p = a · p + b · residual.
-  TERSOR_DEVICE void feed(unsigned thread, float a, float b, BlocktopkRows& p) const {
-    if constexpr (kFeedback) {
-      BlocktopkRows old;
-      unit_.load_from<Load::kAny>(thread, residual_in_, old);
-      TERSOR_UNROLL
-      for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-        TERSOR_UNROLL
-        for (unsigned i = 0; i < kBlocktopkRow; ++i) p[row][i] = a * p[row][i] + b * old[row][i];
+  /// p = a · gradient + b · residual, or the gradient without feedback.
+  template <typename G, class Entry>
+  TERSOR_DEVICE void load(const Entry& segment, const BlocktopkUnit& unit, float a, float b) const {
+    const auto* gradient = static_cast<const G*>(segment.gradient);
+    const bool aligned = is_aligned_for<G, BlocktopkSlot::kRow>(gradient);
+    unit.for_each_unit(thread_, [&](unsigned first, const auto& position) {
+      if constexpr (!kFeedback && std::is_same_v<G, float>) {
+        if (aligned && position.is_whole())
+          return slot_.fetch_rows(first, gradient + position.offset(0));
       }
-    }
-  }
-
-  /// Sends nothing and keeps the residual.
-  template <class Block>
-  TERSOR_DEVICE void keep(const Block& block) const {
-    shared_.lists.clear(block);
-    block.sync();
-    keep_residual(block);
-    store_lists(block, 0);
-  }
-
-  /// Encodes the block and replaces p by the remainder. Contains barriers.
-  template <class Block>
-  TERSOR_DEVICE void write(const Block& block, BlocktopkRows& p, bool is_sound) const {
-    shared_.lists.clear(block);
-    const std::uint32_t largest = largest_key(block, p);
-    if (largest >= kBlocktopkPoisonBits || !is_sound) return poison(block, p, is_sound);
-    const BlocktopkCut cut = BlocktopkSelect::cut(block, shared_.select, p, target_.shape.selected);
-    std::uint16_t chosen[kBlocktopkRows] = {};
-    number_values(
-        block, [&](unsigned row, unsigned i) { return magnitude_bits(p[row][i]) == cut.key; },
-        [&](unsigned row, unsigned i, unsigned number) {
-          if (number < cut.ties) chosen[row] |= 1u << i;
-        });
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kBlocktopkRow; ++i)
-        if (magnitude_bits(p[row][i]) > cut.key) chosen[row] |= 1u << i;
-    }
-    visit_kind(target_.shape.value_bits, [&]<BlocktopkValues kValues>(BlocktopkKind<kValues>) {
-      code<kValues>(block, largest, chosen, p);
+      BlocktopkSlot::Rows p;
+      load_rows<Load::kInput>(gradient, position, aligned, p);
+      set_fed(segment, first, position, a, b, p);
     });
-    if constexpr (kFeedback) unit_.store_to(block.thread_rank(), p, residual_out_);
+    async_wait();
+  }
+
+  /// p += b · residual.
+  template <class Entry>
+  TERSOR_DEVICE void feed(const Entry& segment, const BlocktopkUnit& unit, float b) const {
+    if constexpr (kFeedback)
+      unit.for_each_unit(thread_, [&](unsigned first, const auto& position) {
+        BlocktopkSlot::Rows p;
+        slot_.get_rows(first, p);
+        set_fed(segment, first, position, 1.0f, b, p);
+      });
+  }
+
+  /// Encodes the block, or poisons the block unless `is_sound`.
+  template <class Entry>
+  TERSOR_DEVICE void write(const Entry& segment, const BlocktopkUnit& unit, bool is_sound) {
+    warp_.sync();
+    const BlocktopkSelect select(slot_, shared_.select);
+    if (!is_sound || select.largest() >= kBlocktopkPoisonBits) {
+      unsigned finite = 0;
+      for (unsigned i = thread_; i < unit.count(); i += kWarpThreads)
+        finite += is_finite(slot_.get(i));
+      if (is_sound) add_counts(warp_, finite, target_.overflows);
+      return keep(segment, unit, true);
+    }
+    const BlocktopkSelectedBits selected = select(target_.shape.selected, guess_);
+    shared_.lists.clear(warp_, target_.shape);
+    visit_kind(target_.shape.value_bits, [&]<BlocktopkValues kValues>(BlocktopkKind<kValues>) {
+      code<kValues>(unit, selected, select.largest());
+    });
+    if constexpr (kFeedback) {
+      E* residual = static_cast<E*>(segment.residual_out);
+      unit.for_each_unit(thread_, [&](unsigned first, const auto& position) {
+        BlocktopkSlot::Rows p;
+        slot_.get_rows(first, p);
+        store_rows(p, residual, position, is_aligned_for<E, BlocktopkSlot::kRow>(residual));
+      });
+    }
+    warp_.sync();
+  }
+
+  /// Sends nothing, or NaNs at the first indices if `poisons`, and keeps the residual.
+  template <class Entry>
+  TERSOR_DEVICE void keep(const Entry& segment, const BlocktopkUnit& unit, bool poisons) const {
+    const BlocktopkShape& shape = target_.shape;
+    shared_.lists.clear(warp_, target_.shape);
+    const unsigned selected = shape.selected < unit.count() ? shape.selected : unit.count();
+    for (unsigned i = thread_; i < selected && poisons; i += kWarpThreads)
+      shared_.lists.put(shape, i, i, shape.value_bits == 16 ? kNarrowNanBits : 0);
+    store_lists(unit, poisons ? float_of(kNanBits) : 0.0f);
+    if constexpr (kFeedback) {
+      const auto* from = static_cast<const E*>(segment.residual_in);
+      auto* to = static_cast<E*>(segment.residual_out);
+      if (from == to) return;
+      for (unsigned i = thread_; i < unit.count(); i += kWarpThreads)
+        store(to + unit.first + i, load_unit<Load::kAny>(from + unit.first + i));
+    }
   }
 
  private:
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
 
-  template <class Block>
-  TERSOR_DEVICE std::uint32_t largest_key(const Block& block, const BlocktopkRows& p) const {
-    std::uint32_t own = 0;
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kBlocktopkRow; ++i) {
-        const std::uint32_t key = magnitude_bits(p[row][i]);
-        own = key > own ? key : own;
-      }
-    }
-    own = block.warp().maximum(own);
-    if (block.warp().thread_rank() == 0) shared_.largest.set(block.warp_rank(), own);
-    block.sync();
-    std::uint32_t largest = 0;
-    TERSOR_UNROLL
-    for (unsigned warp = 0; warp < kWarps; ++warp) {
-      const std::uint32_t of_warp = shared_.largest.get(warp);
-      largest = of_warp > largest ? of_warp : largest;
-    }
-    return largest;
-  }
-
-  template <BlocktopkValues kValues, class Block>
-  TERSOR_DEVICE void code(const Block& block, std::uint32_t largest,
-                          const std::uint16_t (&chosen)[kBlocktopkRows], BlocktopkRows& p) const {
-    std::uint16_t number[kBlocktopkRows][kBlocktopkRow];
-    const unsigned selected = number_values(
-        block, [&](unsigned row, unsigned i) { return (chosen[row] >> i & 1u) != 0; },
-        [&](unsigned row, unsigned i, unsigned n) {
-          number[row][i] = static_cast<std::uint16_t>(n);
-          if constexpr (kValues == BlocktopkValues::kSign)
-            shared_.magnitudes.set(n, float_of(magnitude_bits(p[row][i])));
-        });
-    const BlocktopkScale scale = scale_of<kValues>(block, largest, selected);
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kBlocktopkRow; ++i) {
-        if ((chosen[row] >> i & 1u) == 0) continue;
-        const std::uint32_t code = blocktopk_code<kValues>(p[row][i], scale);
-        shared_.lists.put(target_.shape, number[row][i],
-                          blocktopk_position(block.thread_rank(), row, i), code);
-        p[row][i] -= blocktopk_value<kValues>(code, scale.scale);
-      }
-    }
-    block.sync();
-    store_lists(block, bits_of(scale.scale));
-  }
-
-  template <BlocktopkValues kValues, class Block>
-  TERSOR_DEVICE BlocktopkScale scale_of(const Block& block, std::uint32_t largest,
-                                        unsigned selected) const {
-    if constexpr (kValues == BlocktopkValues::kInt4) return blocktopk_int4_scale(largest);
-    if constexpr (kValues == BlocktopkValues::kBf16) return {};
-    if (selected == 0) return {};
-    return blocktopk_sign_scale(tree_sum(block, selected), selected);
-  }
-
-  /// Returns the sum of the selected magnitudes. Contains barriers.
-  template <class Block>
-  TERSOR_DEVICE float tree_sum(const Block& block, unsigned selected) const {
-    unsigned whole = 1;
-    while (whole < selected) whole *= 2;
-    for (unsigned i = selected + block.thread_rank(); i < whole; i += Block::threads())
-      shared_.magnitudes.set(i, 0.0f);
-    for (unsigned half = whole / 2; half != 0; half /= 2) {
-      block.sync();
-      for (unsigned i = block.thread_rank(); i < half; i += Block::threads())
-        shared_.magnitudes.set(i, shared_.magnitudes.get(i) + shared_.magnitudes.get(i + half));
-    }
-    block.sync();
-    return shared_.magnitudes.get(0);
-  }
-
-  /// Sends NaNs at the first indices and keeps the residual.
-  template <class Block>
-  TERSOR_DEVICE void poison(const Block& block, const BlocktopkRows& p, bool is_sound) const {
-    const BlocktopkShape& shape = target_.shape;
-    const unsigned selected = shape.selected < unit_.count ? shape.selected : unit_.count;
-    const std::uint32_t code = shape.value_bits == 16 ? kNarrowNanBits : 0;
-    for (unsigned i = block.thread_rank(); i < selected; i += Block::threads())
-      shared_.lists.put(shape, i, i, code);
-    keep_residual(block);
-    if (is_sound) count_finite(block, p);
-    block.sync();
-    store_lists(block, kNanBits);
-  }
-
-  template <class Block>
-  TERSOR_DEVICE void count_finite(const Block& block, const BlocktopkRows& p) const {
-    unsigned count = 0;
-    TERSOR_UNROLL
-    for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kBlocktopkRow; ++i)
-        count +=
-            blocktopk_position(block.thread_rank(), row, i) < unit_.count && is_finite(p[row][i]);
-    }
-    add_counts(block.warp(), count, target_.overflows);
-  }
-
-  template <class Block>
-  TERSOR_DEVICE void keep_residual(const Block& block) const {
+  /// Adds the residual to rows of p, and stores the rows to shared memory.
+  template <class Entry, class Position>
+  TERSOR_DEVICE void set_fed(const Entry& segment, unsigned first, const Position& position,
+                             float a, float b, BlocktopkSlot::Rows& p) const {
     if constexpr (kFeedback) {
-      if (residual_in_ == residual_out_) return;
-      unit_.for_each_row(block.thread_rank(), residual_in_, [&](unsigned, RowPosition position) {
-        copy_row<E, kBlocktopkRow>(residual_in_, residual_out_, position);
-      });
+      const E* residual = static_cast<const E*>(segment.residual_in);
+      BlocktopkSlot::Rows old;
+      load_rows<Load::kAny>(residual, position, is_aligned_for<E, BlocktopkSlot::kRow>(residual),
+                            old);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < sizeof p / sizeof(float); ++i) {
+        float& value = p[i / BlocktopkSlot::kRow][i % BlocktopkSlot::kRow];
+        value = a * value + b * old[i / BlocktopkSlot::kRow][i % BlocktopkSlot::kRow];
+      }
     }
+    slot_.set_rows(first, p);
   }
 
-  /// Stores the lists. A barrier follows, because the next block uses the same memory.
-  template <class Block>
-  TERSOR_DEVICE void store_lists(const Block& block, std::uint32_t scale_bits) const {
-    shared_.lists.store_to(block, target_.shape, scale_bits, sections_,
-                           BlocktopkOffsets(target_.shape, unit_.blocks, unit_.index));
-    block.sync();
+  /// Writes the lists of the selected values, and replaces p by the remainder.
+  template <BlocktopkValues kValues>
+  TERSOR_DEVICE void code(const BlocktopkUnit& unit, const BlocktopkSelectedBits& selected,
+                          std::uint32_t largest) const {
+    constexpr bool kSign = kValues == BlocktopkValues::kSign;
+    const unsigned own = selected.count(), first = warp_.exclusive_sum(own);
+    BlocktopkScale scale;
+    if constexpr (kValues == BlocktopkValues::kInt4) scale = blocktopk_int4_scale(largest);
+    const auto leave = [&](unsigned index) {
+      const float p = slot_.get(index);
+      slot_.set(index,
+                p - blocktopk_value<kValues>(blocktopk_code<kValues>(p, scale), scale.scale));
+    };
+    unsigned number = first;
+    selected.for_each(thread_, [&](unsigned index) {
+      const float p = slot_.get(index);
+      shared_.lists.put(target_.shape, number, index, blocktopk_code<kValues>(p, scale));
+      if constexpr (kSign) shared_.lists.set_magnitude(number, fabsf(p));
+      ++number;
+    });
+    if constexpr (kSign) {
+      const unsigned all = warp_.shuffle(first + own, kWarpThreads - 1);
+      if (all != 0) scale = blocktopk_sign_scale(tree_sum(all), all);
+    }
+    if constexpr (kFeedback) selected.for_each(thread_, leave);
+    store_lists(unit, scale.scale);
   }
 
+  /// Returns the sum of `count` magnitudes. Zeros follow, up to a power of two of at least 32, and
+  /// change no sum. A thread adds the terms of its own remainder modulo 32.
+  TERSOR_DEVICE float tree_sum(unsigned count) const {
+    auto& lists = shared_.lists;
+    unsigned whole = kWarpThreads;
+    while (whole < count) whole *= 2;
+    for (unsigned i = count + thread_; i < whole; i += kWarpThreads) lists.set_magnitude(i, 0.0f);
+    warp_.sync();
+    for (unsigned half = whole / 2; half >= kWarpThreads; half /= 2)
+      for (unsigned i = thread_; i < half; i += kWarpThreads)
+        lists.set_magnitude(i, lists.magnitude(i) + lists.magnitude(i + half));
+    float sum = lists.magnitude(thread_);
+    TERSOR_UNROLL
+    for (unsigned half = kWarpThreads / 2; half != 0; half /= 2)
+      sum += float_of(warp_.shuffle_xor(bits_of(sum), half));
+    return sum;
+  }
+
+  /// Stores the lists. Contains barriers, because the next block uses the same memory.
+  TERSOR_DEVICE void store_lists(const BlocktopkUnit& unit, float scale) const {
+    if (thread_ < target_.shape.words[0]) shared_.lists.set(thread_, bits_of(scale));
+    warp_.sync();
+    shared_.lists.store_to(thread_, target_.shape,
+                           reinterpret_cast<std::uint32_t*>(target_.payload + unit.offset),
+                           BlocktopkOffsets(target_.shape, unit.blocks, unit.index));
+    warp_.sync();
+  }
+
+  const DeviceWarp warp_{};
+  const unsigned thread_ = warp_.thread_rank();
   const BlocktopkTarget& target_;
-  std::uint32_t* sections_;
-  const E* residual_in_;
-  E* residual_out_;
-  BlocktopkUnit unit_;
+  BlocktopkSlot& slot_;
   Shared& shared_;
+  std::uint32_t guess_ = 0;  // for the next block's selection
 };
 
 }  // namespace tersor::kernels

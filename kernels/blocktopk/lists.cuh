@@ -1,11 +1,11 @@
-// The lists of a block of 4,096 values on a device: positions, construction and reading. A block of
-// threads builds the lists in shared memory. A block of threads also reads a frame's lists, and
-// trusts no byte of the frame.
+// A block of 4,096 values on a device: the values and their lists in a warp's shared memory. A warp
+// builds the lists there. A warp also reads the lists of frames, and trusts no byte of them.
 #pragma once
 
 #include "kernels/blocktopk/formulas.h"
 #include "kernels/device/group.cuh"
 #include "kernels/device/memory.cuh"
+#include "kernels/device/units.cuh"
 
 #include <tersor/codecs/blocktopk.h>
 
@@ -16,11 +16,11 @@
 
 namespace tersor::kernels {
 
-constexpr unsigned kBlocktopkThreads = 256;
 constexpr unsigned kBlocktopkValues = BlocktopkBlock::kValues;
-constexpr unsigned kBlocktopkHighWords = 64;  // maximum per block
-constexpr unsigned kBlocktopkLowWords = 64;
-constexpr unsigned kBlocktopkCodeWords = BlocktopkBlock::kMostSelected / 2;
+/// The most words of a block's lists, and of those with signs: the scale, the upper and the lower
+/// index bits, and the codes.
+constexpr unsigned kBlocktopkWords = 1 + 64 + 64 + BlocktopkBlock::kMostSelected / 2;
+constexpr unsigned kBlocktopkSignWords = 1 + 64 + 64 + BlocktopkBlock::kMostSelected / 32;
 
 /// A block's shape in the form used by kernels.
 struct BlocktopkShape {
@@ -28,6 +28,12 @@ struct BlocktopkShape {
   std::uint32_t low_bits;
   std::uint32_t value_bits;
   std::uint32_t words[4];  // words of each section: scales, high, low, values
+
+  /// The positions of sections among the words of a block. high() is 0 without a scale.
+  TERSOR_DEVICE std::uint32_t high() const { return words[0]; }
+  TERSOR_DEVICE std::uint32_t low() const { return high() + words[1]; }
+  TERSOR_DEVICE std::uint32_t codes() const { return low() + words[2]; }
+  TERSOR_DEVICE std::uint32_t all() const { return codes() + words[3]; }
 
   static BlocktopkShape of(const BlocktopkBlock& block) {
     return {static_cast<std::uint32_t>(block.selected),
@@ -57,6 +63,17 @@ struct BlocktopkOffsets {
       section += (words + 3) / 4 * 4;
     }
   }
+
+  /// Returns the position of word `word` of the block's sections, counted through all sections.
+  TERSOR_DEVICE std::uint32_t position(const BlocktopkShape& shape, std::uint32_t word) const {
+    std::uint32_t position = begin[0] + word, first = 0;
+    TERSOR_UNROLL
+    for (unsigned i = 1; i < 4; ++i) {
+      first += shape.words[i - 1];
+      position = word < first ? position : begin[i] + (word - first);
+    }
+    return position;
+  }
 };
 
 /// Calls `visitor(BlocktopkKind<...>{})` with the type of the values.
@@ -69,138 +86,125 @@ TERSOR_DEVICE void visit_kind(unsigned value_bits, const Visitor& visitor) {
   visitor(BlocktopkKind<BlocktopkValues::kBf16>{});
 }
 
-/// The lists that a block of threads writes.
-struct BlocktopkWritten {
-  SharedArray<std::uint32_t, kBlocktopkHighWords> high;
-  SharedArray<std::uint32_t, kBlocktopkLowWords> low;
-  SharedArray<std::uint32_t, kBlocktopkCodeWords> codes;
+/// The values of a block in shared memory, also as 8 units of 512 values (units.cuh).
+class BlocktopkSlot {
+ public:
+  static constexpr unsigned kRow = 4;
+  static constexpr unsigned kUnits = kBlocktopkValues / kUnitValues;
+  using Rows = kernels::Rows<kRow>;  // a thread's values of a unit
 
-  /// Clears the lists. A barrier must follow.
-  template <class Block>
-  TERSOR_DEVICE void clear(const Block& block) {
-    for (unsigned i = block.thread_rank(); i < kBlocktopkCodeWords; i += block.threads()) {
-      codes.set(i, 0);
-      if (i < kBlocktopkHighWords) high.set(i, 0);
-      if (i < kBlocktopkLowWords) low.set(i, 0);
+  TERSOR_DEVICE float get(unsigned index) const { return load(values_ + index); }
+  TERSOR_DEVICE void set(unsigned index, float value) { store(values_ + index, value); }
+  /// Move rows that begin at value `first`.
+  TERSOR_DEVICE void get_rows(unsigned first, Rows& rows) const {
+    load_rows<Load::kAny>(values_ + first, UnitPosition<kRow>{0, kUnitValues, 0}, true, rows);
+  }
+  TERSOR_DEVICE void set_rows(unsigned first, const Rows& rows) {
+    store_rows(rows, values_ + first, UnitPosition<kRow>{0, kUnitValues, 0}, true);
+  }
+  /// Calls visit(i, index, value) for the 16 values of a row, which begins at value `first`.
+  template <class Visit>
+  TERSOR_DEVICE void for_group(unsigned first, const Visit& visit) const {
+    Rows rows;
+    get_rows(first, rows);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < sizeof rows / sizeof(float); ++i)
+      visit(i, first + in_group(i), rows[i / kRow][i % kRow]);
+  }
+  TERSOR_DEVICE static unsigned in_group(unsigned i) {
+    return i / kRow * kChunkValues<kRow> + i % kRow;
+  }
+  /// Starts to copy rows from `from`. See async_copy.
+  TERSOR_DEVICE void fetch_rows(unsigned first, const float* from) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kUnitValues; i += kChunkValues<kRow>)
+      async_copy<kRow * sizeof(float)>(values_ + first + i, from + i);
+  }
+
+ private:
+  alignas(kRow * sizeof(float)) float values_[kBlocktopkValues];
+};
+
+/// A block of values of a segment.
+struct BlocktopkUnit {
+  std::size_t number;          // among the blocks of all segments
+  std::uint64_t offset;        // of the segment's sections
+  std::size_t first;           // index of the first value in the segment
+  std::size_t index;           // index among the segment's blocks
+  std::size_t values, blocks;  // of the segment
+
+  template <class Entry>
+  TERSOR_DEVICE BlocktopkUnit(const Entry& segment, std::uint32_t unit)
+      : number(unit),
+        offset(segment.offset),
+        first(std::size_t{unit - segment.first_unit} * kBlocktopkValues),
+        index(unit - segment.first_unit),
+        values(segment.count),
+        blocks((segment.count + kBlocktopkValues - 1) / kBlocktopkValues) {}
+
+  TERSOR_DEVICE unsigned count() const {
+    return values - first < kBlocktopkValues ? static_cast<unsigned>(values - first)
+                                             : kBlocktopkValues;
+  }
+  /// Calls visit(first, position) for the units of 512 values: the index of the thread's first
+  /// value in the block, and the position in the segment.
+  template <class Visit>
+  TERSOR_DEVICE void for_each_unit(unsigned thread, const Visit& visit) const {
+    TERSOR_KEEP_LOOP
+    for (unsigned at = 0; at < kBlocktopkValues; at += kUnitValues) {
+      const std::size_t begin = first + at, end = values > begin ? values : begin;
+      visit(at + thread * BlocktopkSlot::kRow,
+            UnitPosition<BlocktopkSlot::kRow>{begin, end, thread});
     }
+  }
+};
+
+/// The lists that a warp writes. The magnitudes of signs follow the words.
+class BlocktopkWritten {
+ public:
+  TERSOR_DEVICE void set(unsigned word, std::uint32_t value) { words_.set(word, value); }
+  TERSOR_DEVICE float magnitude(unsigned index) const {
+    return float_of(words_.get(kBlocktopkSignWords + index));
+  }
+  TERSOR_DEVICE void set_magnitude(unsigned index, float value) {
+    set(kBlocktopkSignWords + index, bits_of(value));
+  }
+
+  /// Clears the words. Contains barriers, because the memory has other uses.
+  TERSOR_DEVICE void clear(const DeviceWarp& warp, const BlocktopkShape& shape) {
+    warp.sync();
+    for (unsigned i = warp.thread_rank(); i < shape.all(); i += kWarpThreads) set(i, 0);
+    warp.sync();
   }
 
   /// Adds selected value number `index`. Any thread may call, once per number.
   TERSOR_DEVICE void put(const BlocktopkShape& shape, unsigned index, unsigned value_index,
                          std::uint32_t code) {
     const unsigned bit = (value_index >> shape.low_bits) + index;
-    high.add(bit / 32, 1u << bit % 32);
-    put_bits(low, index * shape.low_bits, value_index & ((1u << shape.low_bits) - 1));
-    put_bits(codes, index * shape.value_bits, code);
+    words_.add(shape.high() + bit / 32, 1u << bit % 32);
+    const unsigned first = index * shape.low_bits, low = shape.low() + first / 32;
+    const std::uint64_t bits = std::uint64_t{value_index & ((1u << shape.low_bits) - 1)}
+                               << first % 32;
+    words_.add(low, static_cast<std::uint32_t>(bits));
+    if ((bits >> 32) != 0) words_.add(low + 1, static_cast<std::uint32_t>(bits >> 32));
+    const unsigned at = index * shape.value_bits;
+    words_.add(shape.codes() + at / 32, code << at % 32);
   }
 
-  /// Stores the lists to a segment's sections, and zeros to the padding. Call after a barrier.
-  template <class Block>
-  TERSOR_DEVICE void store_to(const Block& block, const BlocktopkShape& shape,
-                              std::uint32_t scale_bits, std::uint32_t* sections,
+  /// Stores the words to a segment's sections, and zeros to the padding. Call after a barrier.
+  TERSOR_DEVICE void store_to(unsigned thread, const BlocktopkShape& shape, std::uint32_t* sections,
                               const BlocktopkOffsets& offsets) const {
-    const auto store_section = [&](unsigned section, const auto& word_of) {
-      const unsigned words = shape.words[section], end = words + offsets.padding[section];
-      for (unsigned i = block.thread_rank(); i < end; i += block.threads())
-        store(sections + offsets.begin[section] + i, i < words ? word_of(i) : std::uint32_t{0});
-    };
-    store_section(0, [&](unsigned) { return scale_bits; });
-    store_section(1, [&](unsigned i) { return high.get(i); });
-    store_section(2, [&](unsigned i) { return low.get(i); });
-    store_section(3, [&](unsigned i) { return codes.get(i); });
+    for (unsigned i = thread; i < shape.all(); i += kWarpThreads)
+      store(sections + offsets.position(shape, i), words_.get(i));
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < 4; ++i)
+      if (thread < offsets.padding[i])
+        store(sections + offsets.begin[i] + shape.words[i] + thread, std::uint32_t{0});
   }
 
  private:
-  template <class Array>
-  TERSOR_DEVICE static void put_bits(Array& words, unsigned first, std::uint32_t number) {
-    const std::uint64_t bits = std::uint64_t{number} << first % 32;
-    if (static_cast<std::uint32_t>(bits) != 0)
-      words.add(first / 32, static_cast<std::uint32_t>(bits));
-    if ((bits >> 32) != 0) words.add(first / 32 + 1, static_cast<std::uint32_t>(bits >> 32));
-  }
+  static constexpr unsigned kSigns = kBlocktopkSignWords + BlocktopkBlock::kMostSelected;
+  SharedArray<std::uint32_t, std::max(kBlocktopkWords, kSigns)> words_;
 };
-
-/// The selected values of one payload's block that this thread reads. Each lane of a warp handles
-/// one bit of each `high` word of the warp.
-class BlocktopkRead {
- public:
-  static constexpr unsigned kMost = kBlocktopkHighWords * kWarpThreads / kBlocktopkThreads;
-
-  /// `count` is the number of values of the block. All lanes of a warp must call the constructor.
-  template <class Block>
-  TERSOR_DEVICE BlocktopkRead(const Block& block, const BlocktopkShape& shape,
-                              const std::uint32_t* sections, const BlocktopkOffsets& offsets,
-                              unsigned count)
-      : shape_(shape), low_(sections + offsets.begin[2]), codes_(sections + offsets.begin[3]) {
-    if (shape.words[0] != 0) scale_ = float_of(load_input(sections + offsets.begin[0]));
-    const auto warp = block.warp();
-    const unsigned lane = warp.thread_rank();
-    const std::uint32_t* high = sections + offsets.begin[1];
-    const std::uint32_t first = lane < shape.words[1] ? load_input(high + lane) : 0;
-    const std::uint32_t second = lane + 32 < shape.words[1] ? load_input(high + lane + 32) : 0;
-    is_sound_ = warp.add(count_bits(first) + count_bits(second)) <= shape.selected;
-    if (!is_sound_) return;
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < kMost; ++i) {
-      const unsigned word = block.warp_rank() + i * Block::warps();
-      if (word >= shape.words[1]) break;
-      const std::uint32_t before = warp.add((lane < word ? count_bits(first) : 0) +
-                                            (lane + 32 < word ? count_bits(second) : 0));
-      const std::uint32_t bits = warp.shuffle(word < 32 ? first : second, word % 32);
-      const std::uint32_t previous = warp.shuffle(word <= 32 ? first : second, (word + 31) % 32);
-      const std::uint32_t follow = bits << 1 | (word == 0 ? 0 : previous >> 31);
-      if ((bits >> lane & 1u) != 0)
-        look_at(i, 32 * word + lane, before + count_bits(bits & ((1u << lane) - 1)),
-                (follow >> lane & 1u) != 0, count);
-    }
-  }
-
-  /// True if the values read by this thread are valid.
-  TERSOR_DEVICE bool is_sound() const { return is_sound_; }
-
-  /// Calls visit(index, value) for each selected value of this thread.
-  template <BlocktopkValues kValues, class Visit>
-  TERSOR_DEVICE void for_each(const Visit& visit) const {
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < kMost; ++i)
-      if (index_[i] != kNone)
-        visit(value_index_[i],
-              blocktopk_value<kValues>(
-                  bits_at(codes_, index_[i] * shape_.value_bits, shape_.value_bits), scale_));
-  }
-
- private:
-  static constexpr std::uint32_t kNone = ~0u;
-
-  /// Reads selected value number `index`, whose bit is `bit`. The flag `follows` is true if the
-  /// previous bit is also set. If true, both values have equal upper index bits.
-  TERSOR_DEVICE void look_at(unsigned i, unsigned bit, unsigned index, bool follows,
-                             unsigned count) {
-    const std::uint32_t low = low_of(index);
-    index_[i] = index;
-    value_index_[i] = (bit - index) << shape_.low_bits | low;
-    is_sound_ &= value_index_[i] < count && (!follows || low_of(index - 1) < low);
-  }
-
-  TERSOR_DEVICE std::uint32_t low_of(unsigned index) const {
-    return bits_at(low_, index * shape_.low_bits, shape_.low_bits);
-  }
-
-  TERSOR_DEVICE static std::uint32_t bits_at(const std::uint32_t* words, unsigned first,
-                                             unsigned count) {
-    std::uint64_t bits = load_input(words + first / 32);
-    if (first % 32 + count > 32) bits |= std::uint64_t{load_input(words + first / 32 + 1)} << 32;
-    return static_cast<std::uint32_t>(bits >> first % 32) & ((1u << count) - 1);
-  }
-
-  const BlocktopkShape& shape_;
-  const std::uint32_t* low_;
-  const std::uint32_t* codes_;
-  float scale_ = 0;
-  bool is_sound_;
-  std::uint32_t index_[kMost] = {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
-  std::uint32_t value_index_[kMost] = {};
-};
-static_assert(BlocktopkRead::kMost == 8);
 
 }  // namespace tersor::kernels

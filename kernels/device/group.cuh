@@ -24,6 +24,13 @@ class DeviceWarp {
   TERSOR_DEVICE std::uint32_t add(std::uint32_t value) const {
     return __reduce_add_sync(~0u, value);
   }
+  /// Returns the sum over all lower threads, modulo 2^32.
+  TERSOR_DEVICE std::uint32_t exclusive_sum(std::uint32_t value) const {
+    std::uint32_t sum = value;
+    for (unsigned distance = 1; distance < kWarpThreads; distance *= 2)
+      sum += __shfl_up_sync(~0u, sum, distance) * (thread_rank() >= distance);
+    return sum - value;
+  }
   /// A barrier. Earlier writes of the warp are visible after the barrier.
   TERSOR_DEVICE void sync() const { __syncwarp(); }
   /// Returns the value of thread `rank ^ mask`.

@@ -90,17 +90,33 @@ __device__ __forceinline__ void add_for_host(T* pointer, T value) {
   atomic_add(pointer, value);
 }
 
+/// Starts a copy of kBytes bytes from global memory that no thread of the launch writes to shared
+/// memory. The copy arrives when the thread waits for it.
+template <unsigned kBytes>
+__device__ __forceinline__ void async_copy(void* shared, const void* global) {
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16)  // past the first-level cache
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes)
+                 : "memory");
+}
+/// Waits for this thread's copies. Other threads see the copies after a barrier.
+__device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 /// Memory shared by the threads of a block, initially undefined. Kernels declare their arrays in a
 /// struct Shared. Between two barriers, two threads may access the same element only if both read
 /// or both add.
 template <typename T, unsigned kCount>
 class SharedArray {
  public:
-  static constexpr unsigned kElements = kCount;
-
   TERSOR_DEVICE T get(std::size_t index) const { return load(values_ + index); }
   TERSOR_DEVICE void set(std::size_t index, T value) { store(values_ + index, value); }
   TERSOR_DEVICE T add(std::size_t index, T value) { return atomic_add(values_ + index, value); }
+  /// Starts to copy an element. See async_copy.
+  TERSOR_DEVICE void fetch(std::size_t index, const T* from) {
+    async_copy<sizeof(T)>(values_ + index, from);
+  }
 
  private:
   T values_[kCount];

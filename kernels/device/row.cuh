@@ -59,15 +59,7 @@ struct alignas(kBytes % 16 == 0 ? 16 : kBytes) RowBytes {
   Unit unit[kUnits];
 };
 
-/// Converts between a 16-bit or 32-bit value and its bits.
-template <typename T>
-TERSOR_DEVICE T
-value_of_bits(std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits) {
-  if constexpr (sizeof(T) == 4)
-    return float_of(bits);
-  else
-    return T{bits};
-}
+/// Returns the bits of a 16-bit or 32-bit value.
 TERSOR_DEVICE std::uint32_t bits_of_value(float value) { return bits_of(value); }
 template <typename T>
 TERSOR_DEVICE std::uint32_t bits_of_value(T value) {

@@ -55,11 +55,14 @@ struct HadamardBlock {
             static_cast<E*>(segment.residual_out), keeps};
   }
 
+  TERSOR_DEVICE void load_residual(RotatedValues& residual) const {
+    if constexpr (kFeedback) load_rotated<Load::kAny>(residual_in, position, residual);
+  }
+
   /// p = a · p + b · residual. Missing values stay +0.
-  TERSOR_DEVICE void add_residual(float a, float b, RotatedValues& p) const {
+  TERSOR_DEVICE void add_residual(float a, float b, const RotatedValues& residual,
+                                  RotatedValues& p) const {
     if constexpr (kFeedback) {
-      RotatedValues residual;
-      load_rotated<Load::kAny>(residual_in, position, residual);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRotationValues; ++i) p[i] = a * p[i] + b * residual[i];
     }
@@ -217,9 +220,10 @@ struct HadamardEncodeKernel {
         first, segment.count, [&](unsigned index, const RotationPosition& position) {
           const RotationSigns signs = rotation.signs(index);
           const auto out = HadamardBlock<E>::of(segment, position, payload, inactive);
-          RotatedValues p;
+          RotatedValues p, residual;
           load_rotated<Load::kInput>(static_cast<const G*>(segment.gradient), position, p);
-          out.add_residual(a, b, p);
+          out.load_residual(residual);
+          out.add_residual(a, b, residual, p);
           count += out.write(rotation, bits, signs, p);
         });
     return count;
@@ -360,10 +364,11 @@ struct HadamardReduceKernel {
         first, segment.count, [&](unsigned index, const RotationPosition& position) {
           const RotationSigns signs = rotation.signs(index);
           const auto out = HadamardBlock<E>::of(segment, position, payload, false);
-          RotatedValues p;
+          RotatedValues p, residual;
+          out.load_residual(residual);  // under way while the frames are added
           sum_frames(rotation, list, {segment.offset, bits, factor}, position, p);
           signs.flip(p);
-          out.add_residual(1.0f, b, p);
+          out.add_residual(1.0f, b, residual, p);
           if (!sound) p[0] = float_of(kNanBits);
           count += out.write(rotation, bits, signs, p);
         });

@@ -112,8 +112,8 @@ struct FrameCodes {
   std::uint32_t plane[kBits];
   std::uint16_t scale;
 
-  TERSOR_DEVICE FrameCodes(const std::byte* sections, std::size_t scale_at, std::size_t planes_at)
-      : scale(load_input(reinterpret_cast<const std::uint16_t*>(sections + scale_at))) {
+  TERSOR_DEVICE void load(const std::byte* sections, std::size_t scale_at, std::size_t planes_at) {
+    scale = load_input(reinterpret_cast<const std::uint16_t*>(sections + scale_at));
     const auto* from = reinterpret_cast<const std::uint32_t*>(sections + planes_at);
     TERSOR_UNROLL
     for (unsigned j = 0; j < kBits; ++j) plane[j] = load_input(from + j * kRotationThreads);
@@ -153,7 +153,7 @@ struct FrameCodes {
 };
 
 /// Sums one block over the frames, stored by rows as neighbours. The sum starts at −0, which leaves
-/// the first frame's products unchanged. Each frame is loaded while the previous frame is added.
+/// the first frame's products unchanged. Two frames are loaded while earlier frames are added.
 template <unsigned kMost, class Warp>
 TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kMost>& list,
                               const HadamardSource& source, const RotationPosition& position,
@@ -163,12 +163,19 @@ TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kM
   visit_code_bits(source.bits, [&]<unsigned kBits>(CodeBits<kBits>) {
     const std::size_t scale_at = source.offset + scale_offset(position);
     const std::size_t planes_at = source.offset + plane_offset(position, kBits);
-    FrameCodes<kBits> next(list.payload(0), scale_at, planes_at);
+    FrameCodes<kBits> next[2];
+    next[0].load(list.payload(0), scale_at, planes_at);
+    if (list.frames > 1) next[1].load(list.payload(1), scale_at, planes_at);
     TERSOR_KEEP_LOOP
-    for (unsigned index = 0; index < list.frames;) {
-      const FrameCodes<kBits> codes = next;
-      if (++index < list.frames) next = FrameCodes<kBits>(list.payload(index), scale_at, planes_at);
-      codes.add_to(w, source.factor);
+    for (unsigned first = 0;; first += 2) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < 2; ++i) {
+        const FrameCodes<kBits> codes = next[i];
+        const unsigned index = first + i;
+        if (index + 2 < list.frames) next[i].load(list.payload(index + 2), scale_at, planes_at);
+        codes.add_to(w, source.factor);
+        if (index + 1 == list.frames) return;
+      }
     }
   });
   rotation.template rotate_runs<RowShare::kNeighbours>(w);

@@ -10,7 +10,6 @@
 namespace tersor::kernels {
 
 constexpr std::size_t kRotationBlock = 256;  // values rotated together
-constexpr std::size_t kSignWords = kRotationBlock / 32;
 
 /// The Philox key of the signs. The key is part of the format. Therefore all ranks rotate alike,
 /// and sums may be computed before rotating back. Words 4 to 7 of a block use the next key.

@@ -29,13 +29,13 @@ class Instruction:
     @property
     def global_bytes(self) -> int:
         """Bytes that a thread moves to or from global memory; 0 for other instructions."""
-        if self.name not in ("LDG", "STG", "LD", "ST"):
+        if not (self.loads or self.stores):
             return 0
         return next((WIDTHS[part] for part in self.opcode.split(".") if part in WIDTHS), 4)
 
     @property
     def loads(self) -> bool:
-        return self.name in ("LDG", "LD")
+        return self.name in ("LDG", "LD", "LDGSTS")  # LDGSTS: cp.async, to shared memory
 
     @property
     def stores(self) -> bool:

@@ -36,6 +36,7 @@ const BlocktopkVariant kBlocktopkVariants[] = {
     {{0.1, 4}, "blocktopk:density=0.1,values=int4"},
     {{0.02, 16}, "blocktopk:density=0.02,values=bf16+ef"},
     {{0.25, 16}, "blocktopk:density=0.25,values=bf16"},
+    {{0.0625, 1}, "blocktopk:density=0.0625"},
 };
 
 /// Uses fewer counts on a device, because the PTX interpreter is slow.
@@ -70,7 +71,7 @@ std::vector<float> corners_of_blocks(std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t index = i % kSelectedValues;
     const auto ones = static_cast<float>(i % 2 == 0 ? 1 : -1);
-    switch (i / kSelectedValues % 12) {
+    switch (i / kSelectedValues % 13) {
       case 1:
         values[i] = index == 77 ? 3.0f : 0.0f;
         break;  // fewer than k
@@ -104,6 +105,9 @@ std::vector<float> corners_of_blocks(std::size_t count) {
       case 11:
         values[i] = ones * 0.0f;
         break;  // zeros of both signs
+      case 12:
+        values[i] = (index < 500 ? 1.0f : 0.0f) + values[i] * 1e-3f;
+        break;  // large values close together
       default:
         break;
     }
@@ -126,7 +130,7 @@ TEST(Blocktopk, WritesTheBytesOfTheFormatWhateverTheValuesAre) {
   for_each_isa([] {
     for (const BlocktopkVariant& variant : kBlocktopkVariants) {
       SCOPED_TRACE(variant.spec);
-      expect_blocktopk(variant, corners_of_blocks(12 * kSelectedValues + 1000));
+      expect_blocktopk(variant, corners_of_blocks(13 * kSelectedValues + 1000));
     }
   });
 }

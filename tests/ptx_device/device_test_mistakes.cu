@@ -33,6 +33,28 @@ __global__ void rewritten_place(int* y) {
     if (kSyncs) __syncwarp();
   }
 }
+/// Each warp copies words to shared memory, one group of copies ahead of the words that it reads.
+/// kPending: the groups still under way when the warp reads.
+template <int kPending, bool kSyncs>
+__global__ void copies_ahead(const float* x, float* y) {
+  __shared__ float words[2][64];
+  const unsigned thread = threadIdx.x;
+  const auto start = [&](unsigned turn) {
+    const auto to = static_cast<unsigned>(__cvta_generic_to_shared(&words[turn % 2][thread]));
+    if (turn < 4)
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(x + turn * 64 + thread)
+                   : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  start(0);
+  for (unsigned turn = 0; turn < 4; ++turn) {
+    start(turn + 1);
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+    if (kSyncs) __syncwarp();
+    y[turn * 64 + thread] = words[turn % 2][thread ^ 1];
+    if (kSyncs) __syncwarp();
+  }
+}
 __global__ void reads_what_nobody_wrote(const int* x, int* y) { y[threadIdx.x] = x[threadIdx.x]; }
 __global__ void nothing() {}
 
@@ -67,6 +89,20 @@ void test_mistakes() {
            cudaMalloc(&x, 256);
            reads_what_nobody_wrote<<<1, 64>>>(x, reinterpret_cast<int*>(y));
          }) == cudaErrorLaunchFailure % 256);
+  const auto copied = [&](auto&& kernel) {
+    return broken([&](float* y) {
+      float numbers[512];
+      for (int i = 0; i < 256; ++i) numbers[i] = static_cast<float>(i), numbers[256 + i] = 0;
+      cudaMemcpy(y, numbers, sizeof numbers, cudaMemcpyHostToDevice);
+      kernel<<<1, 64>>>(y, y + 256);
+      cudaMemcpy(numbers, y, sizeof numbers, cudaMemcpyDeviceToHost);
+      for (int i = 0; i < 256; ++i)
+        if (numbers[256 + i] != static_cast<float>(i ^ 1)) std::exit(1);
+    });
+  };
+  EXPECT(copied(copies_ahead<1, true>) == cudaSuccess);
+  EXPECT(copied(copies_ahead<2, true>) != cudaSuccess);   // reads before the copies arrive
+  EXPECT(copied(copies_ahead<1, false>) != cudaSuccess);  // another thread's copies
   EXPECT(alone([] {
            volatile int* y = nullptr;
            cudaMalloc(const_cast<int**>(&y), 64);

@@ -71,6 +71,22 @@ class MachineCode(unittest.TestCase):
         self.assertTrue(self.at[0x100].pads)
         self.assertFalse(self.at[0x120].pads)
 
+    def test_asynchronous_copies_load(self) -> None:
+        text = (
+            "\tFunction : f\n"
+            " /*0000*/ LDGSTS.E.BYPASS.128 [R5], desc[UR4][R2.64] ;\n"
+            " /*0010*/ @!P0 LDGSTS.E [R5+0x10], desc[UR4][R2.64] ;\n"
+            " /*0020*/ LDS.128 R8, [R5] ;\n"
+            " /*0030*/ STG.E.128 desc[UR4][R6.64], R8 ;\n"
+            " /*0040*/ @P1 BRA 0x0 ;\n"
+        )
+        code = machine_code.parse(text)["f"]
+        self.assertEqual([i.global_bytes for i in code], [16, 4, 0, 16, 0])
+        self.assertEqual([i.loads for i in code], [True, True, False, False, False])
+        loop = hot_path.main_loop(code)
+        assert loop is not None
+        self.assertEqual((loop.load_bytes, loop.wide_load_bytes, loop.stores), (20, 16, 1))
+
     def test_knows_what_may_follow(self) -> None:
         graph = machine_code.FlowGraph(self.code)
         following = {

@@ -33,8 +33,8 @@ const Handlers& handlers() {
   static const Handlers known = [] {
     Handlers made;
     for (auto* add : {add_integers, add_floats, add_halves, add_bits, add_comparisons,
-                      add_predicates, add_conversions, add_moves, add_accesses, add_atomics,
-                      add_warps, add_control, add_device_calls})
+                      add_predicates, add_conversions, add_moves, add_accesses, add_async_copies,
+                      add_atomics, add_warps, add_control, add_device_calls})
       add(made);
     return made;
   }();

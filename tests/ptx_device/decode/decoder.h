@@ -107,6 +107,7 @@ void add_predicates(Handlers& handlers);
 void add_conversions(Handlers& handlers);
 void add_moves(Handlers& handlers);
 void add_accesses(Handlers& handlers);
+void add_async_copies(Handlers& handlers);
 void add_atomics(Handlers& handlers);
 void add_warps(Handlers& handlers);
 void add_control(Handlers& handlers);

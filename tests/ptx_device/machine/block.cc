@@ -198,6 +198,8 @@ void Block::start_warp(Warp& warp) {
   warp.at_barrier = 0;
   warp.sync_count = 0;
   warp.now = nullptr;
+  warp.copies.clear();
+  warp.groups.fill(0);
   for (const SpecialSlot& slot : kernel->specials)
     if (is_of_block(slot.which)) fill_same(warp, slot);
   make_ready(warp, 0, warp.alive);

@@ -41,6 +41,15 @@ struct Parked {
   std::uint32_t pc, lanes, need;
 };
 
+/// A copy to shared memory that a lane has started and not yet waited for.
+struct AsyncCopy {
+  unsigned lane;
+  std::uint32_t group;  // number of groups that the lane committed before
+  unsigned count;
+  char* to;
+  std::array<char, 16> bytes;
+};
+
 struct Block;
 struct Launch;
 class LateStores;
@@ -55,6 +64,8 @@ struct Warp {
   std::uint32_t at_barrier = 0, barrier_pc = 0;
   std::uint32_t sync_count = 0;  // number of warp-wide operations so far
   const Instruction* now = nullptr;
+  std::vector<AsyncCopy> copies;
+  std::array<std::uint32_t, kLanes> groups{};  // committed, by lane
 };
 
 /// An allocation found by an instruction.
