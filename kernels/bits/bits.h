@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace tersor::kernels {
 
@@ -107,26 +108,31 @@ std::size_t read_quotients(const std::byte* plane, std::size_t words, std::size_
   return kBrokenPlane;
 }
 
-/// Returns the width in [0, most] with the fewest bits for a list: `width` low bits, and the unary
-/// code of the quotient, for each number. Ties go to the smaller width. `sum` is the sum of the
-/// numbers. The size is convex in the width, so a search from the mean ends at the best width.
+/// The width of the low parts of a list, and the bits of all numbers.
+struct Width {
+  unsigned low_bits = 0;
+  std::uint64_t bits = 0;
+};
+
+/// Returns the width in [0, most] with the fewest bits for a list: `low_bits` bits, and the unary
+/// code of the quotient, for each number. Ties go to the smaller width. The size is convex in the
+/// width, so a search from the mean ends at the best width.
 template <typename Number>
-unsigned best_width(const Number* numbers, std::size_t count, unsigned __int128 sum,
-                    unsigned most) {
-  if (count == 0) return 0;
-  const auto mean = static_cast<std::uint64_t>(sum / count);
-  const auto bits = [&](unsigned width) {
-    unsigned __int128 all = static_cast<unsigned __int128>(count) * width;
-    for (std::size_t i = 0; i < count; ++i) all += numbers[i] >> width;
+Width best_width(const Number* numbers, std::size_t count, unsigned most) {
+  if (count == 0) return {};
+  using Sum = std::conditional_t<sizeof(Number) < 8, std::uint64_t, unsigned __int128>;
+  const auto bits = [&](unsigned low_bits) {
+    Sum all = Sum{count} * (low_bits + 1);
+    for (std::size_t i = 0; i < count; ++i) all += numbers[i] >> low_bits;
     return all;
   };
+  const auto mean = static_cast<std::uint64_t>((bits(0) - count) / count);
   unsigned width = mean == 0 ? 0 : static_cast<unsigned>(std::bit_width(mean)) - 1;
   if (width > most) width = most;
-  unsigned __int128 best = bits(width);
-  for (unsigned __int128 less; width > 0 && (less = bits(width - 1)) <= best; --width) best = less;
-  for (unsigned __int128 less; width < most && (less = bits(width + 1)) < best; ++width)
-    best = less;
-  return width;
+  Sum best = bits(width);
+  for (Sum less; width > 0 && (less = bits(width - 1)) <= best; --width) best = less;
+  for (Sum less; width < most && (less = bits(width + 1)) < best; ++width) best = less;
+  return {width, static_cast<std::uint64_t>(best)};
 }
 
 }  // namespace tersor::kernels

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 namespace tersor::kernels {
@@ -176,11 +175,14 @@ TEST(Bits, TheWidthIsTheBestOfAll) {
     unsigned best = 0;
     for (unsigned width = 1; width <= 31; ++width)
       if (bits(width) < bits(best)) best = width;
-    const auto sum = std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0});
-    EXPECT_EQ(best_width(numbers.data(), numbers.size(), sum, 31), best) << seed;
-    EXPECT_EQ(best_width(numbers.data(), numbers.size(), sum, 3), std::min(best, 3u)) << seed;
+    const Width found = best_width(numbers.data(), numbers.size(), 31);
+    EXPECT_EQ(found.low_bits, best) << seed;
+    EXPECT_EQ(found.bits, bits(best) + numbers.size()) << seed;
+    EXPECT_EQ(best_width(numbers.data(), numbers.size(), 3).low_bits, std::min(best, 3u)) << seed;
   }
-  EXPECT_EQ(best_width(static_cast<const std::uint8_t*>(nullptr), 0, 0, 13), 0u);
+  EXPECT_EQ(best_width(static_cast<const std::uint8_t*>(nullptr), 0, 13).bits, 0u);
+  const std::vector<std::uint64_t> huge(9, ~std::uint64_t{0});
+  EXPECT_EQ(best_width(huge.data(), huge.size(), 62).low_bits, 62u) << "sums beyond 64 bits";
 }
 
 }  // namespace
