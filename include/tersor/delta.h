@@ -80,7 +80,7 @@ class BaseMismatchError : public Error {
 
 /// How a base is checked: by a read of all values, or not at all because this process wrote the
 /// base and nobody else can have changed the base.
-enum class DeltaBase : std::uint8_t { kCheck, kKept };
+enum class DeltaBase : std::uint8_t { kCheck, kTrust };
 
 /// Options of the functions below.
 struct DeltaOptions {

@@ -26,11 +26,11 @@ HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, s
   constexpr std::size_t kStep = 4 * hn::MaxLanes(lanes);
   const auto bytes = [&](std::uint32_t byte)
                          HWY_ATTR { return hn::Set(lanes, byte * 0x01010101u); };
-  const auto kept = bytes(0xffu >> shift), large = bytes(0xf8), one = hn::Set(lanes, 1);
+  const auto valid = bytes(0xffu >> shift), large = bytes(0xf8), one = hn::Set(lanes, 1);
   alignas(64) std::uint32_t codes[kStep / 4], ends[kStep / 4];
   for (; i + kStep <= count; i += kStep) {
     const auto loaded = hn::LoadU(lanes, reinterpret_cast<const std::uint32_t*>(numbers + i));
-    const auto quotients = hn::And(hn::ShiftRightSame(loaded, static_cast<int>(shift)), kept);
+    const auto quotients = hn::And(hn::ShiftRightSame(loaded, static_cast<int>(shift)), valid);
     if (!hn::AllTrue(lanes, hn::Eq(hn::And(quotients, large), hn::Zero(lanes)))) {
       for (std::size_t j = i; j < i + kStep; ++j)
         plane.put_unary(static_cast<std::uint32_t>(numbers[j] >> shift));
