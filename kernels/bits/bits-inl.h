@@ -15,6 +15,20 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
+/// Appends four fields, whose widths are `ends` + 1, at once if the fields are short.
+HWY_INLINE void put_four(PlaneWriter& plane, const std::uint32_t* fields,
+                         const std::uint32_t* ends) {
+  const std::uint32_t second = ends[0] + 1, third = second + ends[1] + 1, fourth = ends[2] + 1;
+  const std::uint32_t all = third + fourth + ends[3] + 1;
+  if (HWY_UNLIKELY(all > kMostFieldBits)) {
+    for (std::size_t i = 0; i < 4; ++i) plane.put(fields[i], ends[i] + 1);
+    return;
+  }
+  const std::uint64_t low = fields[0] | std::uint64_t{fields[1]} << second;
+  const std::uint64_t high = fields[2] | std::uint64_t{fields[3]} << fourth;
+  plane.put(low | high << third, all);
+}
+
 /// Appends the unary codes of `numbers[i] >> shift`. `numbers` has kPackedSlack more readable
 /// bytes.
 HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, std::size_t count,
@@ -45,7 +59,11 @@ HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, s
         hn::Or(hn::Shl(one, hn::And(hn::ShiftRight<16>(at), low)), hn::Shl(one, end)));
     hn::Store(code, lanes, codes);
     hn::Store(end, lanes, ends);
-    for (std::size_t j = 0; j < kStep / 4; ++j) plane.put(codes[j], ends[j] + 1);
+    if constexpr (kStep % 16 == 0) {
+      for (std::size_t j = 0; j < kStep / 4; j += 4) put_four(plane, codes + j, ends + j);
+    } else {
+      for (std::size_t j = 0; j < kStep / 4; ++j) plane.put(codes[j], ends[j] + 1);
+    }
   }
 #endif
   for (; i < count; ++i) plane.put_unary(static_cast<std::uint32_t>(numbers[i] >> shift));

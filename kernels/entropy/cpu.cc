@@ -61,7 +61,42 @@ HWY_INLINE std::size_t sum_of(const std::uint8_t* numbers, std::size_t count) {
   return sum;
 }
 
-/// The block as fields: ranks and the rest.
+/// Replaces each number by table[number]. Vectors of numbers in [first, first + 64) are looked up
+/// at once.
+HWY_INLINE void look_up(const std::uint8_t* table, [[maybe_unused]] std::uint8_t first,
+                        std::size_t count, std::uint8_t* numbers) {
+  std::size_t step = count;
+#if !TERSOR_PORTABLE
+  const hn::CappedTag<std::uint8_t, 64> lanes;
+  const hn::RebindToSigned<decltype(lanes)> signeds;
+  step = hn::MaxLanes(lanes);
+  const auto part = [&](unsigned i)
+                        HWY_ATTR { return hn::LoadDup128(lanes, table + first + 16 * i); };
+  const auto first_part = part(0), second = part(1), third = part(2), fourth = part(3);
+  const auto low = hn::Set(lanes, 15), least = hn::Set(lanes, first);
+  const auto high_bits = hn::Set(lanes, 0xc0);
+  const auto bit4 = hn::Set(lanes, 16), bit5 = hn::Set(lanes, 32);
+#endif
+  for (std::size_t i = 0; i < count; i += step) {
+#if !TERSOR_PORTABLE
+    const auto number = hn::Sub(hn::LoadU(lanes, numbers + i), least);
+    const auto outside = hn::BitCast(signeds, hn::And(number, high_bits));
+    if (HWY_LIKELY(hn::AllTrue(signeds, hn::Eq(outside, hn::Zero(signeds))))) {
+      const auto index = hn::And(number, low);
+      const auto is_odd = hn::TestBit(number, bit4);
+      const auto lower = hn::IfThenElse(is_odd, hn::TableLookupBytes(second, index),
+                                        hn::TableLookupBytes(first_part, index));
+      const auto upper = hn::IfThenElse(is_odd, hn::TableLookupBytes(fourth, index),
+                                        hn::TableLookupBytes(third, index));
+      hn::StoreU(hn::IfThenElse(hn::TestBit(number, bit5), upper, lower), lanes, numbers + i);
+      continue;
+    }
+#endif
+    for (std::size_t j = i; j < i + step; ++j) numbers[j] = table[numbers[j]];
+  }
+}
+
+/// The block as fields: exponents and the rest.
 template <class F>
 HWY_INLINE void split(const typename F::Bits* bits, std::size_t padded, std::uint8_t* exponents,
                       std::byte* bytes, std::uint8_t* high) {
@@ -90,7 +125,7 @@ std::uint16_t encode_block(const void* values, std::size_t count, const EntropyT
   alignas(64) Numbers ranks, high;
   alignas(64) std::byte rest[F::kBytes * kEntropyBlock];
   split<F>(bits, padded, ranks, rest, high);
-  for (std::size_t i = 0; i < padded; ++i) ranks[i] = table.rank[ranks[i]];
+  look_up(table.rank, table.window, padded, ranks);
   std::fill(ranks + count, ranks + padded, std::uint8_t{0});
 
   // The sum of all (rank >> k) follows from the sum of the ranks and the ones of the low planes.
@@ -133,31 +168,6 @@ std::uint16_t encode_block(const void* values, std::size_t count, const EntropyT
   return static_cast<std::uint16_t>(size);
 }
 
-/// Replaces ranks by exponents. Small ranks need one or two lookups of a vector.
-HWY_INLINE void look_up(const std::uint8_t* exponents, std::size_t padded, std::uint8_t most,
-                        std::uint8_t* ranks) {
-#if !TERSOR_PORTABLE
-  if (most < 32) {
-    const hn::CappedTag<std::uint8_t, 64> lanes;
-    const hn::CappedTag<std::uint8_t, 16> part;
-    const auto first = hn::LoadDup128(lanes, exponents);
-    const auto second = hn::LoadDup128(lanes, exponents + hn::MaxLanes(part));
-    const auto sixteen = hn::Set(lanes, 16), mask = hn::Set(lanes, 15);
-    for (std::size_t i = 0; i < padded; i += hn::MaxLanes(lanes)) {
-      const auto rank = hn::LoadU(lanes, ranks + i);
-      const auto index = hn::And(rank, mask);
-      const auto is_second = hn::TestBit(rank, sixteen);
-      hn::StoreU(hn::IfThenElse(is_second, hn::TableLookupBytes(second, index),
-                                hn::TableLookupBytes(first, index)),
-                 lanes, ranks + i);
-    }
-    return;
-  }
-#endif
-  static_cast<void>(most);
-  for (std::size_t i = 0; i < padded; ++i) ranks[i] = exponents[ranks[i]];
-}
-
 template <class F>
 const char* decode_block(const std::byte* words, std::size_t size, std::size_t count,
                          const EntropyTable& table, void* values) {
@@ -194,8 +204,7 @@ const char* decode_block(const std::byte* words, std::size_t size, std::size_t c
   for (std::size_t i = 0; i < padded; ++i)
     ranks[i] = i < count ? static_cast<std::uint8_t>(ranks[i] << low_bits) : 0;
   for (unsigned bit = 0; bit < low_bits; ++bit) add(bit, ranks);
-  const unsigned most_rank = (most + 1u) << low_bits;
-  look_up(table.exponent, padded, static_cast<std::uint8_t>(std::min(most_rank - 1, 255u)), ranks);
+  look_up(table.exponent, 0, padded, ranks);
 
   alignas(64) Bits bits[kEntropyBlock];
   for (std::size_t i = 0; i < padded; ++i) {

@@ -5,6 +5,7 @@
 #include <tersor/codecs/entropy.h>
 #include <tersor/dtype.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -15,8 +16,9 @@ constexpr std::size_t exponents_of(Dtype dtype) { return dtype == Dtype::kF16 ? 
 
 /// The ranks of all exponents.
 struct EntropyTable {
-  std::uint8_t rank[256];
-  std::uint8_t exponent[256];
+  std::uint8_t rank[256] = {};
+  std::uint8_t exponent[256] = {};
+  std::uint8_t window = 0;  // the 64 exponents from here on have the smallest ranks
 
   /// The first `listed` exponents must be in `exponent`. The other exponents follow in ascending
   /// order. Returns false if an exponent is too large or occurs twice.
@@ -31,6 +33,9 @@ struct EntropyTable {
     for (std::size_t i = 0; i < all; ++i)
       if (!seen[i]) exponent[next++] = static_cast<std::uint8_t>(i);
     for (std::size_t i = 0; i < all; ++i) rank[exponent[i]] = static_cast<std::uint8_t>(i);
+    std::size_t end = 64;
+    for (std::size_t i = 0; i < listed && i < 16; ++i) end = std::max(end, exponent[i] + 1ul);
+    window = static_cast<std::uint8_t>(end - 64);
     return true;
   }
 };
