@@ -120,9 +120,12 @@ struct Width {
 template <typename Number>
 Width best_width(const Number* numbers, std::size_t count, unsigned most) {
   if (count == 0) return {};
-  using Sum = std::conditional_t<sizeof(Number) < 8, std::uint64_t, unsigned __int128>;
+  // Lists of 16-bit numbers have at most 2^16 numbers.
+  using Sum =
+      std::conditional_t<sizeof(Number) <= 2, std::uint32_t,
+                         std::conditional_t<sizeof(Number) == 4, std::uint64_t, unsigned __int128>>;
   const auto bits = [&](unsigned low_bits) {
-    Sum all = Sum{count} * (low_bits + 1);
+    Sum all = static_cast<Sum>(count) * (low_bits + 1);
     for (std::size_t i = 0; i < count; ++i) all += numbers[i] >> low_bits;
     return all;
   };

@@ -87,9 +87,13 @@ DeltaCoded encode_block(const DeltaBlock& block, const std::byte* now_bytes,
   Head head;
   for (std::size_t i = 0; i < block.count; i += 64) {
     const std::size_t valid = std::min<std::size_t>(64, block.count - i);
-    for (std::uint64_t ones = changed_mask(base + i, now + i, valid); ones != 0; ones &= ones - 1)
-      scratch.places[head.all++] =
-          static_cast<std::uint16_t>(i + static_cast<unsigned>(std::countr_zero(ones)));
+    std::uint64_t ones = changed_mask(base + i, now + i, valid);
+    // Four places without a branch, because few words have more.
+    std::uint16_t* places = scratch.places + head.all;
+    head.all += static_cast<unsigned>(std::popcount(ones));
+    for (bool more = ones != 0; more; more = ones != 0)
+      for (unsigned j = 0; j < 4; ++j, ones &= ones - 1)
+        *places++ = static_cast<std::uint16_t>(i + static_cast<unsigned>(std::countr_zero(ones)));
   }
   if (head.all == 0) return {0, 0};
   find_classes<L>(base, block.count, block.classes, scratch);
@@ -112,13 +116,17 @@ DeltaCoded encode_block(const DeltaBlock& block, const std::byte* now_bytes,
   std::uint64_t gamma_bits = 0;
   for (unsigned c = 0; c < block.classes.count; ++c)
     for (unsigned i = 0; i < head.changed[c]; ++i, ++index) {
+      // Without branches, because signs and big steps are random.
       const Bits step = reinterpret_cast<const Bits*>(scratch.steps[c])[i];
-      const auto magnitude = static_cast<Bits>((step >> (L::kWidth - 1)) != 0 ? -step : step);
-      if (magnitude == 1) continue;
+      const auto signs =
+          static_cast<Bits>(static_cast<typename L::Signed>(step) >> (L::kWidth - 1));
+      const auto magnitude = static_cast<Bits>((step ^ signs) - signs);
+      const unsigned is_big = magnitude != 1;
       scratch.big_gaps[head.bigs] = static_cast<std::uint16_t>(index - before);
-      scratch.magnitudes[head.bigs++] = magnitude - Bits{2};
-      gamma_bits += 2 * static_cast<unsigned>(std::bit_width(magnitude - std::uint64_t{1})) - 1;
-      before = index + 1;
+      scratch.magnitudes[head.bigs] = magnitude - std::uint64_t{2};
+      gamma_bits += is_big * (2 * static_cast<unsigned>(std::bit_width(magnitude - 1ul)) - 1);
+      head.bigs += is_big;
+      before = is_big != 0 ? index + 1 : before;
     }
   std::uint64_t field_bits = (kCountBits + kWidthBits) * (block.classes.count + 1) + kStepBits;
   std::uint64_t code_bits = 0, rest_bits = 0;
@@ -227,14 +235,13 @@ bool read_places(const ListReader& lists, const DeltaBlock& block, DeltaScratch&
         classes ? scratch.before[c][ceil_div(block.count, 64)] : block.count;
     const unsigned width = lists.head.widths[c];
     std::uint64_t rank = 0, bit = lists.lows[c];  // the next rank
-    unsigned word = 0;
     for (unsigned i = 0; i < lists.head.changed[c]; ++i, ++index, bit += width) {
       rank +=
           (std::uint64_t{scratch.quotients[index]} << width) + field_at(scratch.words, bit, width);
       if (rank >= values) return false;
       auto place = static_cast<unsigned>(rank);
       if (classes) {
-        while (scratch.before[c][word + 1] <= rank) ++word;
+        const unsigned word = scratch.word[scratch.first[c] + rank];
         place = 64 * word + select_one(scratch.masks[c][word], place - scratch.before[c][word]);
       }
       scratch.places[index] = static_cast<std::uint16_t>(place);
@@ -251,7 +258,7 @@ bool read_steps(ListReader& lists, DeltaScratch& scratch) {
   const Head& head = lists.head;
   auto* steps = reinterpret_cast<Bits*>(scratch.steps);
   for (unsigned i = 0; i < head.all; ++i)
-    steps[i] = field_at(scratch.words, lists.signs + i, 1) != 0 ? static_cast<Bits>(-1) : Bits{1};
+    steps[i] = static_cast<Bits>(1 - 2 * field_at(scratch.words, lists.signs + i, 1));
   const std::uint32_t* gaps = scratch.quotients + head.all;
   constexpr std::uint64_t kMost = (std::uint64_t{1} << (L::kWidth - 1)) - 1;  // of a magnitude - 1
   std::uint64_t index = 0, bit = lists.big_lows;
@@ -327,6 +334,7 @@ DeltaChanges decode_block(const DeltaBlock& block, const std::byte* words, std::
   if (const char* fault = lists.read_head(block.classes.count, block.count)) return {fault};
   const auto* base = reinterpret_cast<const Bits*>(block.base);
   find_classes<L>(base, block.count, block.classes, scratch);
+  if (block.classes.count != 1) find_words(block.count, block.classes, scratch);
   if (!read_places<L>(lists, block, scratch)) return {"a place is beyond its class"};
   if (!read_steps<L>(lists, scratch)) return {"the steps of a block are damaged"};
   const unsigned count = lists.head.all;

@@ -136,6 +136,19 @@ HWY_INLINE void find_classes(const typename L::Bits* base, std::size_t count,
   for (unsigned c = 0; c < classes.count; ++c) scratch.before[c][ceil_div(count, 64)] = before[c];
 }
 
+/// The position of the (rank + 1)-th one of a byte.
+struct OnesInByte {
+  std::uint8_t position[8][256] = {};
+};
+constexpr OnesInByte make_ones_in_byte() {
+  OnesInByte ones;
+  for (unsigned byte = 0; byte < 256; ++byte)
+    for (unsigned bit = 0, rank = 0; bit < 8; ++bit)
+      if ((byte >> bit & 1) != 0) ones.position[rank++][byte] = static_cast<std::uint8_t>(bit);
+  return ones;
+}
+alignas(64) inline constexpr OnesInByte kOnesInByte = make_ones_in_byte();
+
 /// Returns the position of the (rank + 1)-th one, without branches (Vigna 2008).
 HWY_INLINE unsigned select_one(std::uint64_t word, unsigned rank) {
   constexpr std::uint64_t kOnes = 0x0101010101010101u, kHigh = 0x8080808080808080u;
@@ -145,9 +158,20 @@ HWY_INLINE unsigned select_one(std::uint64_t word, unsigned rank) {
   const std::uint64_t smaller = ((kHigh | rank * kOnes) - sums) & kHigh;
   const auto at = 8 * static_cast<unsigned>(std::popcount(smaller));
   rank -= static_cast<unsigned>(sums << 8 >> at & 0xff);
-  auto byte = static_cast<unsigned>(word >> at & 0xff);
-  for (; rank != 0; --rank) byte &= byte - 1;
-  return at + static_cast<unsigned>(std::countr_zero(byte));
+  return at + kOnesInByte.position[rank][word >> at & 0xff];
+}
+
+/// Finds the word of each value of each class: word[first[c] + rank].
+HWY_INLINE void find_words(std::size_t count, const DeltaClasses& classes, DeltaScratch& scratch) {
+  const std::size_t words = ceil_div(count, 64);
+  std::size_t first = 0;
+  for (unsigned c = 0; c < classes.count; ++c) {
+    scratch.first[c] = static_cast<std::uint16_t>(first);
+    std::uint8_t* const to = scratch.word + first;
+    for (std::size_t word = 0; word < words; ++word)  // later words overwrite their own values
+      std::memset(to + scratch.before[c][word], static_cast<int>(word), 64);
+    first += scratch.before[c][words];
+  }
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

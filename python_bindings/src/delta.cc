@@ -32,7 +32,7 @@ std::vector<DeltaTensor> tensors_of(const std::vector<Described>& described) {
 /// Arrays, and the spans for the library.
 template <typename Span, auto kImport>
 struct ByteArrays {
-  explicit ByteArrays(const nb::list& list) {
+  explicit ByteArrays(const std::vector<nb::object>& list) {
     for (const nb::handle array : list) {
       arrays.push_back(kImport(array, {.name = "weights", .on_host = true}));
       spans.push_back(arrays.back().span);
@@ -44,43 +44,43 @@ struct ByteArrays {
 using ReadArrays = ByteArrays<ConstByteSpan, &read_bytes>;
 using WrittenArrays = ByteArrays<ByteSpan, &write_bytes>;
 
-DeltaOptions options_of(bool trusts, Threads& threads) {
+DeltaOptions delta_options(bool trusts, Threads& threads) {
   return {.base = trusts ? DeltaBase::kTrust : DeltaBase::kCheck, .threads = &threads};
 }
 
-nb::bytes encode(const std::vector<Described>& described, const nb::list& base, const nb::list& now,
-                 unsigned classes, unsigned threads) {
+nb::bytes encode_delta(const std::vector<Described>& described, const std::vector<nb::object>& base,
+                       const std::vector<nb::object>& now, unsigned classes, unsigned threads) {
   const ReadArrays olds(base), news(now);
   std::vector<std::byte> delta;
   {
     const nb::gil_scoped_release released;
     Threads pool(threads);
-    DeltaOptions options = options_of(false, pool);
+    DeltaOptions options = delta_options(false, pool);
     options.classes = classes;
     delta = delta_encode(tensors_of(described), olds.spans, news.spans, options);
   }
   return nb::bytes(delta.data(), delta.size());
 }
 
-void check(const std::vector<Described>& described, const nb::list& base, nb::handle delta,
-           bool trusts, unsigned threads) {
+void check_delta(const std::vector<Described>& described, const std::vector<nb::object>& base,
+                 nb::handle delta, bool trusts, unsigned threads) {
   const ReadArrays values(base);
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
   const nb::gil_scoped_release released;
   Threads pool(threads);
-  delta_check(tensors_of(described), values.spans, bytes.span, options_of(trusts, pool));
+  delta_check(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
 }
 
-void apply(const std::vector<Described>& described, const nb::list& weights, nb::handle delta,
-           bool trusts, unsigned threads) {
+void apply_delta(const std::vector<Described>& described, const std::vector<nb::object>& weights,
+                 nb::handle delta, bool trusts, unsigned threads) {
   const WrittenArrays values(weights);
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
   const nb::gil_scoped_release released;
   Threads pool(threads);
-  delta_apply(tensors_of(described), values.spans, bytes.span, options_of(trusts, pool));
+  delta_apply(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
 }
 
-std::vector<DeltaEntry> entries(nb::handle delta) {
+std::vector<DeltaEntry> entries_of_delta(nb::handle delta) {
   return delta_entries(read_bytes(delta, {.name = "delta", .on_host = true}).span);
 }
 
@@ -105,7 +105,8 @@ void bind_delta(nb::module_& module) {
       .def_ro("changed", &DeltaEntry::changed, "Number of changed values.")
       .def_ro("classes", &DeltaEntry::classes, "Classes of exponents.")
       .def_ro("bytes", &DeltaEntry::bytes, "Bytes in the delta.");
-  module.def("delta_encode", &encode, "tensors"_a, "base"_a, "new"_a, "classes"_a, "threads"_a,
+  module.def("delta_encode", &encode_delta, "tensors"_a, "base"_a, "new"_a, "classes"_a,
+             "threads"_a,
              "Returns the delta between two lists of arrays.\n\n"
              "Args:\n"
              "  tensors: Name, dtype and shape of each array.\n"
@@ -115,7 +116,7 @@ void bind_delta(nb::module_& module) {
              "  threads: Number of threads; 0: one per core.\n\n"
              "Raises:\n"
              "  InvalidArgumentError: Arrays do not fit.");
-  module.def("delta_check", &check, "tensors"_a, "base"_a, "delta"_a, "trusts"_a, "threads"_a,
+  module.def("delta_check", &check_delta, "tensors"_a, "base"_a, "delta"_a, "trusts"_a, "threads"_a,
              "Checks a delta, and writes nothing.\n\n"
              "Args:\n"
              "  tensors: Name, dtype and shape of each array.\n"
@@ -127,7 +128,8 @@ void bind_delta(nb::module_& module) {
              "  WireError: The delta is damaged.\n"
              "  InvalidArgumentError: The delta belongs to another model.\n"
              "  BaseMismatchError: The delta belongs to another base.");
-  module.def("delta_apply", &apply, "tensors"_a, "weights"_a, "delta"_a, "trusts"_a, "threads"_a,
+  module.def("delta_apply", &apply_delta, "tensors"_a, "weights"_a, "delta"_a, "trusts"_a,
+             "threads"_a,
              "Checks a delta, then changes the arrays in place.\n\n"
              "Args:\n"
              "  tensors: Name, dtype and shape of each array.\n"
@@ -137,7 +139,7 @@ void bind_delta(nb::module_& module) {
              "  threads: Number of threads; 0: one per core.\n\n"
              "Raises:\n"
              "  As delta_check.");
-  module.def("delta_entries", &entries, "delta"_a,
+  module.def("delta_entries", &entries_of_delta, "delta"_a,
              "Returns a DeltaEntry for each tensor.\n\n"
              "Args:\n"
              "  delta: The delta.\n\n"
