@@ -32,7 +32,7 @@ std::vector<DeltaTensor> tensors_of(const std::vector<Described>& described) {
 /// Arrays, and the spans for the library.
 template <typename Span, auto kImport>
 struct ByteArrays {
-  explicit ByteArrays(const std::vector<nb::object>& list) {
+  explicit ByteArrays(const Arrays& list) {
     for (const nb::handle array : list) {
       arrays.push_back(kImport(array, {.name = "weights", .on_host = true}));
       spans.push_back(arrays.back().span);
@@ -48,8 +48,8 @@ DeltaOptions delta_options(bool trusts, Threads& threads) {
   return {.base = trusts ? DeltaBase::kTrust : DeltaBase::kCheck, .threads = &threads};
 }
 
-nb::bytes encode_delta(const std::vector<Described>& described, const std::vector<nb::object>& base,
-                       const std::vector<nb::object>& now, unsigned classes, unsigned threads) {
+nb::bytes encode_delta(const std::vector<Described>& described, const Arrays& base,
+                       const Arrays& now, unsigned classes, unsigned threads) {
   const ReadArrays olds(base), news(now);
   std::vector<std::byte> delta;
   {
@@ -62,8 +62,8 @@ nb::bytes encode_delta(const std::vector<Described>& described, const std::vecto
   return nb::bytes(delta.data(), delta.size());
 }
 
-void check_delta(const std::vector<Described>& described, const std::vector<nb::object>& base,
-                 nb::handle delta, bool trusts, unsigned threads) {
+void check_delta(const std::vector<Described>& described, const Arrays& base, nb::handle delta,
+                 bool trusts, unsigned threads) {
   const ReadArrays values(base);
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
   const nb::gil_scoped_release released;
@@ -71,8 +71,8 @@ void check_delta(const std::vector<Described>& described, const std::vector<nb::
   delta_check(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
 }
 
-void apply_delta(const std::vector<Described>& described, const std::vector<nb::object>& weights,
-                 nb::handle delta, bool trusts, unsigned threads) {
+void apply_delta(const std::vector<Described>& described, const Arrays& weights, nb::handle delta,
+                 bool trusts, unsigned threads) {
   const WrittenArrays values(weights);
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
   const nb::gil_scoped_release released;

@@ -150,6 +150,48 @@ def test_an_all_gather_and_a_broadcast_keep_every_bit() -> None:
         assert sent == expected[0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("count", [10_000, 100_003])
+def test_collectives_give_the_bits_of_none(dtype: str, count: int) -> None:
+    pytest.importorskip("ml_dtypes")
+
+    def values(rank: int, length: int) -> Any:
+        random = numpy.random.default_rng(rank)
+        return (0.02 * random.standard_normal(length)).astype(numpy.dtype(dtype))
+
+    def exchange(transport: Any, codec: str) -> list[bytes]:
+        rank, n = transport.rank, 3
+        results, options = [], {"codec": codec, "chunk_count": 8192}
+        for algorithm in ("two-shot", "one-shot"):
+            summed = values(rank, count)
+            tersor.allreduce(transport, summed, algorithm=algorithm, reduction="mean", **options)
+            results.append(summed)
+        whole, shard = numpy.empty(n * count, summed.dtype), numpy.empty(count, summed.dtype)
+        tersor.allgather(transport, values(rank, count), whole, **options)
+        tersor.reduce_scatter(transport, values(rank, n * count), shard, **options)
+        results += [whole, shard.copy()]
+        sent = values(rank, count)
+        tersor.broadcast(transport, sent, root=1, **options)
+        results.append(sent)
+        total = numpy.zeros(count, summed.dtype) if rank == 1 else None
+        tersor.reduce(transport, values(rank, count), total, root=1, **options)
+        results += [] if total is None else [total]
+        tersor.gather(
+            transport, values(rank, count), whole if rank == 1 else None, root=1, **options
+        )
+        tersor.scatter(
+            transport, values(1, n * count) if rank == 1 else None, shard, root=1, **options
+        )
+        return [one.tobytes() for one in [*results, whole, shard]]
+
+    for found, expected in zip(
+        tersor.local.run(3, lambda transport: exchange(transport, "entropy")),
+        tersor.local.run(3, lambda transport: exchange(transport, "none")),
+        strict=True,
+    ):
+        assert [a == b for a, b in zip(found, expected, strict=True)] == [True] * len(found)
+
+
 def test_a_native_sum_is_refused() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="entropy"):
         tersor.Codec("entropy").require("native")
