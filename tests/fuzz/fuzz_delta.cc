@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <vector>
 
 namespace {
@@ -46,8 +47,8 @@ void try_delta(ConstByteSpan delta) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t count) {
-  std::vector<std::byte> delta(count);
-  std::memcpy(delta.data(), bytes, count);
+  const auto input = std::as_bytes(std::span(bytes, count));
+  std::vector<std::byte> delta(input.begin(), input.end());
   for (const bool forged : {false, true}) try {
       if (forged && count >= 64) {
         const std::uint64_t length = count, zero = 0;
