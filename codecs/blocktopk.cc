@@ -1,6 +1,7 @@
 // blocktopk: the largest values of each block with their indices. Sizes, sections and checks for
 // kernels/blocktopk.
 
+#include "codecs/first_fault.h"
 #include "codecs/registry.h"
 #include "codecs/sliced_codec.h"
 #include "kernels/blocktopk/cpu.h"
@@ -9,8 +10,6 @@
 #include <tersor/codecs/blocktopk.h>
 
 #include <limits>
-#include <mutex>
-#include <tuple>
 
 namespace tersor::encoding {
 namespace {
@@ -20,27 +19,6 @@ constexpr Choice<BlocktopkValues, 3> kBlocktopkValues = {"values",
                                                          {{{"sign", BlocktopkValues::kSign},
                                                            {"int4", BlocktopkValues::kInt4},
                                                            {"bf16", BlocktopkValues::kBf16}}}};
-
-/// The first fault of several frames in frame order, regardless of the detecting thread.
-class FirstFault {
- public:
-  void add(std::size_t frame, std::size_t segment, const char* text) {
-    const std::scoped_lock lock(mutex_);
-    if (text_ != nullptr && std::tie(frame_, segment_) <= std::tie(frame, segment)) return;
-    std::tie(frame_, segment_, text_) = std::tie(frame, segment, text);
-  }
-
-  /// Throws WireError if a fault was added.
-  void check(std::size_t frames) const {
-    if (text_ != nullptr) throw_wrong_indices(frame_, frames, segment_, text_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::size_t frame_ = 0;
-  std::size_t segment_ = 0;
-  const char* text_ = nullptr;
-};
 
 class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::BlocktopkView, 4> {
  public:

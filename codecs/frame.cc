@@ -112,9 +112,18 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
       std::to_string(first) + ", the step of the first frame: a call reads frames of one step");
 }
 
-/// Returns `expected` with the data that `found` carries.
-FrameHeader with_header_extra(FrameHeader expected, const FrameHeader& found, HeaderExtra extra) {
-  std::memcpy(expected.parameters, found.parameters, static_cast<std::size_t>(extra));
+/// Returns `expected` with the data that `found` carries. `space` is the number of bytes after the
+/// header. Throws WireError if the payload is longer than the capacity or than the space.
+FrameHeader with_header_extra(FrameHeader expected, const FrameHeader& found, HeaderExtra extra,
+                              std::size_t space) {
+  if (extra == HeaderExtra::kStep) carry_step(expected, step_in_header(found));
+  if (extra == HeaderExtra::kLength) {
+    const std::uint64_t most = std::min<std::uint64_t>(expected.payload_bytes, space);
+    if (found.payload_bytes > most || found.payload_bytes % kSectionAlignment != 0)
+      throw_mismatch("payload_bytes", std::to_string(found.payload_bytes),
+                     "a multiple of 16 up to " + std::to_string(most));
+    expected.payload_bytes = found.payload_bytes;
+  }
   return expected;
 }
 
@@ -227,11 +236,12 @@ void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> f
   for (std::size_t i = 0; i < frames.size(); ++i)
     name_frame(i, frames.size(), [&] {
       const FrameHeader found = read_frame_header(frames[i]);
-      check_header(found, with_header_extra(expected, found, extra));
+      const std::size_t space = payload_of(frames[i]).size();
+      check_header(found, with_header_extra(expected, found, extra, space));
       if (i == 0) first_step = step_in_header(found);
       if (extra == HeaderExtra::kStep && step_in_header(found) != first_step)
         throw_other_step(step_in_header(found), first_step);
-      expect_payload(payload_of(frames[i]).size(), found.payload_bytes);
+      expect_payload(space, found.payload_bytes);
       if (!has_checksum(found)) expect_bits("checksum", found.checksum, 0);
     });
 }

@@ -21,10 +21,11 @@ struct PayloadFormat {
   std::array<std::uint8_t, 8> parameters = {};
 };
 
-/// Number of bytes at the start of `parameters` for data that only the encoder knows: a step, or
-/// nothing. A reader's plan does not contain the step. All frames of a call must have the same
-/// step.
-enum class HeaderExtra : std::size_t { kNothing = 0, kStep = 4 };
+/// The data in a header that only the encoder knows, and that a reader's plan does not contain:
+/// nothing, a step, or the length of the payload. The number is the number of bytes at the start of
+/// `parameters`: all frames of a call must have the same step there. If the length depends on the
+/// values, the plan has the capacity.
+enum class HeaderExtra : std::size_t { kNothing = 0, kStep = 4, kLength = ~std::size_t{0} };
 
 /// Reads or writes the step in a header.
 std::uint32_t step_in_header(const FrameHeader& header);

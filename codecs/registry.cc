@@ -19,7 +19,8 @@
   X(intsum)              \
   X(hadamard)            \
   X(blocktopk)           \
-  X(lowrank)
+  X(lowrank)             \
+  X(entropy)
 
 namespace tersor {
 namespace encoding {

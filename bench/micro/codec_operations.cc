@@ -54,6 +54,7 @@ class EncodeOperation : public PlannedOperation {
     const Buffer frame = on_host(frames_), expected = host_codec_.frame();
     host_codec_.encode(gradient(), expected.span());
     require_same(used_bytes(expected), frame, "encode: the frame");
+    payload_bytes_ = tersor::payload_bytes(frame);
     const Buffer values = decoded(host_codec_, frame);
     const double error = relative_error(gradient(), as_gradient(values));
     require_within(error, error_limit(), "encode then decode");
@@ -91,6 +92,7 @@ class FeedbackOperation : public PlannedOperation {
     HostState state = states_.on_host();
     host_codec_.encode(gradient(), expected.span(), state.state(), &state.words);
     require_same(used_bytes(expected), frame, "encode: the frame");
+    payload_bytes_ = tersor::payload_bytes(frame);
     require_same(state.residual.span(), on_host(written()), "encode: the residual");
     if (states_.begin_empty()) check_same_payload(frame);
     const Buffer values = decoded(host_codec_, frame);
@@ -230,6 +232,7 @@ class ReduceOperation : public PlannedOperation {
     for (const Buffer& frame : host_frames_) frames.push_back(used_bytes(frame));
     host_codec_.reduce(frames, expected.span(), state.state(), &state.words);
     require_same(used_bytes(expected), reduced, "reduce: the frame");
+    payload_bytes_ = tersor::payload_bytes(reduced);
     require_same(state.residual.span(), on_host(states_.residuals()),
                  "reduce: the owner's residual");
     return check_sum(decoded(encoder_, reduced), state.values());

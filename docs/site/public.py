@@ -33,6 +33,7 @@ MODULES = (
     "tersor.torch.hvd",
     "tersor.torch.run",
     "tersor.torch.pipeline",
+    "tersor.delta",
     "tersor.server",
     "tersor.gossip",
     "tersor.federated",
@@ -53,6 +54,7 @@ HEADERS = (
     ("reducer", "Gradient reducer", ("reducer",)),
     ("choices", "Automatic choices", ("auto", "allocate")),
     ("transports", "Transports", ("transport", "inprocess", "tcp", "mpi", "nccl", "network")),
+    ("delta", "Weight deltas", ("delta",)),
     ("server", "Parameter server", ("server",)),
     ("gossip", "Gossip", ("gossip",)),
     (
@@ -68,7 +70,7 @@ HEADERS = (
         tuple(
             f"codecs/{name}"
             for name in ("none", "bf16", "f16", "scaled_codes", "int8", "int4", "intsum", "topk",
-                         "blocktopk", "hadamard", "lowrank")
+                         "blocktopk", "hadamard", "lowrank", "entropy")
         ),
     ),
 )  # fmt: skip

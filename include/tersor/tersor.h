@@ -9,6 +9,7 @@
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
 #include <tersor/collectives.h>
+#include <tersor/delta.h>
 #include <tersor/error.h>
 #include <tersor/inprocess.h>
 #include <tersor/isa.h>

@@ -34,5 +34,6 @@ void bind_server(nb::module_& module);
 void bind_worker(nb::module_& module);
 void bind_gossip(nb::module_& module);
 void bind_accumulators(nb::module_& module);
+void bind_delta(nb::module_& module);
 
 }  // namespace tersor::python

@@ -63,4 +63,5 @@ NB_MODULE(_core, module) {
   bind_worker(module);
   bind_gossip(module);
   bind_accumulators(module);
+  bind_delta(module);
 }

@@ -55,7 +55,7 @@ class TestEveryCodec:
         most = codec.max_payload_bytes(count, dtype)
         assert most == codec.max_payload_bytes(gradient)
         assert payload.dtype == numpy.uint8
-        assert len(payload) == most
+        assert len(payload) <= most if name == "entropy" else len(payload) == most
 
     def test_lossless_means_the_same_bits(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name)

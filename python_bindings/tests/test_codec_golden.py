@@ -39,6 +39,9 @@ VARIANTS: list[tuple[str, str, list[int], str, bool]] = [
     ("blocktopk-int4", "blocktopk:density=0.03,values=int4+ef", [601], "bf16", True),
     ("blocktopk-bf16", "blocktopk:density=0.2,values=bf16", [5000], "f32", True),
     ("blocktopk-segments", "blocktopk:density=0.005", [0, 500, 10_000], "f32", True),
+    ("entropy-bf16", "entropy", [5000], "bf16", True),
+    ("entropy-f16", "entropy", [5000], "f16", True),
+    ("entropy-segments", "entropy", [0, 3, 9000], "f32", True),
 ]
 PLAIN = [
     (name + suffix.replace("+", "-"), name + suffix, [601], "f32", True)

@@ -41,7 +41,7 @@ class SameBytes : public ::testing::TestWithParam<std::string> {
   std::size_t iteration_ = index_of(GetParam());
 
   static std::size_t index_of(const std::string& spec) {
-    const std::vector<std::string> specs = framed_specs();
+    const std::vector<std::string> specs = framed_device_specs();
     return static_cast<std::size_t>(std::ranges::find(specs, spec) - specs.begin());
   }
 };
@@ -198,7 +198,7 @@ TEST_P(SameBytes, WordsOfTheNextStep) {
   for_each_type({600}, {}, [](Pair& pair) { pair.expect_same_words(); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(framed_specs()),
+INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(framed_device_specs()),
                          [](const auto& info) { return test_name(info.param); });
 
 }  // namespace

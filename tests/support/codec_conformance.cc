@@ -265,7 +265,8 @@ std::vector<GuardedBytes> as_f32(std::vector<GuardedBytes> frames) {
 }
 
 TEST_P(CodecConformance, SumsOf16BitGradientsAreRoundedOnce) {
-  if (make_codec(spec())->id() == 1) GTEST_SKIP() << "payloads of none depend on the dtype";
+  if (spec().starts_with("none") || spec().starts_with("entropy"))
+    GTEST_SKIP() << "payloads depend on the dtype";
   for_each_isa([&] {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       CodecHarness harness(spec(), {70'001}, {.dtype = dtype});
@@ -308,7 +309,7 @@ TEST_P(CodecConformance, ReduceWithoutOwnersResidual) {
   GuardedBytes reduced(harness.plan().frame_bytes);
   harness.codec().reduce(call, reduced.span());
   harness.set_residual(std::vector<float>(700, 0.0f));
-  EXPECT_TRUE(same_bytes(harness.reduce(frames).span(), reduced.span()));
+  EXPECT_TRUE(same_bytes(harness.reduce(frames).span(), without_rest(reduced).span()));
 }
 
 TEST_P(CodecConformance, ChunksMakeTheSameValues) {

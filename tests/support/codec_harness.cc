@@ -200,12 +200,22 @@ ReduceCall CodecHarness::reduce_call(const std::vector<GuardedBytes>& frames) {
           .execution = execution()};
 }
 
+/// Returns a host frame without its unused capacity.
+GuardedBytes without_rest(const GuardedBytes& frame) {
+  EXPECT_TRUE(frame.intact());
+  const std::size_t bytes =
+      frame.memory() == Memory::kHost ? frame_bytes(frame.span()) : frame.span().size();
+  GuardedBytes used(bytes, 0, frame.memory());
+  std::memcpy(used.span().data(), frame.span().data(), bytes);
+  return used;
+}
+
 GuardedBytes CodecHarness::encode() { return encode(encode_call()); }
 
 GuardedBytes CodecHarness::encode(const EncodeCall& call) {
   GuardedBytes frame(plan().frame_bytes, 0, options_.memory);
   codec_.encode(call, frame.span());
-  return frame;
+  return without_rest(frame);
 }
 
 void CodecHarness::decode(const std::vector<GuardedBytes>& frames, DecodeMode mode, float factor) {
@@ -220,7 +230,7 @@ GuardedBytes CodecHarness::reduce(const std::vector<GuardedBytes>& frames, float
   ReduceCall call = reduce_call(frames);
   call.factor = factor;
   codec_.reduce(call, frame.span());
-  return frame;
+  return without_rest(frame);
 }
 
 std::vector<float> CodecHarness::gradient(std::size_t segment) const {

@@ -115,6 +115,9 @@ std::vector<float> gaussian(std::size_t count, std::uint64_t seed, float scale =
 double norm_of(const std::vector<float>& values);
 double distance(std::vector<float> a, const std::vector<float>& b);
 
+/// Returns a host frame without its unused capacity. Payloads of entropy are often shorter.
+GuardedBytes without_rest(const GuardedBytes& frame);
+
 /// The bytes after a frame's header.
 inline ConstByteSpan payload_of(const GuardedBytes& frame) {
   return frame.span().subspan(sizeof(FrameHeader));

@@ -125,7 +125,8 @@ TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
   std::memcpy(part.span().data(), good.span().data(), part.span().size());
   const GuardedBytes damaged[] = {flipped, foreign, part};
   for (const GuardedBytes& bad : damaged) {
-    GuardedBytes target = good;
+    GuardedBytes target(harness.plan().frame_bytes, 0, good.memory());
+    std::memcpy(target.span().data(), good.span().data(), good.span().size());
     const std::vector<GuardedBytes> frames = {good, bad};
     const std::vector<float> residuals = harness.residuals_out();
     const ReduceCall call = harness.reduce_call(frames);
@@ -136,7 +137,7 @@ TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
     } else if (test_device() != nullptr) {
       expect_poison(harness, target, is_sparse() ? 1 : harness.segments[0].count);
     } else {
-      EXPECT_TRUE(same_bytes(target.span(), good.span()));
+      EXPECT_TRUE(same_bytes(target.span().first(good.span().size()), good.span()));
       EXPECT_TRUE(same_values(harness.residuals_out(), residuals));
     }
   }

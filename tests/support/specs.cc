@@ -4,6 +4,8 @@
 
 #include "codecs/examples.h"
 
+#include <tersor/error.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -86,10 +88,27 @@ std::vector<CodecInfo> flat_codecs() {
   return flat;
 }
 
+bool runs_on_devices(const std::string& spec) {
+  const Segment segment{.count = 1};
+  try {
+    make_codec(spec)->plan({.segments = {&segment, 1}, .memory = Memory::kDevice});
+  } catch (const InvalidArgumentError&) {
+    return false;
+  } catch (const CudaError&) {  // without a device
+  }
+  return true;
+}
+
 std::vector<std::string> framed_codecs() { return names_where(true); }
 std::vector<std::string> native_codecs() { return names_where(false); }
 std::vector<std::string> framed_specs() { return specs_where(true); }
 std::vector<std::string> native_specs() { return specs_where(false); }
+
+std::vector<std::string> framed_device_specs() {
+  std::vector<std::string> specs = framed_specs();
+  std::erase_if(specs, [](const std::string& spec) { return !runs_on_devices(spec); });
+  return specs;
+}
 
 std::string test_name(std::string spec) {
   for (char& c : spec)

@@ -17,6 +17,8 @@ bool offers(const std::string& spec, Exchange exchange);
 
 /// The codecs for segments of any shape.
 std::vector<CodecInfo> flat_codecs();
+/// False if the spec's codec encodes host memory only. True without a device.
+bool runs_on_devices(const std::string& spec);
 
 /// Names of the codecs with frames, and of the native-only codecs.
 std::vector<std::string> framed_codecs();
@@ -24,6 +26,7 @@ std::vector<std::string> native_codecs();
 
 /// Example specs of the codecs, without and with feedback.
 std::vector<std::string> framed_specs();
+std::vector<std::string> framed_device_specs();  ///< for device memory
 std::vector<std::string> native_specs();
 
 /// A spec as a valid GoogleTest name.

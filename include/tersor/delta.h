@@ -1,0 +1,117 @@
+// Weight deltas: the difference between two versions of a model's weights, in a fraction of the
+// bytes of XOR and zstd. A receiver that has the old version gets every bit of the new version.
+// docs/reference/delta-format.md describes the bytes.
+#pragma once
+
+#include <tersor/error.h>
+#include <tersor/span.h>
+#include <tersor/threads.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor {
+
+/// The type of a tensor's values. The numbers are part of the format. Use the integer of the same
+/// width for unsigned integers and for bool.
+enum class DeltaDtype : std::uint8_t {
+  kF32 = 0,
+  kBf16 = 1,
+  kF16 = 2,
+  kF64 = 3,
+  kE4m3 = 4,  ///< float8 with 4 exponent bits, with or without infinities
+  kE5m2 = 5,  ///< float8 with 5 exponent bits
+  kInt8 = 6,
+  kInt16 = 7,
+  kInt32 = 8,
+  kInt64 = 9,
+};
+
+/// Returns the width of a value in bytes, and the bits of its exponent (0 for integers).
+constexpr unsigned delta_dtype_bytes(DeltaDtype dtype) {
+  constexpr unsigned kBytes[] = {4, 2, 2, 8, 1, 1, 1, 2, 4, 8};
+  return kBytes[static_cast<std::size_t>(dtype)];
+}
+constexpr unsigned delta_exponent_bits(DeltaDtype dtype) {
+  constexpr unsigned kBits[] = {8, 8, 5, 11, 4, 5, 0, 0, 0, 0};
+  return kBits[static_cast<std::size_t>(dtype)];
+}
+/// Returns "f32", "bf16", "f16", "f64", "e4m3", "e5m2", "i8", "i16", "i32" or "i64".
+std::string_view delta_dtype_name(DeltaDtype dtype);
+
+/// Values per block.
+inline constexpr std::size_t kDeltaBlock = 16'384;
+/// The size of a block that is stored unchanged.
+inline constexpr std::uint16_t kDeltaPlain = 0x8000;
+/// The first bytes of a delta: "TDLT".
+inline constexpr std::uint32_t kDeltaMagic = 0x544c4454;
+/// The version of the format.
+inline constexpr std::uint16_t kDeltaVersion = 1;
+
+/// The description of a tensor. Names of a model must be different.
+struct DeltaTensor {
+  std::string name;
+  DeltaDtype dtype = DeltaDtype::kF32;
+  std::vector<std::uint64_t> shape;
+
+  bool operator==(const DeltaTensor&) const = default;
+};
+
+/// A tensor in a delta.
+struct DeltaEntry {
+  DeltaTensor tensor;
+  std::uint64_t count = 0;    ///< values
+  std::uint64_t changed = 0;  ///< changed values
+  unsigned classes = 1;       ///< classes of exponents
+  std::uint64_t bytes = 0;    ///< bytes in the delta
+  std::uint64_t base_checksum = 0;
+  std::uint64_t result_checksum = 0;
+};
+
+/// The base's values are not the values that the delta was made from. Nothing was written.
+class BaseMismatchError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// How a base is checked: by a read of all values, or not at all because this process wrote the
+/// base and nobody else can have changed the base.
+enum class DeltaBase : std::uint8_t { kCheck, kTrust };
+
+/// Options of the functions below.
+struct DeltaOptions {
+  unsigned classes = 0;  ///< 1, 2 or 4 classes of exponents; 0: the fewest bytes, by a sample
+  DeltaBase base = DeltaBase::kCheck;
+  Threads* threads = nullptr;  ///< null: only the calling thread
+};
+
+/// Returns the delta from `base` to `now`. The lists are parallel to `tensors`. More classes take
+/// fewer bytes and more time: on links above about 2 Gbit/s, one class is usually quicker. Throws
+/// InvalidArgumentError for wrong sizes, equal names and other numbers of classes. 8-bit floats
+/// use at most 2 classes, and integers 1.
+std::vector<std::byte> delta_encode(std::span<const DeltaTensor> tensors,
+                                    std::span<const ConstByteSpan> base,
+                                    std::span<const ConstByteSpan> now,
+                                    const DeltaOptions& options = {});
+
+/// Returns the tensors of a delta. Throws WireError if the delta is damaged.
+std::vector<DeltaEntry> delta_entries(ConstByteSpan delta);
+
+/// Checks that a delta belongs to these tensors and to this base, and proves the checksum of the
+/// result from the changes alone. Tensors are matched by name, in any order. Writes nothing. Throws
+/// WireError for a damaged delta, InvalidArgumentError for another model (the message names the
+/// tensor), and BaseMismatchError for another base.
+void delta_check(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
+                 ConstByteSpan delta, const DeltaOptions& options = {});
+
+/// Turns the base into the result, in place. First performs `delta_check` for all tensors, and
+/// throws as `delta_check` does before anything is written. `values` must not overlap, and no other
+/// thread may use `values` during the call.
+void delta_apply(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values,
+                 ConstByteSpan delta, const DeltaOptions& options = {});
+
+}  // namespace tersor

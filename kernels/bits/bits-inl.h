@@ -1,0 +1,161 @@
+// Unary codes and bit planes of byte lists, for one instruction set.
+#if defined(TERSOR_KERNELS_BITS_BITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_BITS_BITS_INL_H_
+#undef TERSOR_KERNELS_BITS_BITS_INL_H_
+#else
+#define TERSOR_KERNELS_BITS_BITS_INL_H_
+#endif
+
+#include "kernels/bits/bits.h"
+#include "kernels/bits/cpu.h"
+#include "kernels/host/simd-inl.h"
+
+#include <algorithm>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+/// Appends four fields, whose widths are `ends` + 1, at once if the fields are short.
+HWY_INLINE void put_four(PlaneWriter& plane, const std::uint32_t* fields,
+                         const std::uint32_t* ends) {
+  const std::uint32_t second = ends[0] + 1, third = second + ends[1] + 1, fourth = ends[2] + 1;
+  const std::uint32_t all = third + fourth + ends[3] + 1;
+  if (HWY_UNLIKELY(all > kMostFieldBits)) {
+    for (std::size_t i = 0; i < 4; ++i) plane.put(fields[i], ends[i] + 1);
+    return;
+  }
+  const std::uint64_t low = fields[0] | std::uint64_t{fields[1]} << second;
+  const std::uint64_t high = fields[2] | std::uint64_t{fields[3]} << fourth;
+  plane.put(low | high << third, all);
+}
+
+/// Appends the unary codes of `numbers[i] >> shift`. `numbers` has kPackedSlack more readable
+/// bytes.
+HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, std::size_t count,
+                              unsigned shift) {
+  std::size_t i = 0;
+#if !TERSOR_PORTABLE
+  // A lane holds four numbers. If all are below 8, their codes fit into 32 bits.
+  const hn::CappedTag<std::uint32_t, 16> lanes;
+  constexpr std::size_t kStep = 4 * hn::MaxLanes(lanes);
+  const auto bytes = [&](std::uint32_t byte)
+                         HWY_ATTR { return hn::Set(lanes, byte * 0x01010101u); };
+  const auto valid = bytes(0xffu >> shift), large = bytes(0xf8), one = hn::Set(lanes, 1);
+  alignas(64) std::uint32_t codes[kStep / 4], ends[kStep / 4];
+  for (; i + kStep <= count; i += kStep) {
+    const auto loaded = hn::LoadU(lanes, reinterpret_cast<const std::uint32_t*>(numbers + i));
+    const auto quotients = hn::And(hn::ShiftRightSame(loaded, static_cast<int>(shift)), valid);
+    if (!hn::AllTrue(lanes, hn::Eq(hn::And(quotients, large), hn::Zero(lanes)))) {
+      for (std::size_t j = i; j < i + kStep; ++j)
+        plane.put_unary(static_cast<std::uint32_t>(numbers[j] >> shift));
+      continue;
+    }
+    // Byte j of a lane: the position of the j-th one.
+    const auto at = hn::Add(hn::Mul(quotients, bytes(1)), hn::Set(lanes, 0x03020100u));
+    const auto low = hn::Set(lanes, 31);
+    const auto end = hn::ShiftRight<24>(at);
+    const auto code = hn::Or(
+        hn::Or(hn::Shl(one, hn::And(at, low)), hn::Shl(one, hn::And(hn::ShiftRight<8>(at), low))),
+        hn::Or(hn::Shl(one, hn::And(hn::ShiftRight<16>(at), low)), hn::Shl(one, end)));
+    hn::Store(code, lanes, codes);
+    hn::Store(end, lanes, ends);
+    if constexpr (kStep % 16 == 0) {
+      for (std::size_t j = 0; j < kStep / 4; j += 4) put_four(plane, codes + j, ends + j);
+    } else {
+      for (std::size_t j = 0; j < kStep / 4; ++j) plane.put(codes[j], ends[j] + 1);
+    }
+  }
+#endif
+  for (; i < count; ++i) plane.put_unary(static_cast<std::uint32_t>(numbers[i] >> shift));
+}
+
+/// The unary codes that end in a byte: the zeros before each one, and the zeros after the last one.
+struct CodesInByte {
+  std::uint8_t quotients[256][8] = {};
+  std::uint8_t ones[256] = {};
+  std::uint8_t zeros[256] = {};
+};
+constexpr CodesInByte make_codes_in_byte() {
+  CodesInByte codes;
+  for (unsigned byte = 0; byte < 256; ++byte)
+    for (unsigned bit = 0; bit < 8; ++bit)
+      if ((byte >> bit & 1) != 0) {
+        codes.quotients[byte][codes.ones[byte]++] = codes.zeros[byte];
+        codes.zeros[byte] = 0;
+      } else {
+        ++codes.zeros[byte];
+      }
+  return codes;
+}
+alignas(64) inline constexpr CodesInByte kCodesInByte = make_codes_in_byte();
+
+/// As read_quotients, for numbers of one byte, a byte of the plane at a time. `quotients` has
+/// kPackedSlack more writable bytes.
+HWY_INLINE std::size_t take_quotients(const std::byte* plane, std::size_t words, std::size_t count,
+                                      std::uint8_t* quotients) {
+  if (count == 0) return 0;
+  std::size_t done = 0, at = 0;
+  unsigned zeros = 0;  // after the last one
+  for (; at < 4 * words && done < count; ++at) {
+    const auto byte = static_cast<unsigned>(plane[at]);
+    std::uint64_t codes;
+    std::memcpy(&codes, kCodesInByte.quotients[byte], sizeof codes);
+    if (HWY_UNLIKELY(zeros > 248) && (codes & 0xff) + zeros > 255) return kBrokenPlane;
+    codes += zeros;
+    std::memcpy(quotients + done, &codes, sizeof codes);
+    done += kCodesInByte.ones[byte];
+    zeros = byte == 0 ? zeros + 8 : kCodesInByte.zeros[byte];
+  }
+  if (done != count) return kBrokenPlane;
+  const std::size_t end = 8 * at - zeros;
+  for (; at % 4 != 0; ++at)
+    if (plane[at] != std::byte{0}) return kBrokenPlane;
+  return end;
+}
+
+/// Writes bit `bit` of each number: number i gives bit i mod 8 of byte i / 8. `count` is a multiple
+/// of 64. `plane` has kPackedSlack more writable bytes. Returns the number of ones.
+HWY_INLINE std::size_t put_plane(const std::uint8_t* numbers, std::size_t count, unsigned bit,
+                                 std::uint8_t* plane) {
+#if TERSOR_PORTABLE
+  for (std::size_t i = 0; i < count; i += 8) {
+    unsigned byte = 0;
+    for (unsigned j = 0; j < 8; ++j) byte |= (numbers[i + j] >> bit & 1u) << j;
+    plane[i / 8] = static_cast<std::uint8_t>(byte);
+  }
+#else
+  const hn::CappedTag<std::uint8_t, 64> lanes;
+  const auto mask = hn::Set(lanes, static_cast<std::uint8_t>(1u << bit));
+  for (std::size_t i = 0; i < count; i += hn::MaxLanes(lanes))
+    hn::StoreMaskBits(lanes, hn::TestBit(hn::LoadU(lanes, numbers + i), mask), plane + i / 8);
+#endif
+  std::size_t ones = 0;
+  for (std::size_t i = 0; i < count / 8; i += sizeof(std::uint64_t)) {
+    std::uint64_t word;
+    std::memcpy(&word, plane + i, sizeof word);
+    ones += static_cast<std::size_t>(std::popcount(word));
+  }
+  return ones;
+}
+
+/// Adds 2^bit to each number whose bit in the plane is 1. `count` is a multiple of 64. `plane` has
+/// kPackedSlack more readable bytes.
+HWY_INLINE void add_plane(const std::uint8_t* plane, std::size_t count, unsigned bit,
+                          std::uint8_t* numbers) {
+#if TERSOR_PORTABLE
+  for (std::size_t i = 0; i < count; ++i)
+    numbers[i] = static_cast<std::uint8_t>(numbers[i] + ((plane[i / 8] >> i % 8 & 1u) << bit));
+#else
+  const hn::CappedTag<std::uint8_t, 64> lanes;
+  const auto value = hn::Set(lanes, static_cast<std::uint8_t>(1u << bit));
+  for (std::size_t i = 0; i < count; i += hn::MaxLanes(lanes)) {
+    const auto set = hn::IfThenElseZero(hn::LoadMaskBits(lanes, plane + i / 8), value);
+    hn::StoreU(hn::Add(hn::LoadU(lanes, numbers + i), set), lanes, numbers + i);
+  }
+#endif
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_BITS_BITS_INL_H_

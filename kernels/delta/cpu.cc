@@ -1,0 +1,72 @@
+// Implements kernels/delta/cpu.h, once per instruction set. Memory traffic of bf16 with 3 % changed
+// values, in bytes per value: encode 4 read and 0.03 written; decode 0.03 read and, for classes of
+// exponents, 2 read.
+
+#include "kernels/delta/cpu.h"
+
+#include "kernels/host/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/delta/cpu.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "kernels/delta/blocks-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+DeltaCoded delta_encode_block_on(const DeltaBlock& block, const std::byte* now,
+                                 DeltaScratch& scratch) {
+  return visit_line(block.dtype, [&]<class L>(L) { return encode_block<L>(block, now, scratch); });
+}
+
+DeltaChanges delta_decode_block_on(const DeltaBlock& block, const std::byte* words,
+                                   std::size_t size, std::byte* values, DeltaScratch& scratch) {
+  return visit_line(block.dtype, [&]<class L>(L) {
+    return decode_block<L>(block, words, size, values, scratch);
+  });
+}
+
+void delta_count_on(const DeltaBlock& block, const std::byte* now, std::uint64_t* values,
+                    std::uint64_t* changed) {
+  visit_line(block.dtype, [&]<class L>(L) {
+    const auto* olds = reinterpret_cast<const typename L::Bits*>(block.base);
+    const auto* news = reinterpret_cast<const typename L::Bits*>(now);
+    for (std::size_t i = 0; i < block.count; ++i) {
+      const unsigned exponent = L::exponent(olds[i]);
+      ++values[exponent];
+      changed[exponent] += olds[i] != news[i];
+    }
+  });
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/host/dispatch.h"
+
+namespace tersor::kernels {
+
+TERSOR_DISPATCHED(DeltaCoded, delta_encode_block,
+                  (const DeltaBlock& block, const std::byte* now, DeltaScratch& scratch),
+                  (block, now, scratch))
+TERSOR_DISPATCHED(DeltaChanges, delta_decode_block,
+                  (const DeltaBlock& block, const std::byte* words, std::size_t size,
+                   std::byte* values, DeltaScratch& scratch),
+                  (block, words, size, values, scratch))
+TERSOR_DISPATCHED(void, delta_count,
+                  (const DeltaBlock& block, const std::byte* now, std::uint64_t* values,
+                   std::uint64_t* changed),
+                  (block, now, values, changed))
+
+std::uint64_t delta_checksum(const std::byte* bytes, std::size_t count, std::uint64_t first) {
+  const std::uint64_t sum = checksum(bytes, count / 4, first / 4);
+  std::uint32_t last = 0;
+  if (count % 4 == 0) return sum;
+  std::memcpy(&last, bytes + count / 4 * 4, count % 4);
+  return add_checksums(sum, checksum(&last, 1, first / 4 + count / 4));
+}
+
+}  // namespace tersor::kernels
+#endif

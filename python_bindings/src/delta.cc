@@ -1,0 +1,150 @@
+// Binds <tersor/delta.h>. Values are arrays of bytes; tersor/delta.py knows their dtypes.
+#include "python_bindings/src/arrays.h"
+#include "python_bindings/src/bindings.h"
+
+#include <tersor/delta.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+using namespace nb::literals;
+
+/// Name, dtype and shape of a tensor.
+using Described = std::tuple<std::string, std::string, std::vector<std::uint64_t>>;
+
+std::vector<DeltaTensor> tensors_of(const std::vector<Described>& described) {
+  std::vector<DeltaTensor> tensors;
+  for (const auto& [name, dtype, shape] : described) {
+    unsigned number = 0;
+    while (number < 9 && delta_dtype_name(static_cast<DeltaDtype>(number)) != dtype) ++number;
+    tensors.push_back({name, static_cast<DeltaDtype>(number), shape});
+  }
+  return tensors;
+}
+
+/// Arrays, and the spans for the library.
+template <typename Span, auto kImport>
+struct ByteArrays {
+  explicit ByteArrays(const Arrays& list) {
+    for (const nb::handle array : list) {
+      arrays.push_back(kImport(array, {.name = "weights", .on_host = true}));
+      spans.push_back(arrays.back().span);
+    }
+  }
+  std::vector<Array<Span>> arrays;
+  std::vector<Span> spans;
+};
+using ReadArrays = ByteArrays<ConstByteSpan, &read_bytes>;
+using WrittenArrays = ByteArrays<ByteSpan, &write_bytes>;
+
+DeltaOptions delta_options(bool trusts, Threads& threads) {
+  return {.base = trusts ? DeltaBase::kTrust : DeltaBase::kCheck, .threads = &threads};
+}
+
+nb::bytes encode_delta(const std::vector<Described>& described, const Arrays& base,
+                       const Arrays& now, unsigned classes, unsigned threads) {
+  const ReadArrays olds(base), news(now);
+  std::vector<std::byte> delta;
+  {
+    const nb::gil_scoped_release released;
+    Threads pool(threads);
+    DeltaOptions options = delta_options(false, pool);
+    options.classes = classes;
+    delta = delta_encode(tensors_of(described), olds.spans, news.spans, options);
+  }
+  return nb::bytes(delta.data(), delta.size());
+}
+
+void check_delta(const std::vector<Described>& described, const Arrays& base, nb::handle delta,
+                 bool trusts, unsigned threads) {
+  const ReadArrays values(base);
+  const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
+  const nb::gil_scoped_release released;
+  Threads pool(threads);
+  delta_check(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
+}
+
+void apply_delta(const std::vector<Described>& described, const Arrays& weights, nb::handle delta,
+                 bool trusts, unsigned threads) {
+  const WrittenArrays values(weights);
+  const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
+  const nb::gil_scoped_release released;
+  Threads pool(threads);
+  delta_apply(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
+}
+
+std::vector<DeltaEntry> entries_of_delta(nb::handle delta) {
+  return delta_entries(read_bytes(delta, {.name = "delta", .on_host = true}).span);
+}
+
+}  // namespace
+
+void bind_delta(nb::module_& module) {
+  const nb::object type =
+      nb::exception<BaseMismatchError>(module, "BaseMismatchError", module.attr("Error"));
+  type.attr("__doc__") =
+      "The weights are not the base of a delta: a delta before is missing, or a value changed. "
+      "Nothing was written.";
+  nb::class_<DeltaEntry>(module, "DeltaEntry", "A tensor in a delta.")
+      .def_prop_ro(
+          "name", [](const DeltaEntry& self) { return self.tensor.name; }, "Name of the tensor.")
+      .def_prop_ro(
+          "dtype",
+          [](const DeltaEntry& self) { return std::string(delta_dtype_name(self.tensor.dtype)); },
+          "Name of the dtype.")
+      .def_prop_ro(
+          "shape", [](const DeltaEntry& self) { return self.tensor.shape; }, "The dimensions.")
+      .def_ro("count", &DeltaEntry::count, "Number of values.")
+      .def_ro("changed", &DeltaEntry::changed, "Number of changed values.")
+      .def_ro("classes", &DeltaEntry::classes, "Classes of exponents.")
+      .def_ro("bytes", &DeltaEntry::bytes, "Bytes in the delta.");
+  module.def("delta_encode", &encode_delta, "tensors"_a, "base"_a, "new"_a, "classes"_a,
+             "threads"_a,
+             "Returns the delta between two lists of arrays.\n\n"
+             "Args:\n"
+             "  tensors: Name, dtype and shape of each array.\n"
+             "  base: Bytes of the old values.\n"
+             "  new: Bytes of the new values.\n"
+             "  classes: 1, 2 or 4; 0: the fewest bytes.\n"
+             "  threads: Number of threads; 0: one per core.\n\n"
+             "Raises:\n"
+             "  InvalidArgumentError: Arrays do not fit.");
+  module.def("delta_check", &check_delta, "tensors"_a, "base"_a, "delta"_a, "trusts"_a, "threads"_a,
+             "Checks a delta, and writes nothing.\n\n"
+             "Args:\n"
+             "  tensors: Name, dtype and shape of each array.\n"
+             "  base: Bytes of the old values.\n"
+             "  delta: The delta.\n"
+             "  trusts: True if the base's checksum need not be read.\n"
+             "  threads: Number of threads; 0: one per core.\n\n"
+             "Raises:\n"
+             "  WireError: The delta is damaged.\n"
+             "  InvalidArgumentError: The delta belongs to another model.\n"
+             "  BaseMismatchError: The delta belongs to another base.");
+  module.def("delta_apply", &apply_delta, "tensors"_a, "weights"_a, "delta"_a, "trusts"_a,
+             "threads"_a,
+             "Checks a delta, then changes the arrays in place.\n\n"
+             "Args:\n"
+             "  tensors: Name, dtype and shape of each array.\n"
+             "  weights: Bytes of the old values.\n"
+             "  delta: The delta.\n"
+             "  trusts: True if the base's checksum need not be read.\n"
+             "  threads: Number of threads; 0: one per core.\n\n"
+             "Raises:\n"
+             "  As delta_check.");
+  module.def("delta_entries", &entries_of_delta, "delta"_a,
+             "Returns a DeltaEntry for each tensor.\n\n"
+             "Args:\n"
+             "  delta: The delta.\n\n"
+             "Raises:\n"
+             "  WireError: The delta is damaged.");
+}
+
+}  // namespace tersor::python
