@@ -213,7 +213,7 @@ class ReduceOperation : public PlannedOperation {
  public:
   explicit ReduceOperation(const OperationInput& input)
       : PlannedOperation(input, with_feedback(input.codec, Feedback::kResidual),
-                         planned_frames(*input.machine)),
+                         input.machine->traits().reduced_frames),
         encoder_(input.codec, input.plan_on_host()),
         ranks_(input.machine->traits().reduced_frames),
         sets_(sets_for({.access = Access::kUpdate,
@@ -244,11 +244,6 @@ class ReduceOperation : public PlannedOperation {
   }
 
  private:
-  /// The number of frames for the plan. A host's calls accept more frames than planned.
-  static std::size_t planned_frames(const Machine& machine) {
-    return machine.on_device() ? machine.traits().reduced_frames : 1;
-  }
-
   /// The gradient, rotated by the rank's share of the count.
   Buffer of_rank(std::size_t rank) const {
     Buffer rotated(gradient().bytes());

@@ -23,6 +23,10 @@ CodecConformance::CodecConformance() {
   link_conformance_calls();
 }
 
+void CodecConformance::SetUp() {
+  if (test_device() != nullptr && !runs_on_devices(spec())) GTEST_SKIP() << "for hosts only";
+}
+
 std::string case_name(const ::testing::TestParamInfo<CodecCase>& info) {
   return test_name(info.param.spec);
 }

@@ -33,6 +33,8 @@ std::string case_name(const ::testing::TestParamInfo<CodecCase>& info);
 class CodecConformance : public ::testing::TestWithParam<CodecCase> {
  protected:
   CodecConformance();
+  /// Skips codecs for hosts only on a device.
+  void SetUp() override;
 
   std::string spec() const { return GetParam().spec; }
   bool divisible() const { return make_codec(spec())->traits().divisible; }
