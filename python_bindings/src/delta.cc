@@ -91,7 +91,12 @@ void bind_delta(nb::module_& module) {
       nb::exception<BaseMismatchError>(module, "BaseMismatchError", module.attr("Error"));
   type.attr("__doc__") =
       "The weights are not the base of a delta: a delta before is missing, or a value changed. "
-      "Nothing was written.";
+      "Nothing was written.\n\n"
+      "Example::\n\n"
+      "    try:\n"
+      "        tersor.delta.apply(weights, delta)\n"
+      "    except tersor.delta.BaseMismatchError:\n"
+      "        ...  # receive all weights";
   nb::class_<DeltaEntry>(module, "DeltaEntry", "A tensor in a delta.")
       .def_prop_ro(
           "name", [](const DeltaEntry& self) { return self.tensor.name; }, "Name of the tensor.")

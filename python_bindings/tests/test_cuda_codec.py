@@ -51,7 +51,7 @@ def same_payload(found: DeviceArray, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "entropy"])  # hosts only
 class TestEveryCodec:
     def test_payloads_and_values_have_the_hosts_bytes(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name)
@@ -105,6 +105,8 @@ class TestEveryCodec:
 def test_frames_are_written_byte_for_byte(
     name: str, spec: str, counts: list[int], dtype: str, checksum: bool
 ) -> None:
+    if name.startswith("entropy"):
+        pytest.skip("for hosts only")
     codec = tersor.Codec(spec)
     places = places_of(counts, checksum)
     gradients = [DeviceArray.of(one) for one in gradients_of(counts, dtype, codec.has_feedback)]
