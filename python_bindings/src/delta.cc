@@ -93,8 +93,11 @@ void bind_delta(nb::module_& module) {
       "The weights are not the base of a delta: a delta before is missing, or a value changed. "
       "Nothing was written.\n\n"
       "Example::\n\n"
+      "    weights = {\"bias\": numpy.zeros(3, numpy.float32)}\n"
+      "    other = {\"bias\": numpy.ones(3, numpy.float32)}\n"
+      "    delta = tersor.delta.encode(weights, other)\n"
       "    try:\n"
-      "        tersor.delta.apply(weights, delta)\n"
+      "        tersor.delta.apply(other, delta)\n"
       "    except tersor.delta.BaseMismatchError:\n"
       "        ...  # receive all weights";
   nb::class_<DeltaEntry>(module, "DeltaEntry", "A tensor in a delta.")
