@@ -7,8 +7,9 @@ import pathlib
 import string
 
 import results_tables as tables
-from svg import Drawing
+from svg import Axis, Drawing, axes
 
+SOAK = "python-soak.json"
 FOLDER = pathlib.Path(__file__).resolve().parent
 DATED = {
     "mpi": tables.MPI,
@@ -17,6 +18,7 @@ DATED = {
     "fashion": tables.FASHION,
     "gpt_2000": tables.GPT_2000,
     "kernels": tables.GPU_KERNELS,
+    "soak": SOAK,
 }
 
 
@@ -64,12 +66,50 @@ def time_bars(title: str, seconds: dict[str, float]) -> str:
     return drawing.svg()
 
 
+def soak_chart() -> str:
+    """Memory of rank 0 by steps, in a line per transport."""
+    title = "Memory of rank 0 while ranks are lost and replaced"
+    note = "resident memory in MiB, by thousands of steps; a flat line is better"
+    drawing = Drawing(760, 300, title, note)
+    drawing.heading(title, note, size=15)
+    runs = {kind: tables.entries(SOAK, transport=kind) for kind in ("tcp", "threads")}
+    last = max(one["step"] for run in runs.values() for one in run)
+    highest = max(one["rss_bytes"] for run in runs.values() for one in run) / 2**20
+    x, y = Axis(0, last, 60, 660), Axis(0, 1.25 * highest, 262, 70)
+    steps = [(last * part / 4, f"{last * part / 4000:g}") for part in range(5)]
+    memory = [(highest * part / 2, f"{highest * part / 2:.0f}") for part in range(3)]
+    axes(drawing, x, y, steps, memory)
+    for (kind, run), colour in zip(runs.items(), ("blue", "orange"), strict=True):
+        points = [(x(one["step"]), y(one["rss_bytes"] / 2**20)) for one in run]
+        drawing.line(points, colour=colour, width=2.5)
+        drawing.text(668, points[-1][1] + 4, kind, size=13, colour=colour, bold=True)
+    return drawing.svg()
+
+
+def _soak_figures() -> dict[str, str]:
+    found = tables.entries(SOAK)
+    figures = {
+        "soak_steps": f"{max(one['step'] for one in found):,}",
+        "soak_losses": f"{max(one['losses'] for one in found):,}",
+    }
+    for kind in ("tcp", "threads"):
+        run = [one for one in found if one["transport"] == kind]
+        run = run[1:]  # the first record may come before all caches are filled
+        for field, unit in (("rss_bytes", 2**20), ("threads", 1), ("descriptors", 1)):
+            values = [one[field] / unit for one in run]
+            low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+            name = f"soak_{kind}_{field.removesuffix('_bytes')}"
+            figures[name] = low if low == high else f"{low} to {high}"
+    return figures
+
+
 def figures() -> dict[str, str]:
     """The figures within the sentences of the page."""
     return {
         **_gpu_figures(),
         **_training_figures(),
         **_cpu_figures(),
+        **_soak_figures(),
         **{f"date_{name}": tables.day(file) for name, file in DATED.items()},
         "torch": tables.entries(tables.BACKWARD[2])[0]["torch"].split("+")[0],
     }
@@ -163,4 +203,5 @@ def pages() -> dict[str, str]:
         "index.md": string.Template(text).substitute(parts, **figures()),
         "all-reduce.svg": all_reduce_chart(),
         "nccl.svg": nccl_chart(),
+        "soak.svg": soak_chart(),
     }
