@@ -19,10 +19,10 @@ namespace tersor {
 /// The type of a tensor's values. The numbers are part of the format. Use the integer of the same
 /// width for unsigned integers and for bool.
 enum class DeltaDtype : std::uint8_t {
-  kF32 = 0,
-  kBf16 = 1,
-  kF16 = 2,
-  kF64 = 3,
+  kF32 = 0,   ///< float32
+  kBf16 = 1,  ///< bfloat16
+  kF16 = 2,   ///< float16
+  kF64 = 3,   ///< float64
   kE4m3 = 4,  ///< float8 with 4 exponent bits, with or without infinities
   kE5m2 = 5,  ///< float8 with 5 exponent bits
   kInt8 = 6,
@@ -31,11 +31,12 @@ enum class DeltaDtype : std::uint8_t {
   kInt64 = 9,
 };
 
-/// Returns the width of a value in bytes, and the bits of its exponent (0 for integers).
+/// Returns the width of a value in bytes.
 constexpr unsigned delta_dtype_bytes(DeltaDtype dtype) {
   constexpr unsigned kBytes[] = {4, 2, 2, 8, 1, 1, 1, 2, 4, 8};
   return kBytes[static_cast<std::size_t>(dtype)];
 }
+/// Returns the bits of a value's exponent, 0 for integers.
 constexpr unsigned delta_exponent_bits(DeltaDtype dtype) {
   constexpr unsigned kBits[] = {8, 8, 5, 11, 4, 5, 0, 0, 0, 0};
   return kBits[static_cast<std::size_t>(dtype)];
@@ -54,22 +55,22 @@ inline constexpr std::uint16_t kDeltaVersion = 1;
 
 /// The description of a tensor. Names of a model must be different.
 struct DeltaTensor {
-  std::string name;
-  DeltaDtype dtype = DeltaDtype::kF32;
-  std::vector<std::uint64_t> shape;
+  std::string name;                     ///< of the parameter
+  DeltaDtype dtype = DeltaDtype::kF32;  ///< of the values
+  std::vector<std::uint64_t> shape;     ///< sizes of the dimensions; empty for a scalar
 
   bool operator==(const DeltaTensor&) const = default;
 };
 
 /// A tensor in a delta.
 struct DeltaEntry {
-  DeltaTensor tensor;
-  std::uint64_t count = 0;    ///< values
-  std::uint64_t changed = 0;  ///< changed values
-  unsigned classes = 1;       ///< classes of exponents
-  std::uint64_t bytes = 0;    ///< bytes in the delta
-  std::uint64_t base_checksum = 0;
-  std::uint64_t result_checksum = 0;
+  DeltaTensor tensor;                 ///< name, dtype and shape
+  std::uint64_t count = 0;            ///< values
+  std::uint64_t changed = 0;          ///< changed values
+  unsigned classes = 1;               ///< classes of exponents
+  std::uint64_t bytes = 0;            ///< bytes in the delta
+  std::uint64_t base_checksum = 0;    ///< of the tensor before the delta
+  std::uint64_t result_checksum = 0;  ///< of the tensor after the delta
 };
 
 /// The base's values are not the values that the delta was made from. Nothing was written.
@@ -85,8 +86,8 @@ enum class DeltaBase : std::uint8_t { kCheck, kTrust };
 /// Options of the functions below.
 struct DeltaOptions {
   unsigned classes = 0;  ///< 1, 2 or 4 classes of exponents; 0: the fewest bytes, by a sample
-  DeltaBase base = DeltaBase::kCheck;
-  Threads* threads = nullptr;  ///< null: only the calling thread
+  DeltaBase base = DeltaBase::kCheck;  ///< whether `delta_check` and `delta_apply` read the base
+  Threads* threads = nullptr;          ///< null: only the calling thread
 };
 
 /// Returns the delta from `base` to `now`. The lists are parallel to `tensors`. More classes take
