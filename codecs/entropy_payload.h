@@ -116,7 +116,9 @@ struct EntropyWriter {
   void write(const EntropyLayout& layout, const std::byte* values) {
     if (layout.count == 0) return;
     std::byte* const table_at = payload.data() + used;
-    const auto [table, listed] = table_of(layout, values);
+    const auto found = table_of(layout, values);
+    const auto& table = found.first;
+    const auto listed = found.second;
     std::byte* const sizes = table_at + layout.table_bytes(listed);
     std::byte* const blocks = sizes + layout.sizes_bytes() + layout.starts_bytes();
     const std::size_t value_bytes = dtype_bytes(dtype);
