@@ -72,7 +72,7 @@ void report_usage(const CLI::App& program, const std::string& message) {
   fmt::print(stderr, "The options are: {}\n", option_names(command));
 }
 
-/// Returns the rank from a launcher or from the starting rank; empty without one.
+/// Returns the rank from a launcher or from the starting rank; empty without a launcher.
 std::string own_rank() {
   for (const char* name :
        {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", kRankVariable})

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Appends four fields, whose widths are `ends` + 1, at once if the fields are short.
+/// Appends four fields of `ends` + 1 bits. Short fields are appended at once.
 HWY_INLINE void put_four(PlaneWriter& plane, const std::uint32_t* fields,
                          const std::uint32_t* ends) {
   const std::uint32_t second = ends[0] + 1, third = second + ends[1] + 1, fourth = ends[2] + 1;
@@ -35,7 +35,7 @@ HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, s
                               unsigned shift) {
   std::size_t i = 0;
 #if !TERSOR_PORTABLE
-  // A lane holds four numbers. If all are below 8, their codes fit into 32 bits.
+  // A lane holds four numbers. The codes of four numbers below 8 fit into 32 bits.
   const hn::CappedTag<std::uint32_t, 16> lanes;
   constexpr std::size_t kStep = 4 * hn::MaxLanes(lanes);
   const auto bytes = [&](std::uint32_t byte)
@@ -50,7 +50,7 @@ HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, s
         plane.put_unary(static_cast<std::uint32_t>(numbers[j] >> shift));
       continue;
     }
-    // Byte j of a lane: the position of the j-th one.
+    // Byte j of a lane is the position of the j-th 1 bit.
     const auto at = hn::Add(hn::Mul(quotients, bytes(1)), hn::Set(lanes, 0x03020100u));
     const auto low = hn::Set(lanes, 31);
     const auto end = hn::ShiftRight<24>(at);
@@ -69,7 +69,7 @@ HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, s
   for (; i < count; ++i) plane.put_unary(static_cast<std::uint32_t>(numbers[i] >> shift));
 }
 
-/// The unary codes that end in a byte: the zeros before each one, and the zeros after the last one.
+/// The unary codes that end in a byte: the 0 bits before each 1 bit, and after the last 1 bit.
 struct CodesInByte {
   std::uint8_t quotients[256][8] = {};
   std::uint8_t ones[256] = {};

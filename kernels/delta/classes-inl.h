@@ -136,7 +136,7 @@ HWY_INLINE void find_classes(const typename L::Bits* base, std::size_t count,
   for (unsigned c = 0; c < classes.count; ++c) scratch.before[c][ceil_div(count, 64)] = before[c];
 }
 
-/// The position of the (rank + 1)-th one of a byte.
+/// The position of the (rank + 1)-th 1 bit of a byte.
 struct OnesInByte {
   std::uint8_t position[8][256] = {};
 };
@@ -149,7 +149,7 @@ constexpr OnesInByte make_ones_in_byte() {
 }
 alignas(64) inline constexpr OnesInByte kOnesInByte = make_ones_in_byte();
 
-/// Returns the position of the (rank + 1)-th one, without branches (Vigna 2008).
+/// Returns the position of the (rank + 1)-th 1 bit, without branches (Vigna 2008).
 HWY_INLINE unsigned select_one(std::uint64_t word, unsigned rank) {
   constexpr std::uint64_t kOnes = 0x0101010101010101u, kHigh = 0x8080808080808080u;
   std::uint64_t sums = word - (word >> 1 & 0x5555555555555555u);

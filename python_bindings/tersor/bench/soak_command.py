@@ -4,7 +4,7 @@ Over ``tcp``, ranks are processes, and a loss is kill -9. Over ``threads``, rank
 process, and a loss is the end of a thread. In the middle of each ``--replace`` steps, one rank is
 lost, and the other ranks repeat the step. After these steps, a new rank takes the place, all ranks
 connect again, and the new rank gets the weights. Rank 0 is never lost. Every ``--every`` steps, all
-ranks record memory, threads, open descriptors, and a hash of the weights, which must be equal.
+ranks record memory, threads, open descriptors and a hash of the weights. Hashes must be equal.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def _rows(folder: str, rank: int) -> dict[int, Record]:
 
 
 def _drawn_loss(chosen: argparse.Namespace, period: int) -> tuple[int, int, str]:
-    """The rank that is lost in a period, the step, and "before" or "after" its gradient."""
+    """The lost rank of a period, the step of the loss, and "before" or "after" the gradient."""
     drawn, step = random.Random(f"{chosen.seed} {period}"), period * chosen.replace
     lost = drawn.randrange(1, chosen.ranks)
     return lost, step + chosen.replace // 2, drawn.choice(["before", "after"])
@@ -155,7 +155,7 @@ class _Rank:
             reducer.channel().barrier()
 
     def _gradient(self) -> tuple[Any, float]:
-        """The gradient of this rank's batch, whose targets are noisy, and the mean square error."""
+        """The gradient of this rank's batch with noisy targets, and the mean square error."""
         drawn = np.random.default_rng((self._chosen.seed, self.rank, self._step))
         inputs = drawn.standard_normal((BATCH, WIDTH), np.float32)
         errors = inputs @ (self._weights - self._truth)
