@@ -1,9 +1,10 @@
-// entropy: `none` with coded exponents. Sections, checks and sums for kernels/entropy. Whatever is
-// computed, is computed by the loops of `none` on decoded blocks.
+// entropy: `none` with coded exponents. Sections, checks and sums for kernels/entropy. The loops of
+// `none` add and round decoded blocks.
 
 #include "codecs/checks.h"
 #include "codecs/entropy_payload.h"
 #include "codecs/first_fault.h"
+#include "codecs/frame_codec.h"
 #include "codecs/registry.h"
 #include "codecs/sums.h"
 #include "kernels/cast/formats.h"
@@ -22,9 +23,9 @@ namespace {
 
 constexpr std::size_t kMostValueBytes = 4;
 
-class EntropyCodec final : public Codec {
+class EntropyCodec final : public FrameCodec {
  public:
-  EntropyCodec(CodecSpec spec, int) : Codec(std::move(spec), kEntropyCodecId) {}
+  EntropyCodec(CodecSpec spec, int) : FrameCodec(std::move(spec), kEntropyCodecId) {}
 
   static int read(OptionReader&) { return 0; }
 
@@ -93,16 +94,6 @@ class EntropyCodec final : public Codec {
       throw;
     }
     reduce(call, scratch, frame);
-  }
-
-  void do_encode_native(const EncodeCall&, float, ValueSpan) const override {
-    throw_unable(*this, "has no raw values for a transport to add; encode frames");
-  }
-  void do_decode_native(const DecodeCall&, ConstValueSpan) const override {
-    throw_unable(*this, "has no raw values for a transport to add; decode frames");
-  }
-  void do_absorb(const DecodeCall&, ConstValueSpan) const override {
-    throw_unable(*this, "has one round; no sums to absorb");
   }
 
  private:

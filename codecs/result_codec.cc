@@ -2,6 +2,7 @@
 
 #include "codecs/calls.h"
 #include "codecs/checks.h"
+#include "codecs/frame_codec.h"
 #include "kernels/device/marks.h"
 
 #include <tersor/align.h>
@@ -36,11 +37,13 @@ std::size_t own_workspace(std::span<const Segment> segments, Dtype dtype) {
   return bytes;
 }
 
-class ResultCodec final : public Codec {
+class ResultCodec final : public FrameCodec {
  public:
   ResultCodec(CodecSpec spec, std::shared_ptr<const Codec> first,
               std::shared_ptr<const Codec> result)
-      : Codec(std::move(spec), first->id()), first_(std::move(first)), result_(std::move(result)) {}
+      : FrameCodec(std::move(spec), first->id()),
+        first_(std::move(first)),
+        result_(std::move(result)) {}
 
   CodecTraits traits() const override {
     CodecTraits traits = first_->traits();
@@ -71,16 +74,6 @@ class ResultCodec final : public Codec {
   }
   void do_decode(const DecodeCall& call) const override { first_->decode(call); }
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override;
-
-  void do_encode_native(const EncodeCall&, float, ValueSpan) const override {
-    throw_unable(*this, "has no raw values for a transport to add; encode frames");
-  }
-  void do_decode_native(const DecodeCall&, ConstValueSpan) const override {
-    throw_unable(*this, "has no raw values for a transport to add; decode frames");
-  }
-  void do_absorb(const DecodeCall&, ConstValueSpan) const override {
-    throw_unable(*this, "has one round; no sums to absorb");
-  }
 
  private:
   const std::shared_ptr<const Codec> first_, result_;

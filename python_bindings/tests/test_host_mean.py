@@ -47,7 +47,7 @@ def train(
 
 
 @both_kinds
-@pytest.mark.parametrize("samples", [None, (1.0, 3.0, 2.0, 2.0), (0.0, 0.0, 0.0, 5.0)])
+@pytest.mark.parametrize("samples", [None, (1.0, 3.0, 2.0, 9.0), (0.0, 0.0, 0.0, 5.0)])
 def test_a_host_trains_like_one_rank(kind: Kind, samples: Sequence[float] | None) -> None:
     advanced = OptimizerOptions(algorithm="hierarchical", hosts=HOSTS)
     options = {"average_gradients_in_host": True, "advanced": advanced}
