@@ -87,6 +87,14 @@ class FormatCodec : public Codec {
  protected:
   const Own& own() const { return static_cast<const Own&>(*this); }
 
+  /// The header of a call's frames.
+  template <typename Call>
+  FrameHeader header_of(const Call& call) const {
+    PayloadFormat format = own().format();
+    format.bytes = payload_bytes(call.segments, dtype_of(call));
+    return frame_header({*this, call.segments, dtype_of(call), call.identity}, format);
+  }
+
   PlanSizes plan_sizes(const PlanRequest& request) const final {
     PlanSizes sizes;
     if constexpr (AbsorbingFormat<Own>)
@@ -213,13 +221,6 @@ class FormatCodec : public Codec {
     std::size_t bytes = 0;
     for (const Segment& segment : segments) bytes += own().segment_bytes(segment, dtype);
     return bytes;
-  }
-
-  template <typename Call>
-  FrameHeader header_of(const Call& call) const {
-    PayloadFormat format = own().format();
-    format.bytes = payload_bytes(call.segments, dtype_of(call));
-    return frame_header({*this, call.segments, dtype_of(call), call.identity}, format);
   }
 
   /// Checks the round and the raw values of a call. Single-round codecs ignore the round's number.

@@ -33,6 +33,7 @@ namespace {
 
 #define TERSOR_CAST_ENTRY(Format) cast_entry<kernels::Format>(),
 #define TERSOR_QUANTIZE_FORMAT(Format) quantize_entry<kernels::Format>(),
+#define TERSOR_QUANTIZE_REGISTRY
 #define TERSOR_ENTRY(name) name##_entry(),
 const auto& entries() {
   static const std::array kEntries = {TERSOR_CAST_FORMATS(TERSOR_CAST_ENTRY)
@@ -41,6 +42,7 @@ const auto& entries() {
   return kEntries;
 }
 #undef TERSOR_ENTRY
+#undef TERSOR_QUANTIZE_REGISTRY
 #undef TERSOR_QUANTIZE_FORMAT
 #undef TERSOR_CAST_ENTRY
 

@@ -8,8 +8,11 @@
 #include <tersor/codec.h>
 #include <tersor/wire.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 
@@ -76,6 +79,12 @@ class SlicedCodec : public FormatCodec<Own> {
   /// Values of a piece. A value takes at most one byte, so the pieces of a few payloads fit into
   /// the L1 cache.
   static std::size_t piece_count(Dtype) { return kPieceBytes; }
+  /// True if the first section is a number of a whole segment: the bits of the largest magnitude
+  /// that a measuring pass over all slices finds before encoding. Then `Own` has the functions
+  /// largest_sent and largest_sum, and a segment is not cut. Other sections are cut at multiples of
+  /// kCut values.
+  static constexpr bool kMeasures = false;
+  static constexpr std::size_t kCut = 1;
 
   std::size_t segment_bytes(const Segment& segment, Dtype dtype) const {
     std::size_t all = 0;
@@ -95,6 +104,10 @@ class SlicedCodec : public FormatCodec<Own> {
   void host_encode(const EncodeCall& call, FrameHeader header, ByteSpan frame) const {
     FrameWriter output(call, frame, bytes_of(call.gradients), Own::kLarge);
     if (Own::kHeaderExtra == HeaderExtra::kStep) carry_step(header, output.words.step);
+    measure(call, output, [&](const auto& own, const Slice& slice) -> std::uint32_t {
+      if (!is_active(call.segments[slice.segment])) return 0;
+      return own.largest_sent(sent_of(call, slice, output.words, output.store));
+    });
     for_each_piece_of(call, output.sums_pieces(), [&](const Slice& piece) {
       const kernels::Sent sent = sent_of(call, piece, output.words, output.store);
       write_piece(call, piece, output, [&](const Target& to, const Parts& parts) -> std::size_t {
@@ -107,8 +120,10 @@ class SlicedCodec : public FormatCodec<Own> {
 
   void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
     const FrameHeader header = checked_header(call, expected);
-    FrameSums sums(call, kSummed);
+    FrameSums sums(call, call.window_first ? Summed::kFirst : kSummed);
     check_indices(call);
+    if constexpr (Own::kMeasures)
+      if (call.window_first) return decode_window(call, header);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
       Views views(call.frames.size(), views_workspace(call), piece.task);
@@ -123,6 +138,11 @@ class SlicedCodec : public FormatCodec<Own> {
     FrameSums sums(call, kSummed);
     check_indices(call);
     FrameWriter output(call, frame, bytes_of(call.frames), Own::kLarge);
+    measure(call, output, [&](const auto& own, const Slice& slice) {
+      Views views(call.frames.size(), views_workspace(call), slice.task);
+      const auto feedback = feedback_of(call.states, slice, output.words, output.store);
+      return own.largest_sum(call, source_of(call, slice, views), feedback);
+    });
     for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
       Views views(call.frames.size(), views_workspace(call), piece.task);
       const Source from = read_piece(call, piece, sums, views);
@@ -154,9 +174,13 @@ class SlicedCodec : public FormatCodec<Own> {
     Parts parts;
     std::size_t section = slice.offset;
     for (std::size_t i = 0; i < kCount; ++i) {
-      const std::size_t begin = section + before[i];
+      const bool is_whole = Own::kMeasures && i == 0, is_first = slice.first == 0;
+      const std::size_t begin = section + (is_whole ? 0 : before[i]);
       section += align_up(all[i], kSectionAlignment);
-      parts[i] = {begin, here[i], slice.is_last ? section : begin + here[i]};
+      if (is_whole)  // belongs to the first slice
+        parts[i] = {begin, is_first ? here[i] : 0, is_first ? section : begin};
+      else
+        parts[i] = {begin, here[i], slice.is_last ? section : begin + here[i]};
     }
     return parts;
   }
@@ -226,7 +250,7 @@ class SlicedCodec : public FormatCodec<Own> {
     std::size_t begin = parts[0].begin, end = begin;
     for (const Part& part : parts) {
       if (part.begin != end) {
-        sums.add(begin, end);
+        if (begin != end) sums.add(begin, end);
         begin = part.begin;
       }
       end = part.end;
@@ -234,13 +258,71 @@ class SlicedCodec : public FormatCodec<Own> {
     sums.add(begin, end);
   }
 
-  /// Sums a piece of all frames and returns its sections.
+  /// Returns the sections of a piece of all frames.
   template <typename Call>
-  Source read_piece(const Call& call, const Slice& piece, FrameSums& sums, Views& views) const {
+  Source source_of(const Call& call, const Slice& piece, Views& views) const {
     const Parts parts = parts_of(call, piece);
-    add(parts, sums);
     for (std::size_t i = 0; i < call.frames.size(); ++i) views[i] = view_of(call.frames[i], parts);
     return {call.segments[piece.segment], piece, views.span()};
+  }
+
+  /// Also sums the piece.
+  template <typename Call>
+  Source read_piece(const Call& call, const Slice& piece, FrameSums& sums, Views& views) const {
+    add(parts_of(call, piece), sums);
+    return source_of(call, piece, views);
+  }
+
+  /// Writes the largest of the numbers that largest_of(own, slice) returns for a segment's slices
+  /// to the start of the segment's sections.
+  template <typename Call, typename Largest>
+  void measure(const Call& call, const FrameWriter& output, const Largest& largest_of) const {
+    if constexpr (Own::kMeasures) {
+      const auto number_of = [&](std::size_t offset) {
+        return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(output.payload.data() + offset));
+      };
+      std::size_t offset = 0;
+      for (const Segment& segment : call.segments) {
+        if (segment.count != 0) number_of(offset).store(0, std::memory_order_relaxed);
+        offset += segment_bytes(segment, dtype_of(call));
+      }
+      for_each_slice_of(call, [&](const Slice& slice) {
+        const std::uint32_t largest = largest_of(this->own(), slice);
+        const auto number = number_of(slice.offset);
+        std::uint32_t before = number.load(std::memory_order_relaxed);
+        while (before < largest && !number.compare_exchange_weak(before, largest)) {
+        }
+      });
+    }
+  }
+
+  /// Decodes a window. A window that begins inside a block reads the block through a copy.
+  void decode_window(const DecodeCall& call, const FrameHeader& header) const {
+    const ValueSpan& output = call.outputs[0];
+    const std::size_t first = *call.window_first, end = first + output.count();
+    const std::size_t edge = std::min(align_up(first, Own::kCut), end);
+    const auto decode = [&](const Slice& slice, void* to) {
+      Views views(call.frames.size(), views_workspace(call), slice.task);
+      this->own().decode_piece(header, source_of(call, slice, views),
+                               {to, output.dtype(), call.factor, call.mode});
+    };
+    if (first != edge) {
+      alignas(kSectionAlignment) std::array<std::byte, Own::kCut * sizeof(float)> block = {};
+      const std::size_t begin = first / Own::kCut * Own::kCut;
+      const std::size_t count = std::min(Own::kCut, call.segments[0].count - begin);
+      const ValueSpan part = output.subspan(0, edge - first);
+      std::byte* copy = block.data() + (first - begin) * dtype_bytes(output.dtype());
+      std::memcpy(copy, part.pointer(), part.bytes());
+      decode({.first = begin, .count = count}, block.data());
+      std::memcpy(part.pointer(), copy, part.bytes());
+    }
+    const std::size_t slices = ceil_div(end - edge, kSliceCount);
+    share(slices, call.execution.threads, [&](std::size_t task, std::size_t from, std::size_t to) {
+      const std::size_t begin = edge + from * kSliceCount;
+      const std::size_t count = std::min((to - from) * kSliceCount, end - begin);
+      decode({.first = begin, .count = count, .task = task},
+             output.subspan(begin - first, count).pointer());
+    });
   }
 
   /// Calls write(target, parts) to write a piece, and sums the sections and their padding.

@@ -7,6 +7,7 @@
 #include <tersor/allocate.h>
 #include <tersor/auto.h>
 #include <tersor/buffer.h>
+#include <tersor/code_sections.h>
 #include <tersor/codec.h>
 #include <tersor/collectives.h>
 #include <tersor/delta.h>

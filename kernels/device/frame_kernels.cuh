@@ -10,6 +10,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace tersor::kernels {
 
@@ -149,9 +150,20 @@ concept FrameReader = FramePart<Reader> && requires {
   { Reader::kSumsHeld } -> std::convertible_to<bool>;
 };
 
+/// A reader is a parameter of the kernel if it has members.
+template <class Reader, bool kEmpty = std::is_empty_v<Reader>>
+struct ReaderOf {
+  Reader reader;
+  TERSOR_DEVICE const Reader& own_reader() const { return reader; }
+};
+template <class Reader>
+struct ReaderOf<Reader, true> {
+  TERSOR_DEVICE Reader own_reader() const { return {}; }
+};
+
 /// Decodes a list of frames, or a part of the list's segments.
 template <FrameReader Reader, unsigned kMostSegments, unsigned kMostFrames>
-struct DecodeFrames : UnitKernel {
+struct DecodeFrames : UnitKernel, ReaderOf<Reader> {
   static constexpr unsigned kThreads = Reader::Policy::kThreads;
   static constexpr unsigned kRounds = Reader::Policy::kRounds;
   static constexpr unsigned kResident = Reader::Policy::kResident;
@@ -169,7 +181,8 @@ struct DecodeFrames : UnitKernel {
     const bool sound = list.check(block);
     const ReadSums sums(block, list, sound, shared.read);
     const bool held = Reader::kSumsHeld && sums.is_single();
-    auto pass = Reader::begin(block, list, factor, sound);
+    const auto& reader = this->own_reader();
+    auto pass = reader.begin(block, list, factor, sound);
     Order::visit(
         block, table,
         [&](std::uint32_t round, unsigned iteration) {

@@ -46,7 +46,7 @@ void codes_range(const IntsumEncode& arguments) {
   const float* scales = arguments.scales;
   quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
     const float* p = blocks.at(first, space, [](VF32, std::size_t) HWY_ATTR {});
-    return ReadBlock<E>{p, blocks.residual(), own_scale(*scales++, arguments.factor)};
+    return ReadTile<Format, E>{p, blocks.residual(), {own_scale(*scales++, arguments.factor)}};
   });
 }
 

@@ -51,8 +51,10 @@ TERSOR_BODY BlockScale own_scale(float scale, float factor) {
 
 /// Code formats. 8-bit codes are the bytes of int8. `kBits` is the size of a sent code.
 struct IntsumFormat {
+  using Scale = F32Scale;
   static constexpr std::size_t kBlock = kIntsumBlock;
   static constexpr bool kCuts = true;
+  static constexpr bool kStochastic = true;
 };
 struct IntsumBytes : IntsumFormat {
   static constexpr unsigned kBits = 8;

@@ -62,7 +62,8 @@ struct QuantizeSumCoder {
       const UnitPosition<kRow> position{first, segment.count, block.warp().thread_rank()};
       const auto out =
           QuantizeUnit<Format, E, kKind, kRow>::of(segment, position, coder.payload, false);
-      Rows<kRow> p = {};
+      Rows<kRow> p;
+      fill_rows<kRow>(p, Format::kZero);
       if (sound) add_all_frames(segment, position, list, factor, p);
       out.residual.add_to(position, 1.0f, b, p);
       if (!sound) poison(p);
@@ -84,7 +85,6 @@ struct QuantizeSumCoder {
     sum_written_blocks<Format>(sum, segment, first, end);
   }
 
- private:
   /// Adds all frames of a unit. Codes after the segment's end may be arbitrary in a received frame.
   template <class List>
   TERSOR_DEVICE static void add_all_frames(const ReduceEntry& segment,
@@ -101,6 +101,7 @@ struct QuantizeSumCoder {
     }
   }
 
+ private:
   template <UnitKind kUnit, class List>
   TERSOR_DEVICE static void add_frames(const QuantizedRows<Format, kRow>& rows, const List& list,
                                        float factor, Rows<kRow>& sum) {

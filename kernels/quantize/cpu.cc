@@ -1,4 +1,4 @@
-// Quantising formats on the CPU: the loops of loops-inl.h, compiled once per instruction set.
+// Quantising formats on the CPU: the loops of largest-inl.h, compiled once per instruction set.
 
 #include "kernels/quantize/kernels.h"
 
@@ -8,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "kernels/quantize/cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include "kernels/quantize/loops-inl.h"
+#include "kernels/quantize/largest-inl.h"
 
 #define TERSOR_VECTORS
 #include TERSOR_QUANTIZE_FORMATS
@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 #define TERSOR_QUANTIZE_FORMAT(Format) \
-  QuantizeLoops Format##_loops() { return {encode<Format>, decode<Format>, reduce<Format>}; }
+  QuantizeLoops Format##_loops() { return loops_of<Format>(); }
 #include TERSOR_QUANTIZE_FORMATS
 #undef TERSOR_QUANTIZE_FORMAT
 

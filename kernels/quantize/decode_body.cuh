@@ -23,7 +23,10 @@ class QuantizedRows {
  public:
   TERSOR_DEVICE QuantizedRows(const UnitPosition<kRow>& position, std::size_t offset)
       : position_(position),
-        scales_(offset + (position.first / Format::kBlock + scale_of_thread()) * sizeof(float)),
+        sections_(offset),
+        scales_(offset + typename Format::Layout{position.count}.scales_offset() +
+                (position.first / Format::kBlock + scale_of_thread()) *
+                    sizeof(typename Scale::Stored)),
         codes_(offset + typename Format::Layout{position.count}.codes_offset() +
                position.offset(0) * Format::kBits / 8) {}
 
@@ -43,6 +46,7 @@ class QuantizedRows {
   }
 
  private:
+  using Scale = typename Format::Scale;
   static constexpr unsigned kChunk = kChunkValues<kRow>;
 
   /// Loads the unscaled values of one frame's codes, and the scales. Both are zero after the
@@ -50,7 +54,8 @@ class QuantizedRows {
   template <UnitKind kUnit>
   TERSOR_DEVICE void load(const std::byte* payload, Rows<kRow>& codes,
                           float (&scales)[kUnitChunks<kRow>]) const {
-    const auto* scale = reinterpret_cast<const float*>(payload + scales_);
+    const auto* scale = reinterpret_cast<const typename Scale::Stored*>(payload + scales_);
+    const auto whole = whole_of<Format>(payload + sections_);
     const std::byte* from = payload + codes_;
     const unsigned end = position_.values();
     TERSOR_UNROLL
@@ -61,7 +66,8 @@ class QuantizedRows {
       if (kUnit == UnitKind::kWhole || position_.index(chunk) < end) {
         row = decltype(row)::template load_from<Load::kInput>(from +
                                                               chunk * kChunk * Format::kBits / 8);
-        if (!shares) scales[chunk] = load_input(scale + chunk * kChunk / Format::kBlock);
+        if (!shares)
+          scales[chunk] = Scale::value(load_input(scale + chunk * kChunk / Format::kBlock), whole);
       }
       RowCodes<Format>::template values<kRow>(row, codes[chunk]);
     }
@@ -72,12 +78,33 @@ class QuantizedRows {
   }
 
   UnitPosition<kRow> position_;
-  std::size_t scales_, codes_;  // in bytes from the start of the payload
+  std::size_t sections_, scales_, codes_;  // in bytes from the start of the payload
+};
+
+/// The part of the only segment that a call decodes.
+struct DecodeWindow {
+  std::uint64_t first = 0, end = ~std::uint64_t{0};
+
+  TERSOR_DEVICE bool has(std::uint64_t index) const { return index >= first && index < end; }
+  /// True if some or all of the values [begin, stop) are missing.
+  TERSOR_DEVICE bool cuts(std::uint64_t begin, std::uint64_t stop) const {
+    return begin < first || stop > end;
+  }
+  TERSOR_DEVICE bool misses(std::uint64_t begin, std::uint64_t stop) const {
+    return stop <= first || begin >= end;
+  }
+};
+/// Formats whose segments are cut have no windows.
+struct NoWindow {
+  static constexpr std::uint64_t first = 0;
+  TERSOR_DEVICE static constexpr bool has(std::uint64_t) { return true; }
+  TERSOR_DEVICE static constexpr bool cuts(std::uint64_t, std::uint64_t) { return false; }
+  TERSOR_DEVICE static constexpr bool misses(std::uint64_t, std::uint64_t) { return false; }
 };
 
 /// Decodes to values of type T. See DecodeFrames.
 template <class Format, typename T, DecodeMode kMode>
-struct QuantizeReader {
+struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWindow> {
   using Order = InRanges;
   using Policy = QuantizeDecodePolicy<kMode>;
   using Value = T;
@@ -86,12 +113,15 @@ struct QuantizeReader {
   static constexpr bool kSumsHeld = true;
   static constexpr bool kAdds = kMode == DecodeMode::kAdd;
   static constexpr unsigned kRow = Tile::kRow, kRows = Tile::kRows;
+  using Window = std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWindow>;
 
   template <class Block, class List>
   class Pass {
    public:
-    TERSOR_DEVICE Pass(const Block& block, const List& list, float factor, bool sound)
-        : block_(block),
+    TERSOR_DEVICE Pass(const QuantizeReader& reader, const Block& block, const List& list,
+                       float factor, bool sound)
+        : window_(reader),
+          block_(block),
           list_(list),
           factor_(factor),
           sound_(sound),
@@ -100,8 +130,10 @@ struct QuantizeReader {
     template <class Sums>
     TERSOR_DEVICE void decode(const DecodeEntry& segment, std::size_t first, const Sums& sums) {
       bool held = false;
+      if (window_.misses(first, first + kTileValues)) return;
       if (takes_tiles_ && segment.count - first >= kTileValues &&
-          is_aligned_for<T, kRow>(segment.output)) {
+          !window_.cuts(first, first + kTileValues) &&
+          is_aligned_for<T, kRow>(output_of(segment))) {
         held = decode_tile(segment, first, sums);
       } else {
         TERSOR_KEEP_LOOP
@@ -119,6 +151,9 @@ struct QuantizeReader {
 
    private:
     TERSOR_DEVICE Tile tile() const { return {block_.warp().thread_rank()}; }
+    TERSOR_DEVICE T* output_of(const DecodeEntry& segment) const {
+      return static_cast<T*>(segment.output) - window_.first;
+    }
 
     /// Decodes 1,024 values of a single frame to an address that is a multiple of 16. True if the
     /// codes were added to the frame's sum.
@@ -129,9 +164,10 @@ struct QuantizeReader {
       const Sections sections = Sections::of(segment);
       const std::size_t codes = sections.codes_of(first);
       const std::byte* payload = list_.payload(0);
-      auto* to = base_address(static_cast<T*>(segment.output) + first + tile().index());
+      auto* to = base_address(output_of(segment) + first + tile().index());
       typename Tile::Rows rows;
-      tile().load(payload + codes, payload + sections.scale_of(first), rows);
+      tile().load(payload + codes, payload + sections.scale_of(first),
+                  whole_of<Format>(payload + segment.offset), rows);
       Bytes old[kAdds ? kRows : 1];
       TERSOR_UNROLL
       for (unsigned row = 0; kAdds && row < kRows; ++row)
@@ -167,12 +203,19 @@ struct QuantizeReader {
     /// Decodes up to 512 values at any address.
     TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, std::size_t first) const {
       const UnitPosition<kRow> position{first, segment.count, block_.warp().thread_rank()};
-      auto* output = static_cast<T*>(segment.output);
+      T* output = output_of(segment);
       const bool aligned = is_aligned_for<T, kRow>(output);
+      const bool cut = window_.cuts(first, first + position.values());
       Rows<kRow> sum;
-      if constexpr (kAdds)
-        load_rows<Load::kAny>(output, position, aligned, sum);
-      else  // adding to -0 keeps the first frame's products and their signs
+      if constexpr (kAdds) {
+        if (cut)
+          for_each_in_window(position, sum, [&](std::size_t at, float& value) {
+            value = to_f32(load(output + at));
+          });
+        else
+          load_rows<Load::kAny>(output, position, aligned, sum);
+      }
+      if constexpr (!kAdds)  // adding to -0 keeps the first frame's products and their signs
         fill_rows<kRow>(sum, list_.frames == 0 ? 0.0f : -0.0f);
       const QuantizedRows<Format, kRow> rows(position, segment.offset);
       if (!sound_)
@@ -181,7 +224,26 @@ struct QuantizeReader {
         add_frames<UnitKind::kWhole>(rows, sum);
       else
         add_frames<UnitKind::kPart>(rows, sum);
-      store_rows(sum, output, position, aligned);
+      if (cut)
+        for_each_in_window(position, sum, [&](std::size_t at, float value) {
+          store(output + at, from_f32<T>(value));
+        });
+      else
+        store_rows(sum, output, position, aligned);
+    }
+
+    /// Calls visit(index, value) for the values of a unit in the window.
+    template <class Visit>
+    TERSOR_DEVICE void for_each_in_window(const UnitPosition<kRow>& position, Rows<kRow>& sum,
+                                          const Visit& visit) const {
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) {
+          const std::size_t at = position.offset(chunk) + i;
+          if (window_.has(at)) visit(at, sum[chunk][i]);
+        }
+      }
     }
 
     template <UnitKind kUnit>
@@ -191,6 +253,7 @@ struct QuantizeReader {
         rows.template add<kUnit>(list_.payload(index), factor_, sum);
     }
 
+    Window window_;
     const Block& block_;
     const List& list_;
     float factor_;
@@ -199,9 +262,9 @@ struct QuantizeReader {
   };
 
   template <class Block, class List>
-  TERSOR_DEVICE static Pass<Block, List> begin(const Block& block, const List& list, float factor,
-                                               bool sound) {
-    return {block, list, factor, sound};
+  TERSOR_DEVICE Pass<Block, List> begin(const Block& block, const List& list, float factor,
+                                        bool sound) const {
+    return {*this, block, list, factor, sound};
   }
 
   /// Adds the scales. decode adds the codes.

@@ -45,7 +45,7 @@ struct QuantizeCoder {
 
     template <class Sum>
     TERSOR_DEVICE void encode(const EncodeEntry& segment, std::size_t first, const Sum& sum) {
-      if constexpr (kKind != NoiseKind::kAny) {
+      if constexpr (kKind != NoiseKind::kAny && Format::kBlock == Tile::kBlock) {
         bool whole =
             segment.count - first >= kTileValues && is_aligned_for<G, kRow>(segment.gradient);
         if constexpr (kFeedback)

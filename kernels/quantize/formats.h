@@ -4,3 +4,5 @@
 // clang-format off
 #include "kernels/quantize/int8.h"
 #include "kernels/quantize/int4.h"
+#include "kernels/quantize/mxfp8.h"
+#include "kernels/quantize/nvfp4.h"

@@ -12,7 +12,8 @@
 //                is added, and the code is the result without the lowest byte.
 //
 // A format is a header included by formats.h. Every format must define all of these parts:
-//   NAMEFormat                 Name, summary, ID, layout, and L as kLevels.
+//   NAMEFormat                 Name, summary, ID, layout, and L as kLevels, or a Scale and the rule
+//                              block_scale.
 //   RowCodes<NAMEFormat>       Device code. See kernels/quantize/rows.cuh.
 //   VectorCodes<NAMEFormat>    Host code, if TERSOR_VECTORS is defined, once per instruction set.
 //                              See kernels/quantize/vectors-inl.h.
@@ -22,6 +23,7 @@
 #include "kernels/scalar/bits.h"
 
 #include <cstddef>
+#include <type_traits>
 
 namespace tersor::kernels {
 
@@ -31,29 +33,57 @@ constexpr float kStochasticMagic = 49152.0f;            // 1.5 · 2^15
 constexpr std::uint32_t kStochasticBits = 0x47400000u;  // bits of kStochasticMagic
 constexpr float kSmallestScale = 0x1p-100f;
 
-/// The base class of a format.
-template <class PayloadLayout>
-struct QuantizeFormat {
-  using Layout = PayloadLayout;
-  static constexpr std::size_t kBlock = Layout::kBlock;  // values per scale
-  static constexpr unsigned kBits = Layout::kBits;       // bits per code
-  static constexpr bool kCuts = false;                   // True if p is clamped before coding
-};
-
 /// The scale of a block. If `poisoned` is true, all codes are 0 and the residual is kept. A scale
 /// of 0 has the inverse 0. The formulas below then give code 0 and residual p.
 struct BlockScale {
   float scale;
   float inverse;
   bool poisoned;
+  std::uint32_t code = 0;  // the stored scale, if `scale` has a second factor
 };
 
+/// How a payload stores scales: as f32, unless a format has another Scale. Whole is a number of the
+/// segment that all scales share, computed from the segment's largest magnitude.
+struct NoWhole {
+  TERSOR_BODY static NoWhole of(float) { return {}; }
+};
+struct F32Scale {
+  using Stored = float;
+  using Whole = NoWhole;
+  TERSOR_BODY static Stored stored(const BlockScale& block) { return block.scale; }
+  TERSOR_BODY static float value(Stored scale, Whole) { return scale; }
+};
+
+/// The base class of a format.
+template <class PayloadLayout>
+struct QuantizeFormat {
+  using Layout = PayloadLayout;
+  using Scale = F32Scale;
+  static constexpr std::size_t kBlock = Layout::kBlock;  // values per scale
+  static constexpr unsigned kBits = Layout::kBits;       // bits per code
+  static constexpr bool kCuts = false;                   // True if p is clamped before coding
+  static constexpr bool kStochastic = true;              // True if the codec has both roundings
+  static constexpr float kZero = 0.0f;                   // the start of a reduction's sum
+};
+
+/// True if a segment begins with the largest magnitude of its finite values. Kernels that encode
+/// then read the values twice.
+template <class Format>
+constexpr bool kHasWhole = !std::is_same_v<typename Format::Scale::Whole, NoWhole>;
+
+/// Returns the scale of a block. A format may define its own rule as Format::block_scale. `whole`
+/// belongs to the segment.
 template <typename Format>
-TERSOR_BODY BlockScale block_scale(std::uint32_t absmax_bits) {
+TERSOR_BODY BlockScale block_scale(std::uint32_t absmax_bits,
+                                   [[maybe_unused]] typename Format::Scale::Whole whole = {}) {
   if (absmax_bits >= kInfinityBits) return {float_of(kNanBits), 0.0f, true};
-  const float q = float_of(absmax_bits) * (1.0f / Format::kLevels);
-  if (q < kSmallestScale) return {0.0f, 0.0f, false};
-  return {q, reciprocal(q), false};
+  if constexpr (requires { Format::block_scale(absmax_bits, whole); }) {
+    return Format::block_scale(absmax_bits, whole);
+  } else {
+    const float q = float_of(absmax_bits) * (1.0f / Format::kLevels);
+    if (q < kSmallestScale) return {0.0f, 0.0f, false};
+    return {q, reciprocal(q), false};
+  }
 }
 
 /// Returns the sum t, from which nearest_code and nearest_value read the code and the value of p.

@@ -63,8 +63,8 @@ struct RowCodes<Int4Format> : WholeRowCodes<Int4Format> {
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-template <>
-struct VectorCodes<Int4Format> : WholeVectorCodes {
+/// Codes of four bits, packed as signed integers.
+struct NibbleCodes {
 #if HWY_TARGET == HWY_AVX3
 
   /// Packs pairs of codes into bytes: (even + 8) + 16 · (odd + 8). The XOR then turns the offset of
@@ -87,11 +87,12 @@ struct VectorCodes<Int4Format> : WholeVectorCodes {
 
   /// Copies each word of eight nibbles to eight lanes. Each lane shifts its nibble down and looks
   /// up the value. The lookup ignores higher bits.
+  template <class Numbers>
   static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
     const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i shift =
         _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    const __m512 value = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    const __m512 value = Numbers::table();
     const __m512i words = _mm512_loadu_si512(block + index / 2);
     for (int k = 0; k < static_cast<int>(kVectors); ++k) {
       const __m512i nibble_index = _mm512_add_epi32(word, _mm512_set1_epi32(2 * k));
@@ -134,11 +135,12 @@ struct VectorCodes<Int4Format> : WholeVectorCodes {
 
 #if TERSOR_PORTABLE
 
+  template <class Numbers>
   static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
     for (std::size_t k = 0; k < kVectors; ++k) {
       const auto byte = static_cast<std::uint32_t>(block[(index + k) / 2]);
       const std::uint32_t nibble = byte >> ((index + k) % 2 * 4) & 0xf;
-      values[k] = hn::Set(F32(), static_cast<float>(static_cast<std::int32_t>(nibble ^ 8) - 8));
+      values[k] = Numbers::of(hn::Set(I32(), static_cast<std::int32_t>(nibble ^ 8) - 8));
     }
   }
 
@@ -146,19 +148,36 @@ struct VectorCodes<Int4Format> : WholeVectorCodes {
 
   /// Copies a word of 4 or 8 nibbles to all lanes. Each lane shifts its nibble to the top, and then
   /// back down with sign extension.
+  template <class Numbers>
   static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
     const VU32 shift = hn::Sub(hn::Set(U32(), 28), hn::ShiftLeft<2>(hn::Iota(U32(), 0)));
     for (std::size_t k = 0; k < kVectors; ++k) {
       std::uint32_t word = 0;
       std::memcpy(&word, block + (index + k * kLanes) / 2, kLanes / 2);
       const VI32 top = hn::BitCast(I32(), hn::Shl(hn::Set(U32(), word), shift));
-      values[k] = hn::ConvertTo(F32(), hn::ShiftRight<28>(top));
+      values[k] = Numbers::of(hn::ShiftRight<28>(top));
     }
   }
 
 #endif
 
 #endif
+};
+
+struct Int4Numbers {
+#if HWY_TARGET == HWY_AVX3
+  static HWY_INLINE __m512 table() {
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  }
+#endif
+  static HWY_INLINE VF32 of(VI32 codes) { return hn::ConvertTo(F32(), codes); }
+};
+
+template <>
+struct VectorCodes<Int4Format> : WholeVectorCodes, NibbleCodes {
+  static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
+    NibbleCodes::load<Int4Numbers>(block, index, values);
+  }
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

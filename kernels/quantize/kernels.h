@@ -1,5 +1,5 @@
 // The entry points of a quantising format. Host functions process ranges of a segment on one
-// thread. A range begins at a block (int8: 256 values, int4: 128). Device functions process whole
+// thread. A range begins at a multiple of 256 values. Device functions process whole
 // calls. The bytes are the same everywhere. kernels/quantize/cpu.cc and cuda.cu instantiate all
 // functions for the formats of formats.h, or for the list of formats named by
 // TERSOR_QUANTIZE_FORMATS.
@@ -21,10 +21,11 @@ namespace tersor::kernels {
 
 /// Addresses of scales[ceil(count / block)] and codes[ceil(count · bits / 8)] to write for a range.
 struct QuantizeOutput {
-  float* scales;
+  void* scales;  // as the format stores scales
   std::byte* codes;
   Store store = Store::kCached;
   StreamedWords* words = nullptr;  // checksum of the codes; null: no checksum
+  const void* whole = nullptr;     // the segment's largest magnitude, f32, if the format has one
 };
 
 /// Encodes one range. Value pointers need only the alignment of their element type.
@@ -36,8 +37,14 @@ struct QuantizeEncode {
 
 /// The scales and codes of one payload, starting at the range's first block. Any bytes are valid.
 struct QuantizedView {
-  const float* scales;
-  const std::byte* codes;
+  QuantizedView() = default;
+  QuantizedView(const void* scales, const std::byte* codes) : scales(scales), codes(codes) {}
+  QuantizedView(const void* whole, const void* scales, const std::byte* codes)
+      : scales(scales), codes(codes), whole(whole) {}
+
+  const void* scales = nullptr;
+  const std::byte* codes = nullptr;
+  const void* whole = nullptr;  // as in QuantizeOutput
 };
 
 /// Decodes the sum of the payloads, in order, times `factor`. The sum is in f32, rounded once to
@@ -64,6 +71,10 @@ struct QuantizeLoops {
   void (*encode)(const QuantizeEncode&);
   void (*decode)(const QuantizeDecode&);
   void (*reduce)(const QuantizeReduce&);
+  // The largest finite magnitude, as bits, that encode and reduce would encode; null if the format
+  // has no number for a whole segment.
+  std::uint32_t (*largest_sent)(const Sent&);
+  std::uint32_t (*largest_sum)(const QuantizeReduce&);
 };
 
 /// Returns the loops of the current instruction set.

@@ -1,4 +1,4 @@
-// The loops of all quantising formats for one instruction set. A block is read once: p stays in the
+// The loops of all quantising formats for one instruction set. A tile is read once: p stays in the
 // first-level cache between the maximum and the codes. Encode reads 4 bytes and writes 1 byte
 // (int4: 1/2) per f32 value. Error feedback adds 4 bytes read and 4 bytes written.
 #if defined(TERSOR_KERNELS_QUANTIZE_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -13,6 +13,8 @@
 #include "kernels/quantize/kernels.h"
 #include "kernels/quantize/payloads-inl.h"
 #include "kernels/scalar/float_mode.h"
+
+#include <tersor/align.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -39,11 +41,22 @@ class Absmax {
   VI32 most_[4];
 };
 
-/// The output of one block. Each pointer has space for a whole block.
+/// The maxima of the blocks of a tile.
+template <class Format>
+struct TileMaxima {
+  HWY_INLINE TileMaxima() {}
+
+  /// Adds the k-th vector of the tile.
+  HWY_INLINE void show(VF32 value, std::size_t k) {
+    of[block_of<Format>(k * kLanes)].show(value, k);
+  }
+  Absmax of[kScales<Format>];
+};
+
+/// The output of one tile. Each pointer has space for a whole tile.
 template <typename E>
-struct BlockOutput {
+struct TileOutput {
   std::byte* codes;
-  Pointer<const E> residual_in;
   Pointer<E> residual_out;
   const std::uint8_t* noise;  // null: nearest rounding
 };
@@ -65,54 +78,82 @@ HWY_INLINE VF32 cut(VF32 p, VF32 most) {
     return p;
 }
 
-/// Writes codes and residual of a block that is not poisoned.
+template <class Format>
+using TileScales = BlockScale[kScales<Format>];
+
+/// Writes codes and residual of a tile without poisoned blocks.
 template <class Format, typename E>
-HWY_INLINE void quantize_block(const float* p, const BlockScale& block, float levels,
-                               const BlockOutput<E>& out) {
+HWY_INLINE void quantize_tile(const float* p, const TileScales<Format>& scales, float levels,
+                              const TileOutput<E>& out) {
   using Codes = VectorCodes<Format>;
   const hn::Rebind<std::uint8_t, I32> narrow;
-  const VF32 scale = hn::Set(F32(), block.scale);
-  const VF32 inverse = hn::Set(F32(), block.inverse);
-  const VF32 most = hn::Set(F32(), levels * block.scale);
-  for (std::size_t i = 0; i < Format::kBlock; i += kGroup) {
+  VF32 scale[kScales<Format>], inverse[kScales<Format>], most[kScales<Format>];
+  for (std::size_t block = 0; block < kScales<Format>; ++block) {
+    scale[block] = hn::Set(F32(), scales[block].scale);
+    inverse[block] = hn::Set(F32(), scales[block].inverse);
+    most[block] = hn::Set(F32(), levels * scales[block].scale);
+  }
+  for (std::size_t i = 0; i < kTile<Format>; i += kGroup) {
     VI32 codes[kVectors];
-    if (out.noise == nullptr)
+    if (!Format::kStochastic || out.noise == nullptr)
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
-        codes[k] = store_left(Codes::nearest(cut<Format>(value, most), inverse), value, scale,
-                              out.residual_out + at);
+        const std::size_t block = block_of<Format>(at);
+        codes[k] = store_left(Codes::nearest(cut<Format>(value, most[block]), inverse[block]),
+                              value, scale[block], out.residual_out + at);
       }
-    else
+    else if constexpr (Format::kStochastic)
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
         const VI32 random = hn::PromoteTo(I32(), hn::LoadU(narrow, out.noise + at));
-        codes[k] = store_left(Codes::stochastic(cut<Format>(value, most), inverse, random), value,
-                              scale, out.residual_out + at);
+        codes[k] = store_left(Codes::stochastic(cut<Format>(value, most[0]), inverse[0], random),
+                              value, scale[0], out.residual_out + at);
       }
     Codes::store(codes, out.codes, i);
   }
 }
 
-/// Writes codes 0 and keeps the residual.
+/// The input of a tile's coding.
 template <class Format, typename E>
-HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
-  std::fill_n(out.codes, code_bytes<Format>(Format::kBlock), std::byte{0});
-  if constexpr (!std::is_same_v<E, Absent>)
-    if (out.residual_out != out.residual_in)
-      std::copy_n(out.residual_in, Format::kBlock, out.residual_out);
-}
-
-/// The input of a block's coding.
-template <typename E>
-struct ReadBlock {
+struct ReadTile {
   const float* p;
   Pointer<const E> residual;
-  BlockScale scale;
+  TileScales<Format> scale;
+
+  HWY_INLINE bool is_poisoned() const {
+    bool poisoned = false;
+    for (const BlockScale& block : scale) poisoned |= block.poisoned;
+    return poisoned;
+  }
 };
 
-/// Codes the blocks of a range in order, in batches. Computing a block's scale from its maximum has
-/// a long latency, and reading the next blocks hides the latency. Streamed codes are limited by
-/// memory instead, so the batch is one block, because reads in bursts are slower.
+/// Writes a tile. Poisoned blocks get codes 0 and keep their residual.
+template <class Format, typename E>
+HWY_NOINLINE void quantize_poisoned(ReadTile<Format, E> tile, float levels,
+                                    const TileOutput<E>& out) {
+  constexpr std::size_t kBlock = Format::kBlock;
+  alignas(kLine) float p[kTile<Format>];
+  std::copy_n(tile.p, kTile<Format>, p);
+  [[maybe_unused]] E old[kTile<Format>];
+  if constexpr (!std::is_same_v<E, Absent>) std::copy_n(tile.residual, kTile<Format>, old);
+  const TileScales<Format>& found = tile.scale;
+  bool poisoned[kScales<Format>];
+  for (std::size_t block = 0; block < kScales<Format>; ++block) {
+    poisoned[block] = found[block].poisoned;
+    if (!poisoned[block]) continue;
+    tile.scale[block] = {0.0f, 0.0f, false};
+    std::fill_n(p + block * kBlock, kBlock, 0.0f);
+  }
+  quantize_tile<Format>(p, tile.scale, levels, out);
+  if constexpr (!std::is_same_v<E, Absent>)
+    for (std::size_t block = 0; block < kScales<Format>; ++block)
+      if (poisoned[block])
+        std::copy_n(old + block * kBlock, kBlock, out.residual_out + block * kBlock);
+}
+
+/// Codes the tiles of a range in order, in batches. Computing a block's scale from its maximum has
+/// a long latency, and reading the next tiles hides the latency. Streamed codes are limited by
+/// memory instead, so the batch is one tile, because reads in bursts are slower.
 template <class Format, typename E>
 class Quantizer {
  public:
@@ -120,51 +161,51 @@ class Quantizer {
             const QuantizeOutput& output, float levels = 0)
       : count_(count),
         levels_(levels),
-        batch_(output.store == Store::kStreaming ? 1 : kMostBlocks),
+        batch_(output.store == Store::kStreaming ? 1 : kMostTiles),
         noise_(noise),
         codes_(output.codes, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
-  /// Codes all blocks. The callback `read(first, room)` returns the block at `first`, and may store
+  /// Codes all tiles. The callback `read(first, room)` returns the tile at `first`, and may store
   /// p in `space`.
   template <class Read>
   HWY_INLINE void run(const Read& read) {
     for (std::size_t first = 0; first < count_;) {
-      std::size_t blocks = 0;
-      for (; blocks < batch_ && first + blocks * kBlock < count_; ++blocks)
-        blocks_[blocks] = read(first + blocks * kBlock, sums_[blocks]);
-      for (std::size_t i = 0; i < blocks; ++i, first += kBlock) write(first, blocks_[i]);
+      std::size_t tiles = 0;
+      for (; tiles < batch_ && first + tiles * kValues < count_; ++tiles)
+        tiles_[tiles] = read(first + tiles * kValues, sums_[tiles]);
+      for (std::size_t i = 0; i < tiles; ++i, first += kValues) write(first, tiles_[i]);
     }
   }
 
  private:
-  static constexpr std::size_t kBlock = Format::kBlock;
-  static constexpr std::size_t kMostBlocks = 8;
+  static constexpr std::size_t kValues = kTile<Format>;
+  static constexpr std::size_t kMostTiles = 8;
 
-  HWY_INLINE void write(std::size_t first, const ReadBlock<E>& block) {
-    const std::size_t count = std::min(kBlock, count_ - first);
-    const BlockOutput<E> out{codes_.tile(code_bytes<Format>(count)), block.residual,
-                             residual_.tile(count), noise_.at(first, kBlock)};
-    if (HWY_UNLIKELY(block.scale.poisoned))
-      poison_block<Format>(out);
+  HWY_INLINE void write(std::size_t first, const ReadTile<Format, E>& tile) {
+    const std::size_t count = std::min(kValues, count_ - first);
+    const TileOutput<E> out{codes_.tile(code_bytes<Format>(count)), residual_.tile(count),
+                            noise_.at(first, kValues)};
+    if (HWY_UNLIKELY(tile.is_poisoned()))
+      quantize_poisoned<Format>(tile, levels_, out);
     else
-      quantize_block<Format>(block.p, block.scale, levels_, out);
+      quantize_tile<Format>(tile.p, tile.scale, levels_, out);
     codes_.take(code_bytes<Format>(count));
     residual_.take(count);
   }
 
   const std::size_t count_;
   const float levels_;       // used by formats that clamp p
-  const std::size_t batch_;  // blocks
+  const std::size_t batch_;  // tiles
   NoiseBytes noise_;
-  Output<std::byte, code_bytes<Format>(kBlock), StreamSum> codes_;
-  Output<E, kBlock> residual_;
-  ReadBlock<E> blocks_[kMostBlocks];
-  alignas(kLine) float sums_[kMostBlocks][kBlock];
+  Output<std::byte, code_bytes<Format>(kValues), StreamSum> codes_;
+  Output<E, kValues> residual_;
+  ReadTile<Format, E> tiles_[kMostTiles];
+  alignas(kLine) float sums_[kMostTiles][kValues];
 };
 
-/// Computes p = a · g + b · e, block by block.
-template <std::size_t kBlock, typename G, typename E>
+/// Computes p = a · g + b · e, tile by tile.
+template <std::size_t kValues, typename G, typename E>
 class SentBlocks {
  public:
   explicit SentBlocks(const Sent& sent)
@@ -172,7 +213,7 @@ class SentBlocks {
         gradients_(sent.gradient, sent.count),
         residuals_(sent.feedback.residual_in, sent.count) {}
 
-  /// Returns p of the whole block at `first`, stored in `space` if necessary. Calls visit(vector,
+  /// Returns p of the whole tile at `first`, stored in `space` if necessary. Calls visit(vector,
   /// k) for each vector in order.
   template <class Visit>
   HWY_INLINE const float* at(std::size_t first, float* space, const Visit& visit) {
@@ -180,11 +221,11 @@ class SentBlocks {
     constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
     const G* gradient = gradients_.tile(first);
     residual_ = residuals_.tile(first);
-    for (std::size_t i = 0; i < kBlock; i += kGroup)
+    for (std::size_t i = 0; i < kValues; i += kGroup)
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 p = with_feedback(gradient + at, residual_ + at, factors_);
         if constexpr (!kPlain) hn::Store(p, F32(), space + at);
-        visit(p, k);
+        visit(p, at / kLanes);
       }
     if constexpr (kPlain)
       return gradient;
@@ -192,51 +233,76 @@ class SentBlocks {
       return space;
   }
 
-  /// The old residual of the last block passed to at().
+  /// The old residual of the last tile passed to at().
   HWY_INLINE Pointer<const E> residual() const { return residual_; }
 
  private:
   const Factors factors_;
-  Input<G, kBlock> gradients_;
-  Input<E, kBlock> residuals_;
+  Input<G, kValues> gradients_;
+  Input<E, kValues> residuals_;
   Pointer<const E> residual_ = {};
+};
+
+/// Computes the scales of a range's blocks and writes them in order.
+template <class Format>
+class ScaleWriter {
+ public:
+  using Scale = typename Format::Scale;
+
+  ScaleWriter(const QuantizeOutput& output, std::size_t count)
+      : whole_(whole_of<Format>(output.whole)),
+        next_(static_cast<typename Scale::Stored*>(output.scales)),
+        end_(next_ + ceil_div(count, Format::kBlock)) {}
+
+  HWY_INLINE void write(const TileMaxima<Format>& maxima, TileScales<Format>& scales) {
+    for (std::size_t block = 0; block < kScales<Format>; ++block) {
+      scales[block] = block_scale<Format>(maxima.of[block].bits(), whole_);
+      if (block == 0 || next_ != end_) *next_++ = Scale::stored(scales[block]);
+    }
+  }
+
+ private:
+  const typename Scale::Whole whole_;
+  typename Scale::Stored* next_;
+  typename Scale::Stored* const end_;
 };
 
 template <class Format, typename G, typename E>
 void encode_range(const QuantizeEncode& arguments) {
   const Sent& sent = arguments.sent;
-  SentBlocks<Format::kBlock, G, E> blocks(sent);
+  SentBlocks<kTile<Format>, G, E> blocks(sent);
   Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback, arguments.output);
-  float* scales = arguments.output.scales;
+  ScaleWriter<Format> scales(arguments.output, sent.count);
   quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
-    Absmax absmax;
-    const float* p =
-        blocks.at(first, space, [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(value, k); });
-    const BlockScale scale = block_scale<Format>(absmax.bits());
-    *scales++ = scale.scale;
-    return ReadBlock<E>{p, blocks.residual(), scale};
+    TileMaxima<Format> maxima;
+    ReadTile<Format, E> tile;
+    tile.p =
+        blocks.at(first, space, [&](VF32 value, std::size_t k) HWY_ATTR { maxima.show(value, k); });
+    tile.residual = blocks.residual();
+    scales.write(maxima, tile.scale);
+    return tile;
   });
 }
 
 template <class Format, typename T, bool kOne>
 void decode_range(const QuantizeDecode& arguments) {
-  constexpr std::size_t kBlock = Format::kBlock;
+  constexpr std::size_t kValues = kTile<Format>;
   const Decoded& to = arguments.to;
   const bool adds = to.mode == DecodeMode::kAdd;
   Payloads<Format> payloads(arguments.payloads, arguments.count);
-  Input<T, kBlock> olds(to.output, arguments.count);
-  Output<T, kBlock> output(to.output, adds ? Store::kCached : to.store);
+  Input<T, kValues> olds(to.output, arguments.count);
+  Output<T, kValues> output(to.output, adds ? Store::kCached : to.store);
   // -0, because adding to -0 keeps every first value unchanged.
   const VF32 none = hn::Set(F32(), payloads.ranks() == 0 ? 0.0f : -0.0f);
-  for (std::size_t first = 0; first < arguments.count; first += kBlock) {
-    const std::size_t count = std::min(kBlock, arguments.count - first);
+  for (std::size_t first = 0; first < arguments.count; first += kValues) {
+    const std::size_t count = std::min(kValues, arguments.count - first);
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
     payloads.template visit<kOne>(
         first, to.factor,
         [&](std::size_t i) HWY_ATTR { return adds ? load_values(old + i) : none; },
         [&](const auto& sum_of) HWY_ATTR {
-          for (std::size_t i = 0; i < kBlock; i += kGroup) {
+          for (std::size_t i = 0; i < kValues; i += kGroup) {
             VF32 sum[kVectors];
             sum_of(i, sum);
             for (std::size_t k = 0; k < kVectors; ++k)
@@ -247,42 +313,42 @@ void decode_range(const QuantizeDecode& arguments) {
   }
 }
 
-/// A reduction's sum begins at +0.
+/// The start of a reduction's sum.
+template <class Format>
 struct FromZero {
-  HWY_INLINE VF32 operator()(std::size_t) const { return hn::Zero(F32()); }
+  HWY_INLINE VF32 operator()(std::size_t) const { return hn::Set(F32(), Format::kZero); }
 };
 
 template <class Format, typename E>
 void reduce_range(const QuantizeReduce& arguments) {
-  constexpr std::size_t kBlock = Format::kBlock;
+  constexpr std::size_t kValues = kTile<Format>;
   constexpr std::size_t kAhead = 1024;  // values
   const Factors factors(arguments.feedback);
   const bool asks = arguments.output.store == Store::kStreaming;
   Payloads<Format> payloads(arguments.payloads, arguments.count);
-  Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
+  Input<E, kValues> residuals(arguments.feedback.residual_in, arguments.count);
   Quantizer<Format, E> quantizer(arguments.count, arguments.noise, arguments.feedback,
                                  arguments.output);
-  float* scales = arguments.output.scales;
+  ScaleWriter<Format> scales(arguments.output, arguments.count);
   quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
-    const Pointer<const E> residual = residuals.tile(first);
+    ReadTile<Format, E> tile;
+    tile.p = space;
+    tile.residual = residuals.tile(first);
     if (asks) residuals.ask_for(first + kAhead);
-    const auto absmax =
-        payloads.visit(first, arguments.factor, FromZero(), [&](const auto& sum_of) HWY_ATTR {
-          Absmax absmax;
-          for (std::size_t i = 0; i < kBlock; i += kGroup) {
-            VF32 sum[kVectors];
-            sum_of(i, sum);
-            for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
-              const VF32 p = add_residual(sum[k], residual + at, factors);
-              hn::Store(p, F32(), space + at);
-              absmax.show(p, k);
-            }
-          }
-          return absmax.bits();
-        });
-    const BlockScale scale = block_scale<Format>(absmax);
-    *scales++ = scale.scale;
-    return ReadBlock<E>{space, residual, scale};
+    payloads.visit(first, arguments.factor, FromZero<Format>(), [&](const auto& sum_of) HWY_ATTR {
+      TileMaxima<Format> maxima;
+      for (std::size_t i = 0; i < kValues; i += kGroup) {
+        VF32 sum[kVectors];
+        sum_of(i, sum);
+        for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
+          const VF32 p = add_residual(sum[k], tile.residual + at, factors);
+          hn::Store(p, F32(), space + at);
+          maxima.show(p, at / kLanes);
+        }
+      }
+      scales.write(maxima, tile.scale);
+    });
+    return tile;
   });
 }
 

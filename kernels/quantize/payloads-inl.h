@@ -1,4 +1,4 @@
-// Adds the payloads of a range, block by block in registers, for one instruction set.
+// Adds the payloads of a range, tile by tile in registers, for one instruction set.
 #if defined(TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
 #undef TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
@@ -23,7 +23,15 @@ constexpr std::size_t code_bytes(std::size_t count) {
   return (count * Format::kBits + 7) / 8;
 }
 
-/// The payloads of a range. Codes are accessed in whole blocks.
+/// Returns the number of a segment from the segment's largest magnitude.
+template <class Format>
+HWY_INLINE typename Format::Scale::Whole whole_of([[maybe_unused]] const void* largest) {
+  float magnitude = 0;
+  if constexpr (kHasWhole<Format>) std::memcpy(&magnitude, largest, sizeof magnitude);
+  return Format::Scale::Whole::of(magnitude);
+}
+
+/// The payloads of a range. Codes are accessed in whole tiles.
 template <class Format>
 class Payloads {
  public:
@@ -32,10 +40,10 @@ class Payloads {
 
   std::size_t ranks() const { return views_.size(); }
 
-  /// Sums the block at `first` and returns visit(sum_of). Calling sum_of(index, sum) computes the
+  /// Sums the tile at `first` and returns visit(sum_of). Calling sum_of(index, sum) computes the
   /// sums of kGroup values from `index` on. The callback start(index) returns the initial vector,
   /// and all ranks are added in order. If kOne is true, only one rank exists, and the decoding
-  /// state is kept from block to block.
+  /// state is kept from tile to tile.
   template <bool kOne = false, class Start, class Visit>
   HWY_INLINE auto visit(std::size_t first, float factor, const Start& start, const Visit& visit) {
     Position position{0, first, factor};
@@ -49,16 +57,17 @@ class Payloads {
   }
 
  private:
-  static constexpr std::size_t kBlock = Format::kBlock;
+  using Scale = typename Format::Scale;
+  static constexpr std::size_t kTileValues = kTile<Format>;
   static constexpr std::size_t kMost = 4;  // ranks whose scales fit into registers next to the sum
 
-  /// A block and the first rank to add.
+  /// A tile and the first rank to add.
   struct Position {
     std::size_t rank, first;
     float factor;
   };
 
-  /// The sum of kRanks ranks of a block, added to an initial value or to earlier ranks.
+  /// The sum of kRanks ranks of a tile, added to an initial value or to earlier ranks.
   template <std::size_t kRanks, class Start>
   struct Sum {
     HWY_INLINE void operator()(std::size_t index, VF32 (&sum)[kVectors]) const {
@@ -74,14 +83,15 @@ class Payloads {
       for (std::size_t rank = 0; rank < kRanks; ++rank) {
         VF32 values[kVectors];
         VectorCodes<Format>::load(codes[rank], index, values);
-        for (std::size_t k = 0; k < kVectors; ++k) sum[k] = fused(values[k], scale[rank], sum[k]);
+        for (std::size_t k = 0; k < kVectors; ++k)
+          sum[k] = fused(values[k], scale[rank][block_of<Format>(index + k * kLanes)], sum[k]);
       }
     }
 
     const Start& start;
     const float* before;  // sum of earlier ranks; null: no earlier ranks
     const std::byte* codes[kMost];
-    VF32 scale[kMost];  // times the factor
+    VF32 scale[kMost][kScales<Format>];  // times the factor
   };
 
   template <std::size_t kRanks, class Start>
@@ -91,10 +101,17 @@ class Payloads {
     for (std::size_t i = 0; i < kRanks; ++i) {
       const QuantizedView& view = views_[position.rank + i];
       const std::byte* codes = view.codes + code_bytes<Format>(position.first);
-      sum.codes[i] = HWY_LIKELY(position.first + kBlock <= count_)
+      sum.codes[i] = HWY_LIKELY(position.first + kTileValues <= count_)
                          ? codes
                          : padded(codes, count_ - position.first, padded_[i]);
-      sum.scale[i] = hn::Set(F32(), view.scales[position.first / kBlock] * position.factor);
+      const auto* scales =
+          static_cast<const typename Scale::Stored*>(view.scales) + position.first / Format::kBlock;
+      const auto whole = whole_of<Format>(view.whole);
+      for (std::size_t block = 0; block < kScales<Format>; ++block) {
+        const bool exists = block == 0 || position.first + block * Format::kBlock < count_;
+        const float scale = exists ? Scale::value(scales[block], whole) : 0.0f;
+        sum.scale[i][block] = hn::Set(F32(), scale * position.factor);
+      }
     }
     return sum;
   }
@@ -102,17 +119,17 @@ class Payloads {
   template <class Start>
   HWY_NOINLINE void add(const Position& position, const Start& start) {
     const auto sum_of = sum<kMost>(position, start);
-    for (std::size_t i = 0; i < kBlock; i += kGroup) {
+    for (std::size_t i = 0; i < kTileValues; i += kGroup) {
       VF32 sum[kVectors];
       sum_of(i, sum);
       for (std::size_t k = 0; k < kVectors; ++k) hn::Store(sum[k], F32(), sums_ + i + k * kLanes);
     }
   }
 
-  using BlockCodes = std::byte[code_bytes<Format>(kBlock)];
+  using TileCodes = std::byte[code_bytes<Format>(kTileValues)];
 
   static HWY_NOINLINE const std::byte* padded(const std::byte* codes, std::size_t count,
-                                              BlockCodes& space) {
+                                              TileCodes& space) {
     const std::byte* end = codes + code_bytes<Format>(count);
     std::fill(std::copy(codes, end, space), std::end(space), std::byte{});
     const std::size_t bits = count * Format::kBits % 8;  // used bits of a partial last byte
@@ -122,8 +139,8 @@ class Payloads {
 
   const std::span<const QuantizedView> views_;
   const std::size_t count_;
-  alignas(kLine) BlockCodes padded_[kMost];
-  alignas(kLine) float sums_[kBlock];  // of more than kMost ranks
+  alignas(kLine) TileCodes padded_[kMost];
+  alignas(kLine) float sums_[kTileValues];  // of more than kMost ranks
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

@@ -15,6 +15,15 @@ namespace tersor::kernels {
 template <class Format, unsigned kRow>
 constexpr unsigned kRowCodeBytes = kRow* Format::kBits / 8;
 
+/// Returns the number of a segment, from the largest magnitude at the start of the segment's
+/// sections.
+template <class Format>
+TERSOR_DEVICE typename Format::Scale::Whole whole_of([[maybe_unused]] const std::byte* sections) {
+  float largest = 0;
+  if constexpr (kHasWhole<Format>) largest = load(reinterpret_cast<const float*>(sections));
+  return Format::Scale::Whole::of(largest);
+}
+
 /// Returns bytes picked from two words: nibble i of `selector` selects byte 0 to 7 of high:low.
 TERSOR_DEVICE std::uint32_t byte_permute(std::uint32_t low, std::uint32_t high,
                                          std::uint32_t selector) {

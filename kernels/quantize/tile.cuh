@@ -25,11 +25,12 @@ struct QuantizedSections {
 
   template <class Entry>
   TERSOR_DEVICE static QuantizedSections of(const Entry& segment) {
-    return {segment.offset, segment.offset + Layout{segment.count}.codes_offset()};
+    const Layout layout{segment.count};
+    return {segment.offset + layout.scales_offset(), segment.offset + layout.codes_offset()};
   }
   /// The offset of the scale or the codes of value `first`, the first one of a block.
   TERSOR_DEVICE std::size_t scale_of(std::size_t first) const {
-    return scales + first / Format::kBlock * sizeof(float);
+    return scales + first / Format::kBlock * sizeof(typename Format::Scale::Stored);
   }
   TERSOR_DEVICE std::size_t codes_of(std::size_t first) const {
     return codes + first * Format::kBits / 8;
@@ -40,11 +41,14 @@ struct QuantizedSections {
   TERSOR_DEVICE void sum_codes(const Sum& sum, std::size_t first, std::size_t end) const {
     sum.add_bytes(codes_of(first), codes + align_up(ceil_div(end * Format::kBits, 8), 16));
   }
-  /// Adds the bytes of the scales. The padding belongs to the segment's last value.
+  /// Adds the bytes of the scales. The padding belongs to the segment's last value, and bytes
+  /// before the scales to the first value.
   template <class Sum>
   TERSOR_DEVICE void sum_scales(const Sum& sum, std::size_t first, std::size_t end,
                                 std::size_t count) const {
-    sum.add_bytes(scale_of(first), end == count ? codes : scale_of(end));
+    constexpr std::size_t kBefore = align_up(Layout::kFirst, std::size_t{16});
+    sum.add_bytes(scale_of(first) - (first == 0 ? kBefore : 0),
+                  end == count ? codes : scale_of(end));
   }
 };
 
@@ -60,15 +64,17 @@ TERSOR_DEVICE BlockScale tile_scale(std::uint32_t absmax_bits) {
           codes ? normal_reciprocal(q) : 0.0f, poisoned};
 }
 
-/// The values of a tile that a thread encodes: rows of kRow consecutive values of type G.
+/// The values of a tile that a thread encodes: rows of kRow consecutive values of type G. Formats
+/// with smaller blocks than kBlock encode units.
 template <class Format, typename G>
 struct EncodeTile {
   static constexpr unsigned kBits = Format::kBits;
   static constexpr unsigned kRow = std::max<unsigned>(16 / sizeof(G), 32 / kBits);
   static constexpr unsigned kRows = kThreadValues / kRow;
-  static constexpr unsigned kThreads = Format::kBlock / kThreadValues;  // per block
-  static constexpr unsigned kStep = kThreads * kRow;                    // from row to row
-  static_assert(kTileValues % Format::kBlock == 0 && kWarpThreads % kThreads == 0);
+  static constexpr unsigned kBlock = std::max<unsigned>(Format::kBlock, 32 * kBits);
+  static constexpr unsigned kThreads = kBlock / kThreadValues;  // per block
+  static constexpr unsigned kStep = kThreads * kRow;            // from row to row
+  static_assert(kTileValues % kBlock == 0 && kWarpThreads % kThreads == 0);
 
   static constexpr unsigned kRowWords = kRow * kBits / 32;  // of codes
   static constexpr unsigned kStepWords = kStep * kBits / 32;
@@ -84,7 +90,7 @@ struct EncodeTile {
 
   /// Index of a row's first value in the tile.
   TERSOR_DEVICE unsigned index(unsigned row) const {
-    return thread / kThreads * Format::kBlock + thread % kThreads * kRow + row * kStep;
+    return thread / kThreads * kBlock + thread % kThreads * kRow + row * kStep;
   }
   TERSOR_DEVICE bool is_first_of_block() const { return thread % kThreads == 0; }
 
@@ -156,10 +162,12 @@ struct DecodeTile {
   };
 
   /// Loads the codes from `codes` and the scales from `scales`, the addresses of the tile's first
-  /// ones.
-  TERSOR_DEVICE void load(const std::byte* codes, const std::byte* scales, Rows& rows) const {
+  /// ones. `whole` belongs to the segment.
+  TERSOR_DEVICE void load(const std::byte* codes, const std::byte* scales,
+                          typename Format::Scale::Whole whole, Rows& rows) const {
     const std::byte* from = base_address(codes + index() * kBits / 8);
-    const float* scale = reinterpret_cast<const float*>(scales);
+    using Scale = typename Format::Scale;
+    const auto* scale = reinterpret_cast<const typename Scale::Stored*>(scales);
     if constexpr (kStep > Format::kBlock) scale += index() / Format::kBlock;
     scale = base_address(scale);
     TERSOR_UNROLL
@@ -169,7 +177,8 @@ struct DecodeTile {
     for (unsigned row = 0; row < kRows; ++row) {
       const unsigned block = row * kStep / Format::kBlock;
       const bool shares = row != 0 && block == (row - 1) * kStep / Format::kBlock;
-      rows.scales[row] = shares ? rows.scales[row - 1] : load_input(scale + block);
+      rows.scales[row] =
+          shares ? rows.scales[row - 1] : Scale::value(load_input(scale + block), whole);
     }
   }
 

@@ -48,6 +48,15 @@ TERSOR_DEVICE void block_maxima(const Warp& warp, const Rows<kRow>& p,
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
       maxima[chunk] = warp.maximum(maxima[chunk]);
+  } else if constexpr (2 * Format::kBlock < kChunk) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned mask = Format::kBlock / kRow / 2; mask != 0; mask /= 2) {
+        const std::uint32_t other = warp.shuffle_xor(maxima[chunk], mask);
+        maxima[chunk] = maxima[chunk] > other ? maxima[chunk] : other;
+      }
+    }
   } else {
     static_assert(2 * Format::kBlock == kChunk);
     const bool low = warp.thread_rank() < 16;
@@ -120,6 +129,8 @@ struct ResidualRows {
 template <class Format, typename E, NoiseKind kKind, unsigned kRow>
 struct QuantizeUnit {
   using Layout = typename Format::Layout;
+  using Scale = typename Format::Scale;
+  using Stored = typename Scale::Stored;
 
   UnitPosition<kRow> position;
   std::byte* sections;  // of the segment
@@ -139,11 +150,12 @@ struct QuantizeUnit {
     std::uint32_t maxima[kUnitChunks<kRow>];
     block_maxima<Format, kRow>(warp, p, maxima);
     BlockScale scales[kUnitChunks<kRow>];
+    const auto whole = whole_of<Format>(sections);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const bool shares = Format::kBlock > kChunkValues<kRow> && chunk % 2 == 1;
-      scales[chunk] =
-          shares ? scales[chunk - 1] : block_scale<Format>(keeps ? kInfinityBits : maxima[chunk]);
+      scales[chunk] = shares ? scales[chunk - 1]
+                             : block_scale<Format>(keeps ? kInfinityBits : maxima[chunk], whole);
     }
     store_scales(scales);
     Rows<kRow> left;
@@ -157,20 +169,23 @@ struct QuantizeUnit {
     constexpr unsigned kChunk = kChunkValues<kRow>;
     const unsigned row = position.thread * kRow, end = position.values();
     if (row % Format::kBlock != 0) return;
-    float* to = reinterpret_cast<float*>(sections) + (position.first + row) / Format::kBlock;
+    auto* to = reinterpret_cast<Stored*>(sections + Layout{position.count}.scales_offset()) +
+               (position.first + row) / Format::kBlock;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       if (chunk * kChunk % Format::kBlock == 0 && position.index(chunk) < end)
-        store(to + chunk * kChunk / Format::kBlock, keeps ? 0.0f : scales[chunk].scale);
+        store(to + chunk * kChunk / Format::kBlock,
+              keeps ? Stored{} : Scale::stored(scales[chunk]));
     }
   }
 
   /// Writes the padding after the scales, together with the segment's last unit.
   TERSOR_DEVICE void pad_scales() const {
     if (position.count - position.first > kUnitValues) return;
-    const std::size_t block = Layout{position.count}.blocks() + position.thread;
-    if (block * sizeof(float) < Layout{position.count}.codes_offset())
-      store(reinterpret_cast<float*>(sections) + block, 0.0f);
+    const Layout layout{position.count};
+    const std::size_t at =
+        layout.scales_offset() + (layout.blocks() + position.thread) * sizeof(Stored);
+    if (at < layout.codes_offset()) store(reinterpret_cast<Stored*>(sections + at), Stored{});
   }
 
   /// Writes the codes and their padding, and sets `left` to the remainder of p.

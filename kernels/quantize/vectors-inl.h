@@ -10,6 +10,7 @@
 #include "kernels/host/simd-inl.h"
 #include "kernels/quantize/formulas.h"
 
+#include <algorithm>
 #include <cstring>
 
 HWY_BEFORE_NAMESPACE();
@@ -17,6 +18,17 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kVectors = 8;                // vectors packed or unpacked at once
 constexpr std::size_t kGroup = kVectors * kLanes;  // values in kVectors vectors
+
+/// The loops process tiles: a block, or as many blocks as make a group.
+template <class Format>
+constexpr std::size_t kTile = std::max(Format::kBlock, kGroup);
+template <class Format>
+constexpr std::size_t kScales = kTile<Format> / Format::kBlock;  // per tile
+/// The block in a tile of the value at index `at`.
+template <class Format>
+constexpr std::size_t block_of(std::size_t at) {
+  return kScales<Format> == 1 ? 0 : at / Format::kBlock;
+}
 
 /// Codes and their unscaled values.
 struct Coded {

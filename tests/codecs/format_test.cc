@@ -29,7 +29,8 @@ void put_bits(ConstValueSpan values, std::size_t index, Bits bits) {
 
 TEST(Format, ANanIsDecodedToOneNumberOfSixteenBits) {
   for_each_isa([] {
-    for (const char* spec : {"none", "bf16", "f16", "int8", "int4", "topk:density=1"})
+    for (const char* spec :
+         {"none", "bf16", "f16", "int8", "int4", "mxfp8", "nvfp4", "topk:density=1"})
       for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
         CodecHarness harness(spec, {100}, {.dtype = dtype});
         const EncodeCall call = harness.encode_call();
@@ -60,8 +61,9 @@ TEST(Format, NoneCopiesANanAndSumsMakeItOneNumber) {
 
 TEST(Format, ANanThatABf16ResidualKeeps) {
   const std::pair<const char*, std::uint16_t> selected[] = {
-      {"none+ef", kNan},      {"bf16+ef", kNan},      {"f16+ef", kNan},
-      {"int8+ef", kOtherNan}, {"int4+ef", kOtherNan}, {"topk+ef", kOtherNan}};
+      {"none+ef", kNan},       {"bf16+ef", kNan},      {"f16+ef", kNan},
+      {"int8+ef", kOtherNan},  {"int4+ef", kOtherNan}, {"mxfp8+ef", kOtherNan},
+      {"nvfp4+ef", kOtherNan}, {"topk+ef", kOtherNan}};
   for_each_isa([&] {
     for (const auto& [spec, bits] : selected)
       for (const bool in_place : {false, true}) {
@@ -113,6 +115,9 @@ TEST(Format, NobodyLooksAtPaddingAndUnusedIndices) {
       {"bf16", 7, {{14, 16}}},
       {"int8", 7, {{4, 16}, {16 + 7, 32}}},
       {"int4", 7, {{4, 16}, {16 + 4, 32}}},
+      {"mxfp8", 33, {{2, 16}, {16 + 33, 64}}},
+      {"nvfp4", 17, {{4, 16}, {16 + 2, 32}, {32 + 9, 48}}},
+      {"nvfp4", 17, {{32 + 8, 32 + 9}}, std::byte{0xf0}},
       {"int4", 7, {{16 + 3, 16 + 4}}, std::byte{0xf0}},  // after an odd count
       {"topk:density=0.6", 1000, {{8, 16}, {22, f32.values_offset()}}},
       {"topk:density=0.6", 1000, {{f32.values_offset() + 3 * 4, f32.bytes()}}},

@@ -63,6 +63,10 @@ const std::vector<Golden> kGoldenVariants = {
     {"entropy-bf16", "entropy", {5000}, Dtype::kBf16},
     {"entropy-f16", "entropy", {5000}, Dtype::kF16},
     {"entropy-segments", "entropy", {0, 3, 9000}},
+    {"mxfp8-e5m2", "mxfp8:elements=e5m2+ef", {601}, Dtype::kBf16},
+    {"nvfp4-bf16", "nvfp4", {601}, Dtype::kBf16},
+    {"nvfp4-segments", "nvfp4+ef", {0, 17, 1000}, Dtype::kF16},
+    {"mxfp8-segments", "mxfp8", {0, 33, 1000}, Dtype::kF16},
 };
 
 /// All registered codecs with and without feedback, and the variants.
@@ -227,6 +231,8 @@ const std::vector<Broken> kBroken = {
     {"blocktopk-order", "blocktopk",
      [](auto& bytes) { overwrite(bytes, 64 + 16 + 16, std::uint64_t{0}); },
      "frame 0 of 1, segment 0:"},
+    {"mxfp8-elements", "mxfp8-e5m2", [](auto& bytes) { overwrite(bytes, 10, std::uint16_t{1}); },
+     "frame flags is elements=e4m3, expected elements=e5m2"},
     {"topk-kept", "topk-dense", [](auto& bytes) { overwrite(bytes, 68, 51u); },
      "frame 0 of 1, segment 0:"},
     {"topk-falling", "topk-segments",

@@ -57,6 +57,8 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
       {"topk:values=f32,density=0.5", "topk:density=0.5"},
       {"topk:values=int8,density=1", "topk:density=1,values=int8"},
       {"hadamard:bits=2", "hadamard"},
+      {"mxfp8:elements=e4m3", "mxfp8"},
+      {"mxfp8:elements=e5m2+ef", "mxfp8:elements=e5m2+ef"},
       {"hadamard:bits=1+ef", "hadamard:bits=1+ef"},
       {"blocktopk", "blocktopk:density=0.01"},
       {"blocktopk:values=int4,density=0.1", "blocktopk:density=0.1,values=int4"},
@@ -68,8 +70,9 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
 TEST(Spec, UnknownCodecsListTheRightOnes) {
   const std::string error = error_with("int9");
   EXPECT_TRUE(tells(error, "\"int9\"")) << error;
-  EXPECT_TRUE(
-      tells(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard, blocktopk, lowrank"))
+  EXPECT_TRUE(tells(
+      error,
+      "none, bf16, f16, int8, int4, mxfp8, nvfp4, topk, intsum, hadamard, blocktopk, lowrank"))
       << error;
 }
 
@@ -92,6 +95,8 @@ TEST(Spec, UnknownOptionsListTheRightOnes) {
     EXPECT_EQ(make_codec(spec)->spec().text(), spec);
   }
   EXPECT_TRUE(tells(error_with("hadamard:bits=5"), "\"5\"; it takes bits=1|2|3|4 (2)"));
+  EXPECT_TRUE(tells(error_with("mxfp8:elements=e3m4"), "elements=e4m3|e5m2 (e4m3)"));
+  EXPECT_TRUE(tells(error_with("nvfp4:elements=e2m1"), "it takes no options"));
   EXPECT_TRUE(tells(error_with("none:density=1"), "it takes no options"));
   EXPECT_TRUE(tells(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
   EXPECT_TRUE(
@@ -140,8 +145,9 @@ TEST(Registry, ExamplesHoldEveryWordOfEveryOption) {
 
 TEST(Registry, IdsNeverChange) {
   const std::map<std::string, std::uint16_t> expected = {
-      {"none", 1}, {"bf16", 2},   {"f16", 3},      {"int8", 4},      {"int4", 5},
-      {"topk", 6}, {"intsum", 7}, {"hadamard", 8}, {"blocktopk", 9}, {"lowrank", 10}};
+      {"none", 1},     {"bf16", 2},   {"f16", 3},      {"int8", 4},      {"int4", 5},
+      {"topk", 6},     {"intsum", 7}, {"hadamard", 8}, {"blocktopk", 9}, {"lowrank", 10},
+      {"entropy", 11}, {"mxfp8", 12}, {"nvfp4", 13}};
   for (const auto& [name, id] : expected) EXPECT_EQ(make_codec(name)->id(), id) << name;
 }
 
