@@ -153,6 +153,18 @@ void bind_codec(nb::module_& module) {
            "  options: The expected FrameOptions.\n\n"
            "Raises:\n"
            "  WireError: The frame is damaged or of another codec.")
+      .def("code_sections", &ArrayCodec::code_sections, nb::arg("shapes"), nb::arg("dtype"),
+           nb::arg("payload"), nb::arg("options"),
+           "Checks a frame in host memory, and returns a list per array: offset and size of the\n"
+           "scales, offset and size of the codes, offset of the largest magnitude (nvfp4) or 0.\n\n"
+           "Args:\n"
+           "  shapes: Shapes of the arrays.\n"
+           "  dtype: \"f32\", \"bf16\" or \"f16\".\n"
+           "  payload: Bytes of the frame.\n"
+           "  options: The FrameOptions of the encoding.\n\n"
+           "Raises:\n"
+           "  WireError: The frame is damaged or of another codec.\n"
+           "  InvalidArgumentError: The codec has no codes for other programs.")
       .def("decode", &ArrayCodec::decode, nb::arg("frames"), nb::arg("outputs"),
            nb::arg("decoding"), nb::arg("options"), nb::arg("stream").none(),
            "Decodes frames, and writes or adds the sum of their values to the outputs.\n\n"

@@ -6,6 +6,7 @@
 #include "python_bindings/src/waiting.h"
 
 #include <nanobind/nanobind.h>
+#include <tersor/code_sections.h>
 #include <tersor/error.h>
 #include <tersor/wire.h>
 
@@ -172,6 +173,22 @@ FrameHeader ArrayCodec::header(nb::handle frame, const FrameOptions& options) co
     throw WireError("payload: encoded with another codec, signature or checksum setting");
   if (options.checksum) encoding::check_checksum(bytes.span, nullptr);
   return header;
+}
+
+std::vector<std::array<std::size_t, 5>> ArrayCodec::code_sections(
+    const std::vector<std::vector<std::size_t>>& shapes, const std::string& dtype, nb::handle frame,
+    const FrameOptions& options) const {
+  std::vector<Segment> segments;
+  for (const auto& shape : shapes) segments.push_back(segment_of(shape));
+  place_segments(segments, options);
+  std::vector<std::array<std::size_t, 5>> all;
+  for (const CodeSections& one : tersor::code_sections(*codec_, segments))
+    all.push_back({one.scales, one.scales_bytes, one.codes, one.codes_bytes, one.largest});
+  auto bytes = read_bytes(frame, {.name = "payload"});
+  if (bytes.memory == Memory::kDevice) return all;
+  const std::vector<Buffer> copies = align_frames({&bytes.span, 1}, bytes.memory);
+  check_code_frame(*codec_, segments, parse_choice<Dtype>(dtype), bytes.span, identity_of(options));
+  return all;
 }
 
 void ArrayCodec::decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,

@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 #include <tersor/codec.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,6 +55,13 @@ class ArrayCodec {
   /// Returns the header of a host payload. Throws WireError if the header or the checksum is
   /// damaged or differs from the options.
   FrameHeader header(nb::handle frame, const FrameOptions& options) const;
+
+  /// Returns, for each array, offset and size of the scales and of the codes in bytes of the frame,
+  /// and the offset of the largest magnitude (nvfp4) or 0.
+  /// Checks a frame in host memory; reads no frame on a device.
+  std::vector<std::array<std::size_t, 5>> code_sections(
+      const std::vector<std::vector<std::size_t>>& shapes, const std::string& dtype,
+      nb::handle frame, const FrameOptions& options) const;
 
   /// Assigns or adds `factor` times the sum of the frames' values to `outputs`.
   void decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,

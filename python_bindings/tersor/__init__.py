@@ -25,7 +25,7 @@ from tersor._core import (
     Workspace,
 )
 from tersor._core import version as __version__
-from tersor.codec import Codec, CodecInfo, CodecOption, codecs
+from tersor.codec import Codec, CodecInfo, CodecOption, SentCodes, codecs
 from tersor.collectives import (
     CollectiveOptions,
     FeedbackState,
@@ -48,9 +48,9 @@ __all__ = [
     "CollectiveOptions", "CollectiveStatistics", "CudaError", "Difference", "Error",
     "FeedbackState", "Gossip", "GradientReducer", "InvalidArgumentError", "OutOfMemoryError",
     "ParameterClient", "ParameterServer", "RanksLostError", "ReducerOptions", "ReducerStatistics",
-    "ServerOptions", "TcpTransport", "Transport", "TransportError", "Tuner", "TunerOptions",
-    "WireError", "Workspace", "__version__", "all_to_all", "allgather", "allreduce", "broadcast",
-    "build_info", "codecs", "gather", "reduce", "reduce_scatter", "scatter",
+    "SentCodes", "ServerOptions", "TcpTransport", "Transport", "TransportError", "Tuner",
+    "TunerOptions", "WireError", "Workspace", "__version__", "all_to_all", "allgather", "allreduce",
+    "broadcast", "build_info", "codecs", "gather", "reduce", "reduce_scatter", "scatter",
 ]  # fmt: skip
 __dir__ = __all__.copy
 

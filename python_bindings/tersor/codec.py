@@ -13,7 +13,7 @@ from tersor import _core
 from tersor._options import expect, fill, warn_of_lanes
 from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
 
-__all__ = ["Codec", "CodecInfo", "CodecOption", "codecs"]
+__all__ = ["Codec", "CodecInfo", "CodecOption", "SentCodes", "codecs"]
 __dir__ = __all__.copy
 
 
@@ -69,6 +69,34 @@ def codecs() -> list[CodecInfo]:
         CodecInfo(info.name, info.id, info.summary, tuple(map(_option, info.options)))
         for info in _core.codecs()
     ]
+
+
+@dataclass(frozen=True)
+class SentCodes:
+    """The codes and scales of an array in a payload, as sent: views of the payload's bytes.
+
+    All are uint8 arrays of the payload's library, in the order of the values, so in the
+    unswizzled layout of torchao's ``MXTensor`` and ``NVFP4Tensor``. For ``torch._scaled_mm``, view
+    the arrays as the dtypes below, and swizzle the scales, e.g. with torchao's ``to_blocked``. If
+    the last axis of the array is not a multiple of the block, codes or scales are flat.
+
+    Attributes:
+        codes: ``mxfp8``: ``torch.float8_e4m3fn`` (``elements=e5m2``: ``torch.float8_e5m2``) in the
+            shape of the array. ``nvfp4``: ``torch.float4_e2m1fn_x2``, two values per byte; the last
+            axis is halved.
+        scales: ``mxfp8``: ``torch.float8_e8m0fnu``; the last axis is divided by 32. ``nvfp4``:
+            ``torch.float8_e4m3fn``; the last axis is divided by 16.
+        largest: ``nvfp4``: the 4 bytes of an f32; torchao's per-tensor scale is ``largest`` / 2688.
+            ``mxfp8``: None.
+
+    Example:
+        >>> sent = tersor.Codec("mxfp8").sent_codes(payload, weight.shape)[0]
+        >>> codes = sent.codes.view(torch.float8_e4m3fn)
+    """
+
+    codes: Array
+    scales: Array
+    largest: Array | None = None
 
 
 def text_hash(text: str) -> int:
@@ -306,6 +334,59 @@ class Codec:
         self._core.decode(payloads, _as_list(out), decoding, options, stream)
         return out
 
+    def sent_codes(
+        self,
+        payload: Array,
+        gradient: tuple[int, ...] | Array | list[Array],
+        dtype: Any = "float32",
+        *,
+        first_index: int | Sequence[int] = 0,
+        checksum: bool = True,
+        signature: int = 0,
+    ) -> list[SentCodes]:
+        """Returns the codes and scales of a payload, for programs that compute with codes.
+
+        Only ``mxfp8`` and ``nvfp4`` have such codes. A payload in host memory is checked as in
+        ``decode``. A payload on a device is not read, so only its length is checked.
+
+        Args:
+            payload: The result of ``encode``, or its bytes.
+            gradient: The shape of the encoded array, the array, or the list of arrays.
+            dtype: Dtype of the encoded values, for a shape. Arrays have their own dtype.
+            first_index: As in ``encode``.
+            checksum: As in ``encode``.
+            signature: As in ``encode``.
+
+        Returns:
+            A :class:`SentCodes` per array. The arrays share the payload's memory.
+
+        Raises:
+            WireError: The payload is damaged, truncated, or does not match the call.
+            InvalidArgumentError: The codec has no such codes.
+
+        Example:
+            >>> codec = tersor.Codec("mxfp8")
+            >>> sent = codec.sent_codes(codec.encode(gradient), gradient)[0]
+        """
+        if isinstance(gradient, tuple):
+            shapes = [gradient]
+        else:
+            arrays: list[Any] = _as_list(gradient)
+            shapes = [tuple(array.shape) for array in arrays]
+            dtype = arrays[0].dtype if arrays else dtype
+        options = _options(first_index, 0, checksum, signature)
+        lists = [list(shape) for shape in shapes]
+        sections = self._core.code_sections(lists, dtype_text(dtype), payload, options)
+        data: Any = payload
+        if not hasattr(data, "reshape"):
+            data = numpy.frombuffer(data, numpy.uint8)
+        needed = max((first + size for _, _, first, size, _ in sections), default=0)
+        if len(data) < needed:
+            raise _core.WireError(f"payload: {len(data)} bytes; the codes end at byte {needed}")
+        return [
+            _codes_of(data, shape, section) for shape, section in zip(shapes, sections, strict=True)
+        ]
+
     def _new_output(self, payloads: list[Array], add: bool, options: _core.FrameOptions) -> Array:
         if add:
             raise _core.InvalidArgumentError("add=True needs out=: pass the array to add to")
@@ -320,6 +401,21 @@ class Codec:
             raise _core.WireError(
                 f"payload: cannot allocate memory for {header.count} values"
             ) from error
+
+
+def _codes_of(data: Any, shape: tuple[int, ...], section: Sequence[int]) -> SentCodes:
+    scale, scales, code, codes, largest = section
+    block, values = (16, 2) if largest else (32, 1)  # per scale, per byte
+    return SentCodes(
+        _shaped(data[code : code + codes], shape, values),
+        _shaped(data[scale : scale + scales], shape, block),
+        data[largest : largest + 4] if largest else None,
+    )
+
+
+def _shaped(data: Any, shape: tuple[int, ...], values: int) -> Any:
+    whole = bool(shape) and shape[-1] % values == 0
+    return data.reshape((*shape[:-1], shape[-1] // values)) if whole else data
 
 
 def _as_list(arrays: Array | list[Array]) -> list[Array]:

@@ -345,3 +345,61 @@ def test_a_codec_says_what_it_supports() -> None:
         tersor.Codec("topk+ef").require("two-shot")
     with pytest.raises(tersor.InvalidArgumentError, match="algorithm"):
         tersor.Codec("int8").require("three-shot")  # type: ignore[arg-type]
+
+
+class TestSentCodes:
+    def test_shapes_of_mxfp8(self) -> None:
+        codec, weight = tersor.Codec("mxfp8"), gaussian(64 * 96).reshape(64, 96)
+        payload = codec.encode(weight)
+        (sent,) = codec.sent_codes(payload, weight)
+        assert sent.codes.shape == (64, 96)
+        assert sent.scales.shape == (64, 3)
+        assert sent.largest is None
+        assert sent.codes.dtype == sent.scales.dtype == numpy.uint8
+        values = sent.codes.view(ml_dtypes.float8_e4m3fn).astype(numpy.float32)
+        scales = sent.scales.view(ml_dtypes.float8_e8m0fnu).astype(numpy.float32)
+        found = values * scales.repeat(32, axis=1)
+        assert found.tobytes() == decoded(codec, payload, weight).tobytes()
+        (again,) = codec.sent_codes(payload.tobytes(), (64, 96))
+        assert again.codes.tobytes() == sent.codes.tobytes()
+
+    def test_shapes_of_nvfp4(self) -> None:
+        codec, weight = tersor.Codec("nvfp4"), gaussian(64 * 48).reshape(64, 48)
+        payload = codec.encode(weight)
+        (sent,) = codec.sent_codes(payload, weight)
+        assert sent.codes.shape == (64, 24)
+        assert sent.scales.shape == (64, 3)
+        assert sent.largest is not None
+        assert sent.largest.view(numpy.float32)[0] == abs(weight).max()
+        codes = numpy.stack([sent.codes & 15, sent.codes >> 4], axis=-1).reshape(64, 48)
+        values = codes.view(ml_dtypes.float4_e2m1fn).astype(numpy.float32)
+        scales = sent.scales.view(ml_dtypes.float8_e4m3fn).astype(numpy.float32)
+        scales *= sent.largest.view(numpy.float32)[0] / numpy.float32(2688)
+        found = values * scales.repeat(16, axis=1)
+        assert found.tobytes() == decoded(codec, payload, weight).tobytes()
+
+    def test_lists_and_odd_shapes_are_flat(self) -> None:
+        arrays = [gaussian(33), gaussian(64).reshape(2, 32), gaussian(0)]
+        for spec, codes in (("mxfp8", [33, 64, 0]), ("nvfp4", [17, 32, 0])):
+            codec = tersor.Codec(spec)
+            sent = codec.sent_codes(codec.encode(arrays), arrays)
+            assert [one.codes.size for one in sent] == codes
+            block = 16 if spec == "nvfp4" else 32
+            assert [one.scales.size for one in sent] == [
+                -(-array.size // block) for array in arrays
+            ]
+
+    def test_other_codecs_and_damage_are_refused(self) -> None:
+        codec, gradient = tersor.Codec("mxfp8"), gaussian(300)
+        payload = codec.encode(gradient)
+        with pytest.raises(tersor.InvalidArgumentError, match="use mxfp8 or nvfp4"):
+            tersor.Codec("int8").sent_codes(payload, gradient)
+        with pytest.raises(tersor.WireError, match="elements=e4m3"):
+            tersor.Codec("mxfp8:elements=e5m2").sent_codes(payload, gradient)
+        with pytest.raises(tersor.WireError, match="dtype"):
+            codec.sent_codes(payload, (300,), "bfloat16")
+        with pytest.raises(tersor.WireError, match="count"):
+            codec.sent_codes(payload, (301,))
+        payload[200] ^= 1
+        with pytest.raises(tersor.WireError, match="checksum"):
+            codec.sent_codes(payload, gradient)

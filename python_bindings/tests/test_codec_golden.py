@@ -42,6 +42,10 @@ VARIANTS: list[tuple[str, str, list[int], str, bool]] = [
     ("entropy-bf16", "entropy", [5000], "bf16", True),
     ("entropy-f16", "entropy", [5000], "f16", True),
     ("entropy-segments", "entropy", [0, 3, 9000], "f32", True),
+    ("mxfp8-e5m2", "mxfp8:elements=e5m2+ef", [601], "bf16", True),
+    ("nvfp4-bf16", "nvfp4", [601], "bf16", True),
+    ("nvfp4-segments", "nvfp4+ef", [0, 17, 1000], "f16", True),
+    ("mxfp8-segments", "mxfp8", [0, 33, 1000], "f16", True),
 ]
 PLAIN = [
     (name + suffix.replace("+", "-"), name + suffix, [601], "f32", True)
