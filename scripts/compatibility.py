@@ -43,6 +43,7 @@ PACKAGES = (
     ("TensorFlow", "tensorflow_cpu", r"test_tensorflow\."),
     ("Keras", "keras", r"test_tensorflow\."),
     ("torchft", "torchft", r"test_torchft\."),
+    ("torchao", "torchao", r"test_torchao\."),
     ("Ray", "ray", r"test_ray\."),
     ("Flower", "flwr", r"test_flower"),
     ("NVFlare", "nvflare", r"test_nvflare\."),
