@@ -16,3 +16,10 @@
 #error "kernels/host/targets.h comes before every header of Highway's"
 #endif
 #define HWY_DISABLED_TARGETS (~TERSOR_HWY_TARGETS)
+
+/// An attribute for lambdas in hot loops, which GCC otherwise may call instead of inlining.
+#if defined(__GNUC__)
+#define TERSOR_INLINED __attribute__((always_inline))
+#else
+#define TERSOR_INLINED
+#endif

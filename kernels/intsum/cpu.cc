@@ -44,9 +44,10 @@ void codes_range(const IntsumEncode& arguments) {
                                  {.codes = arguments.codes, .store = arguments.store},
                                  arguments.levels);
   const float* scales = arguments.scales;
-  quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
-    const float* p = blocks.at(first, space, [](VF32, std::size_t) HWY_ATTR {});
-    return ReadTile<Format, E>{p, blocks.residual(), {own_scale(*scales++, arguments.factor)}};
+  quantizer.run([&](std::size_t first, float* space, ReadTile<Format, E>& tile) HWY_ATTR {
+    tile.p = blocks.at(first, space, [](VF32, std::size_t) HWY_ATTR {});
+    tile.residual = blocks.residual();
+    tile.scale[0] = own_scale(*scales++, arguments.factor);
   });
 }
 

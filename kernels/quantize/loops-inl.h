@@ -166,14 +166,14 @@ class Quantizer {
         codes_(output.codes, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
-  /// Codes all tiles. The callback `read(first, room)` returns the tile at `first`, and may store
-  /// p in `space`.
+  /// Codes all tiles. The callback `read(first, space, tile)` fills the tile at `first`, and may
+  /// store p in `space`.
   template <class Read>
   HWY_INLINE void run(const Read& read) {
     for (std::size_t first = 0; first < count_;) {
       std::size_t tiles = 0;
       for (; tiles < batch_ && first + tiles * kValues < count_; ++tiles)
-        tiles_[tiles] = read(first + tiles * kValues, sums_[tiles]);
+        read(first + tiles * kValues, sums_[tiles], tiles_[tiles]);
       for (std::size_t i = 0; i < tiles; ++i, first += kValues) write(first, tiles_[i]);
     }
   }
@@ -273,14 +273,13 @@ void encode_range(const QuantizeEncode& arguments) {
   SentBlocks<kTile<Format>, G, E> blocks(sent);
   Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback, arguments.output);
   ScaleWriter<Format> scales(arguments.output, sent.count);
-  quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
+  quantizer.run([&](std::size_t first, float* space,
+                    ReadTile<Format, E>& tile) HWY_ATTR TERSOR_INLINED {
     TileMaxima<Format> maxima;
-    ReadTile<Format, E> tile;
     tile.p =
         blocks.at(first, space, [&](VF32 value, std::size_t k) HWY_ATTR { maxima.show(value, k); });
     tile.residual = blocks.residual();
     scales.write(maxima, tile.scale);
-    return tile;
   });
 }
 
@@ -330,8 +329,7 @@ void reduce_range(const QuantizeReduce& arguments) {
   Quantizer<Format, E> quantizer(arguments.count, arguments.noise, arguments.feedback,
                                  arguments.output);
   ScaleWriter<Format> scales(arguments.output, arguments.count);
-  quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
-    ReadTile<Format, E> tile;
+  quantizer.run([&](std::size_t first, float* space, ReadTile<Format, E>& tile) HWY_ATTR {
     tile.p = space;
     tile.residual = residuals.tile(first);
     if (asks) residuals.ask_for(first + kAhead);
@@ -348,7 +346,6 @@ void reduce_range(const QuantizeReduce& arguments) {
       }
       scales.write(maxima, tile.scale);
     });
-    return tile;
   });
 }
 
