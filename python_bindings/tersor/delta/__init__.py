@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from tersor._core import BaseMismatchError
 from tersor.delta._memory import Delta, Entry, check, encode
+from tersor.delta._publisher import Publisher
+from tersor.delta._receiver import Receiver
 from tersor.delta._transaction import apply
 
-__all__ = ["BaseMismatchError", "Delta", "Entry", "apply", "check", "encode"]
+__all__ = [
+    "BaseMismatchError", "Delta", "Entry", "Publisher", "Receiver", "apply", "check", "encode",
+]  # fmt: skip
 __dir__ = __all__.copy
 
 BaseMismatchError.__module__ = __name__

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tersor import _core
-from tersor._core import Error, InvalidArgumentError, Transport, WireError
+from tersor._core import Error, InvalidArgumentError, Transport
 from tersor.delta import _memory
 from tersor.delta._memory import Delta, Described, Weights
-from tersor.delta._vote import vote
+from tersor.delta._vote import together
 
 
 def apply(
@@ -82,26 +82,25 @@ def write(
     transport: Transport | None,
     timeout: float,
     label: str,
-    progress: Callable[[list[Part]], Sequence[Part]] = lambda parts: parts,
+    progress: Callable[[list[Part]], Iterable[Part]] = iter,
 ) -> None:
     """Checks the parts, votes, writes the parts, and votes again. See :func:`apply`."""
-    parts: list[Part] = []
-    undo: list[Callable[[], None]] = []
-    error: BaseException | None = None
-    try:
+
+    def checked() -> list[Part]:
         parts = make()
         for part in progress(parts):
             part.check(trust_base)
-    except BaseException as raised:
-        error = raised
-    vote(transport, error, label, timeout)
+        return parts
+
+    parts = together(transport, checked, label, timeout)
+    undo: list[Callable[[], None]] = []
+
+    def written() -> None:
+        for part in progress(parts):
+            part.write(undo)
+
     try:
-        try:
-            for part in progress(parts):
-                part.write(undo)
-        except BaseException as raised:
-            error = raised
-        vote(transport, error, label, timeout)
+        together(transport, written, label, timeout)
     except BaseException:
         _restore(undo)
         raise
@@ -120,14 +119,13 @@ def _restore(undo: list[Callable[[], None]]) -> None:
 
 @dataclass
 class Part:
-    """Tensors that change together: by one delta per version, or to other values."""
+    """Tensors that change together: to the values of a full copy, then by a delta per version."""
 
     tensors: dict[str, Any]
     threads: int
     deltas: list[Delta] = field(default_factory=list)
-    #: Returns the bytes of the new values, instead of deltas; and the checksums of the new values.
+    #: Returns the bytes of the full copy, after a check.
     read: Callable[[], list[Any]] | None = None
-    checksums: list[int] = field(default_factory=list)
 
     @property
     def described(self) -> list[Described]:
@@ -142,22 +140,19 @@ class Part:
         for name, one in zip(self.tensors, values, strict=True):
             if not one.flags.writeable:
                 raise InvalidArgumentError(f'tensor "{name}" is not writable')
-        if len(self.deltas) == 1:
+        if len(self.deltas) == 1 and self.read is None:
             data = self.deltas[0].data
             _core.delta_check(self.described, values, data, trust_base, self.threads)
         else:
             self._change([one.copy() for one in values], trust_base, False)
 
     def _change(self, values: list[Any], trust_base: bool, trust_links: bool) -> None:
-        for number, delta in enumerate(self.deltas):
-            trust = trust_links if number else trust_base
-            _core.delta_apply(self.described, values, delta.data, trust, self.threads)
         if self.read is not None:
             for one, new in zip(values, self.read(), strict=True):
                 one[:] = new
-            if checksums_of(self.described, values, self.threads) != self.checksums:
-                names = ", ".join(self.tensors)
-                raise WireError(f"{names}: the full copy does not have the manifest's checksums")
+        for number, delta in enumerate(self.deltas):
+            trust = trust_links if number or self.read is not None else trust_base
+            _core.delta_apply(self.described, values, delta.data, trust, self.threads)
 
     def write(self, undo: list[Callable[[], None]]) -> None:
         """Writes the new values. Adds a function to ``undo`` that restores the old values."""
@@ -228,11 +223,6 @@ def refuse_overlaps(weights: Weights) -> None:
                 f'delta: tensors "{last}" and "{name}" overlap: pass shared weights once'
             )
         end, last = max(end, begin + size), name
-
-
-def checksums_of(tensors: list[Described], values: list[Any], threads: int) -> list[int]:
-    """Returns the checksum of each tensor."""
-    return [now for _, now in heads_of(_core.delta_encode(tensors, values, values, 1, threads))]
 
 
 def heads_of(data: bytes) -> list[tuple[int, int]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy
 
 from tersor import collectives
@@ -11,6 +14,23 @@ _BYTES = 512  # of a vote; longer messages are cut
 _ERRORS: dict[str, type[Error]] = {
     one.__name__: one for one in (BaseMismatchError, InvalidArgumentError, WireError)
 }
+
+
+Result = TypeVar("Result")
+
+
+def together(
+    transport: Transport | None, call: Callable[[], Result], label: str, timeout: float
+) -> Result:
+    """Returns the result of a call, if the call succeeds on all ranks."""
+    result: list[Result] = []
+    error: BaseException | None = None
+    try:
+        result.append(call())
+    except BaseException as raised:
+        error = raised
+    vote(transport, error, label, timeout)
+    return result[0]
 
 
 def vote(
@@ -41,8 +61,10 @@ def vote(
         raise error
 
 
-def gather_texts(transport: Transport, text: str, timeout: float) -> list[str]:
+def gather_texts(transport: Transport | None, text: str, timeout: float) -> list[str]:
     """Returns the texts of all ranks, each at most 512 bytes."""
+    if transport is None:
+        return [text]
     own = numpy.zeros(_BYTES, numpy.uint8)
     data = text.encode()[:_BYTES]
     own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
