@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tersor import _text
 from tersor._core import Error, InvalidArgumentError, WireError
 from tersor.delta import _files
-from tersor.delta._files import Entry, Manifest, path_of, versions_in
+from tersor.delta._files import versions_in
 from tersor.delta._memory import Delta, encode
 from tersor.delta._receiver import Receiver
 from tersor.delta._transaction import parts_of, write
@@ -126,7 +126,7 @@ def _verify_version(
     folder: pathlib.Path, version: int, before: Mapping[int, Mapping[str, str]]
 ) -> dict[str, str]:
     """Returns the checksum of each tensor of a version."""
-    manifest = _files.read_json(path_of(folder, version, ".json"))
+    manifest = _files.read_manifest(folder, version)
     bases = before.get(manifest["base_version"], {})
     found = {}
     for entry in manifest["tensors"]:
@@ -137,7 +137,8 @@ def _verify_version(
             if bases and bases.get(key) != entry["base_checksum"]:
                 raise WireError(f"{key} has another base than version {manifest['base_version']}")
         if entry["full"]:
-            _files.read_full(folder, entry, 0)
+            with _files.open_weights(folder / entry["full"]) as file:
+                _files.read_full(file, entry, 0)
     return found
 
 
@@ -156,8 +157,8 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _version_row(folder: pathlib.Path, version: int) -> tuple[str, ...]:
-    manifest: Manifest = _files.read_json(path_of(folder, version, ".json"))
-    entries: list[Entry] = manifest["tensors"]
+    manifest = _files.read_manifest(folder, version)
+    entries = manifest["tensors"]
     full = {folder / one["full"] for one in entries if one["full"]}
     return (
         str(version),

@@ -16,7 +16,7 @@ from tersor import _core
 from tersor._core import InvalidArgumentError, WireError
 from tersor._options import needs
 from tersor.delta import _memory
-from tersor.delta._memory import Delta, Weights
+from tersor.delta._memory import Delta, Described, Weights
 from tersor.delta._transaction import heads_of, refuse_overlaps
 
 FORMAT = "tersor.delta"
@@ -187,7 +187,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         InvalidArgumentError: The file has another format.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value: dict[str, Any] = json.loads(path.read_bytes())
         expected = value.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise WireError(f"{path}: this is not a manifest: {error}") from error
@@ -198,7 +198,16 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
             f"{path}: format {value['format']} {value['format_version']}; this version of Tersor "
             f"reads {FORMAT} {FORMAT_VERSION}"
         )
-    return dict(value)
+    return value
+
+
+def read_manifest(folder: pathlib.Path, version: int) -> Manifest:
+    """Reads the manifest of a version. Raises as ``read_json``."""
+    path = path_of(folder, version, ".json")
+    manifest = read_json(path)
+    if manifest["version"] != version:
+        raise WireError(f"{path}: this is the manifest of version {manifest['version']}")
+    return manifest
 
 
 def versions_in(folder: pathlib.Path) -> list[int]:
@@ -227,27 +236,28 @@ def read_delta(folder: pathlib.Path, manifest: Manifest, entry: Mapping[str, Any
     return delta
 
 
-def read_full(folder: pathlib.Path, entry: Entry, threads: int) -> list[Any]:
-    """Returns the bytes of a tensor in a full copy.
+def read_full(file: Any, entry: Entry, threads: int) -> list[Any]:
+    """Returns the bytes of a tensor in an open full copy.
 
     Raises:
         WireError: The file is damaged, or belongs to another manifest.
     """
-    path, name = folder / entry["full"], entry["name"]
-    with open_weights(path) as file:
-        tensor = {name: file.get_tensor(name)}
-    shape = [length for _, length in entry["slice"]]
-    expected = [int(entry["checksum"], 16)]
-    if _memory.described(tensor) != [(name, entry["dtype"], shape)] or expected != checksums(
-        tensor, threads
-    ):
-        raise WireError(f'{path}: tensor "{name}" does not have the checksum of the manifest')
-    return [_memory.bytes_of(name, tensor[name])]
+    name = entry["name"]
+    try:
+        described, values = _memory.tensors_of({name: file.get_tensor(name)})
+    except Exception as error:  # safetensors' error of a missing name
+        raise WireError(f"{entry['full']}: {error}") from error
+    expected = [(name, entry["dtype"], [length for _, length in entry["slice"]])]
+    sums = [int(entry["checksum"], 16)]
+    if described != expected or checksums(described, values, threads) != sums:
+        raise WireError(
+            f'{entry["full"]}: tensor "{name}" does not have the checksum of the manifest'
+        )
+    return values
 
 
-def checksums(tensors: Weights, threads: int) -> list[int]:
+def checksums(described: list[Described], values: list[Any], threads: int) -> list[int]:
     """Returns the checksum of each tensor."""
-    described, values = _memory.tensors_of(tensors)
     return [now for _, now in heads_of(_core.delta_encode(described, values, values, 1, threads))]
 
 

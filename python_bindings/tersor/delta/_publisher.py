@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -42,6 +43,10 @@ class Publisher:
         metadata: Texts for readers, for example the rounding that made the bf16 weights.
         timeout: Seconds for each vote of the ranks.
 
+    Attributes:
+        version: The last published version, or None.
+        weights: The copy of that version.
+
     Raises:
         InvalidArgumentError: ``keep`` is below 1.
 
@@ -69,7 +74,7 @@ class Publisher:
             raise InvalidArgumentError(f"keep is {keep}: give 1 or more")
         self.version: int | None = None
         self.weights: dict[str, Any] = {}
-        self.links: dict[int, tuple[int, list[Delta]]] = {}
+        self._links: dict[int, tuple[int, list[Delta]]] = {}
         self._folder = None if folder is None else pathlib.Path(folder)
         self._keep, self._classes, self._threads = keep, classes, threads
         self._transport, self._timeout = transport, timeout
@@ -120,9 +125,9 @@ class Publisher:
         self._since_full = 0 if full else self._since_full + 1
         self._full_version = version if full else self._full_version
         if self._folder is None and base is not None:
-            self.links[version] = base, new.deltas
-            for old in sorted(self.links)[: -self._keep]:
-                del self.links[old]
+            self._links[version] = base, new.deltas
+            for old in sorted(self._links)[: -self._keep]:
+                del self._links[old]
         self._delete_old_versions()
         return manifest
 
@@ -163,7 +168,7 @@ class Publisher:
                 entry |= {"changed": found.changed, "base_checksum": f"{base:016x}"}
                 at += len(delta.data)
             else:
-                [now] = _files.checksums({name: value}, self._threads)
+                [now] = _files.checksums(*_memory.tensors_of({name: value}), self._threads)
             entries.append({**entry, "checksum": f"{now:016x}"})
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -210,9 +215,10 @@ class Publisher:
         versions = versions_in(folder)
         first = min([self._full_version, *versions[-self._keep :]])
         with contextlib.suppress(OSError):  # the next version deletes the rest
-            for old in (one for one in versions if one < first):
-                path_of(folder, old, ".json").unlink()  # first, so readers do not begin
-                for path in folder.glob(f"v{old:012}.*"):
+            # Manifests first, so receivers do not begin. Also files of killed publishers.
+            for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".json"):
+                name = re.match(r"\.?v(\d{12})\.", path.name)
+                if name and int(name[1]) < first:
                     path.unlink()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -98,10 +99,11 @@ class Receiver:
         )
         label += text
         try:
-            write(
-                lambda: self._parts(weights, path), False, self._transport, self._timeout, label,
-                progress,
-            )  # fmt: skip
+            with contextlib.ExitStack() as stack:
+                write(
+                    lambda: self._parts(weights, path, stack), False, self._transport,
+                    self._timeout, label, progress,
+                )  # fmt: skip
         except BaseMismatchError:
             self.version = None
             raise
@@ -112,7 +114,7 @@ class Receiver:
         """Returns a text that is equal on ranks with equal manifests."""
         if self._transport is None:
             return ""
-        manifest = _files.read_json(path_of(self._folder, target, ".json"))
+        manifest = _files.read_manifest(self._folder, target)
         return f" with hash {_files.digest(manifest)[:16]}"
 
     def _path(self, target: int) -> _Path:
@@ -121,10 +123,9 @@ class Receiver:
         links: list[Manifest] = []
         options: list[tuple[int, _Path]] = []
         while at != ours:
-            path = path_of(self._folder, at, ".json")
-            if not path.exists():
+            if not path_of(self._folder, at, ".json").exists():
                 break
-            links.insert(0, _files.read_json(path))
+            links.insert(0, _files.read_manifest(self._folder, at))
             full = {self._folder / one["full"] for one in links[0]["tensors"] if one["full"]}
             if full:
                 size = sum(one.stat().st_size for one in full) + _bytes_of(links[1:])
@@ -142,8 +143,9 @@ class Receiver:
             )
         return min(options, key=lambda option: option[0])[1]
 
-    def _parts(self, weights: Weights, path: _Path) -> list[Part]:
+    def _parts(self, weights: Weights, path: _Path, stack: contextlib.ExitStack) -> list[Part]:
         full, manifests = path
+        files: dict[str, Any] = {}
         tensors, aliases = _files.separate(weights)
         if not manifests:
             return []
@@ -161,9 +163,11 @@ class Receiver:
                     raise InvalidArgumentError(_difference(manifest, own))
                 entry = known.pop(_key(own))
                 if full and number == 0:
-                    part.read = functools.partial(
-                        _files.read_full, self._folder, entry, self._threads
-                    )
+                    file = files.get(entry["full"])
+                    if file is None:
+                        opened = _files.open_weights(self._folder / entry["full"])
+                        file = files[entry["full"]] = stack.enter_context(opened)
+                    part.read = functools.partial(_files.read_full, file, entry, self._threads)
                 else:
                     part.deltas.append(_files.read_delta(self._folder, manifest, entry))
             if known and self._slices is None and self._transport is None:

@@ -10,6 +10,7 @@ import numpy
 from tersor import collectives
 from tersor._core import BaseMismatchError, Error, InvalidArgumentError, Transport, WireError
 
+EXACT = "entropy"  # the codec of bytes; "none" changes signalling NaNs
 _BYTES = 512  # of a vote; longer messages are cut
 _ERRORS: dict[str, type[Error]] = {
     one.__name__: one for one in (BaseMismatchError, InvalidArgumentError, WireError)
@@ -70,7 +71,7 @@ def gather_texts(transport: Transport | None, text: str, timeout: float) -> list
     own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
     all_of_them = numpy.empty(transport.ranks * _BYTES // 4, numpy.float32)
     collectives.allgather(
-        transport, own.view(numpy.float32), all_of_them, codec="none", timeout=timeout
+        transport, own.view(numpy.float32), all_of_them, codec=EXACT, timeout=timeout
     )
     rows = all_of_them.view(numpy.uint8).reshape(transport.ranks, _BYTES)
     return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in rows]
