@@ -248,9 +248,9 @@ def test_another_base_is_named_and_the_full_copy_follows(folder: pathlib.Path) -
 def test_another_model_is_named(folder: pathlib.Path) -> None:
     published(folder, 2)
     for change, words in [
-        ({"layer.bias": numpy.zeros(34, numpy.float32)}, r'"layer.bias" differs from version'),
-        ({"steps": numpy.zeros(10, numpy.int64)}, r"i64 \[10\]"),
-        ({"more": numpy.zeros(1, numpy.int8)}, 'has no tensor "more"'),
+        ({"layer.bias": numpy.zeros(34, numpy.float32)}, r'"layer.bias" is f32, shape \[34\]'),
+        ({"steps": numpy.zeros(10, numpy.int64)}, r"i64, shape \[10\]"),
+        ({"more": numpy.zeros(1, numpy.int8)}, '"more" is .* in version [12]: missing'),
         ({"scale": None}, 'these weights have no tensor "scale"'),
     ]:
         given = {**version(1), **change}
@@ -390,7 +390,10 @@ def test_ranks_publish_and_receive_shards(folder: pathlib.Path) -> None:
         ("matrix", [[35, 35], [0, 300]]), ("own1", [[0, 3]]),
     ]  # fmt: skip
     third = {"matrix": numpy.zeros((20, 300), numpy.float16)}
-    with pytest.raises(tersor.InvalidArgumentError, match='"matrix" differs from version 4'):
+    with pytest.raises(
+        tersor.InvalidArgumentError,
+        match=r'"matrix" is f16, .*; in version 4: f16, .* slice \[\[0, 35\]',
+    ):
         delta.Receiver(folder, slices={"matrix": ((70, 300), (50, 0))}).update(third)
     with pytest.raises(tersor.InvalidArgumentError, match="does not fit into the full shape"):
         delta.Receiver(folder, slices={"matrix": ((70, 300), (60, 0))}).update(third)

@@ -114,7 +114,8 @@ def _verify(options: argparse.Namespace) -> int:
     damaged, before = 0, dict[int, dict[str, str]]()
     for version in _bar(versions_in(options.delta), "verify"):
         try:
-            before[version] = _verify_version(options.delta, version, before)
+            with _files.FullCopies(options.delta) as copies:
+                before[version] = _verify_version(options.delta, version, before, copies)
         except (Error, OSError) as error:
             damaged += 1
             print(f"version {version}: {error}", file=sys.stderr)
@@ -123,7 +124,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _verify_version(
-    folder: pathlib.Path, version: int, before: Mapping[int, Mapping[str, str]]
+    folder: pathlib.Path,
+    version: int,
+    before: Mapping[int, Mapping[str, str]],
+    copies: _files.FullCopies,
 ) -> dict[str, str]:
     """Returns the checksum of each tensor of a version."""
     manifest = _files.read_manifest(folder, version)
@@ -137,8 +141,7 @@ def _verify_version(
             if bases and bases.get(key) != entry["base_checksum"]:
                 raise WireError(f"{key} has another base than version {manifest['base_version']}")
         if entry["full"]:
-            with _files.open_weights(folder / entry["full"]) as file:
-                _files.read_full(file, entry, 0)
+            copies.read(entry, 0)
     return found
 
 

@@ -31,9 +31,9 @@ def broadcast_delta(
 ) -> int:
     """Brings the weights of all ranks to the version of one rank, on all ranks or on no rank.
 
-    Each rank first sends its version. A rank gets the deltas since its version. A new rank, or a
-    rank that misses too many versions, gets all weights, and needs memory for a second copy. Ranks
-    that have the version get nothing.
+    Each rank first reports a version, and gets the deltas since this version. New ranks and ranks
+    without a chain of deltas get all weights, and need memory for a second copy. Ranks with the
+    newest version get nothing.
 
     Args:
         transport: The ranks. Host memory is sent: with NCCL, pass ``tersor.torch.transport()``.
@@ -49,8 +49,8 @@ def broadcast_delta(
 
     Raises:
         InvalidArgumentError: A rank has another model, or the root has no version.
-        BaseMismatchError: The weights of a rank do not have the version that the rank sent. Call
-            again on all ranks, on that rank with ``version=None``.
+        BaseMismatchError: The weights of a rank are not the reported version. Call again on all
+            ranks, with ``version=None`` on the rank in the message.
         WireError: Received bytes are damaged.
         TransportError: A rank is late or lost. The weights have their old version.
 

@@ -236,24 +236,33 @@ def read_delta(folder: pathlib.Path, manifest: Manifest, entry: Mapping[str, Any
     return delta
 
 
-def read_full(file: Any, entry: Entry, threads: int) -> list[Any]:
-    """Returns the bytes of a tensor in an open full copy.
+class FullCopies(contextlib.ExitStack):
+    """Reads tensors of full copies, and opens each file once."""
 
-    Raises:
-        WireError: The file is damaged, or belongs to another manifest.
-    """
-    name = entry["name"]
-    try:
-        described, values = _memory.tensors_of({name: file.get_tensor(name)})
-    except Exception as error:  # safetensors' error of a missing name
-        raise WireError(f"{entry['full']}: {error}") from error
-    expected = [(name, entry["dtype"], [length for _, length in entry["slice"]])]
-    sums = [int(entry["checksum"], 16)]
-    if described != expected or checksums(described, values, threads) != sums:
-        raise WireError(
-            f'{entry["full"]}: tensor "{name}" does not have the checksum of the manifest'
-        )
-    return values
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__()
+        self._folder, self._files = folder, dict[str, Any]()
+
+    def read(self, entry: Entry, threads: int) -> list[Any]:
+        """Returns the bytes of a tensor.
+
+        Raises:
+            WireError: The file is damaged, or belongs to another manifest.
+            InvalidArgumentError: The dtype needs PyTorch.
+        """
+        name, path = entry["name"], self._folder / entry["full"]
+        if entry["full"] not in self._files:
+            self._files[entry["full"]] = self.enter_context(open_weights(path))
+        try:
+            tensor = self._files[entry["full"]].get_tensor(name)
+        except (AttributeError, TypeError) as error:  # NumPy lacks the dtype
+            raise InvalidArgumentError(f'{path}: "{name}" needs PyTorch: {error}') from error
+        described, values = _memory.tensors_of({name: tensor})
+        expected = [(name, entry["dtype"], [length for _, length in entry["slice"]])]
+        sums = [int(entry["checksum"], 16)]
+        if described != expected or checksums(described, values, threads) != sums:
+            raise WireError(f'{path}: "{name}" does not have the checksum of the manifest')
+        return values
 
 
 def checksums(described: list[Described], values: list[Any], threads: int) -> list[int]:

@@ -120,7 +120,8 @@ class Publisher:
         base = self.version if linked else None
         entries = self._together(lambda: self._write(version, new, linked, full), label)
         manifest = self._together(lambda: self._combine(version, base, new, entries), label)
-        self.version, self.weights, self._model = version, new.weights, new.model
+        self.version = None  # an interrupt here makes the next version a full copy
+        self.weights, self._model = new.weights, new.model
         self._chain_bytes = 0 if full else chain
         self._since_full = 0 if full else self._since_full + 1
         self._full_version = version if full else self._full_version
@@ -128,6 +129,7 @@ class Publisher:
             self._links[version] = base, new.deltas
             for old in sorted(self._links)[: -self._keep]:
                 del self._links[old]
+        self.version = version
         self._delete_old_versions()
         return manifest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import pathlib
@@ -33,9 +32,8 @@ class Receiver:
         version: The version of the weights, or None if unknown.
 
     Example:
-        >>> folder = pathlib.Path("versions")
-        >>> receiver = tersor.delta.Receiver(folder)
-        >>> receiver.version
+        >>> tersor.delta.Receiver("versions", version=1).version
+        1
     """
 
     def __init__(
@@ -87,8 +85,10 @@ class Receiver:
 
         Example:
             >>> weights = {"bias": numpy.zeros(3, numpy.float32)}
-            >>> publisher = tersor.delta.Publisher("versions")
-            >>> receiver = tersor.delta.Receiver("versions", version=1)
+            >>> publisher = tersor.delta.Publisher("versions", transport=transport)
+            >>> manifest = publisher.publish(1, weights)
+            >>> tersor.delta.Receiver("versions", transport=transport).update(weights)
+            1
         """
         found = max(versions_in(self._folder), default=-1)
         texts = gather_texts(self._transport, str(found), self._timeout)
@@ -99,9 +99,9 @@ class Receiver:
         )
         label += text
         try:
-            with contextlib.ExitStack() as stack:
+            with _files.FullCopies(self._folder) as copies:
                 write(
-                    lambda: self._parts(weights, path, stack), False, self._transport,
+                    lambda: self._parts(weights, path, copies), False, self._transport,
                     self._timeout, label, progress,
                 )  # fmt: skip
         except BaseMismatchError:
@@ -143,9 +143,8 @@ class Receiver:
             )
         return min(options, key=lambda option: option[0])[1]
 
-    def _parts(self, weights: Weights, path: _Path, stack: contextlib.ExitStack) -> list[Part]:
+    def _parts(self, weights: Weights, path: _Path, copies: _files.FullCopies) -> list[Part]:
         full, manifests = path
-        files: dict[str, Any] = {}
         tensors, aliases = _files.separate(weights)
         if not manifests:
             return []
@@ -163,11 +162,7 @@ class Receiver:
                     raise InvalidArgumentError(_difference(manifest, own))
                 entry = known.pop(_key(own))
                 if full and number == 0:
-                    file = files.get(entry["full"])
-                    if file is None:
-                        opened = _files.open_weights(self._folder / entry["full"])
-                        file = files[entry["full"]] = stack.enter_context(opened)
-                    part.read = functools.partial(_files.read_full, file, entry, self._threads)
+                    part.read = functools.partial(copies.read, entry, self._threads)
                 else:
                     part.deltas.append(_files.read_delta(self._folder, manifest, entry))
             if known and self._slices is None and self._transport is None:
@@ -190,15 +185,13 @@ def _key(entry: Entry) -> str:
 
 
 def _difference(manifest: Manifest, own: Entry) -> str:
-    keys = ("dtype", "shape", "slice")
-    same = [one for one in manifest["tensors"] if one["name"] == own["name"]]
-    text = ", ".join(" ".join(str(one[key]) for key in keys) for one in [own, *same])
-    if not same:
-        return f'version {manifest["version"]} has no tensor "{own["name"]}"'
-    return (
-        f'tensor "{own["name"]}" differs from version {manifest["version"]}; dtype, shape and '
-        f"slices here, then there: {text}"
-    )
+    texts = [
+        f"{one['dtype']}, shape {one['shape']}, slice {one['slice']}"
+        for one in [own, *manifest["tensors"]]
+        if one["name"] == own["name"]
+    ]
+    there = " and ".join(texts[1:]) or "missing"
+    return f'tensor "{own["name"]}" is {texts[0]}; in version {manifest["version"]}: {there}'
 
 
 def _stored_names(
