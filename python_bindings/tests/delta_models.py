@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -32,3 +34,32 @@ def stepped(base: dict[str, Any], seed: int = 1) -> dict[str, Any]:
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(value.tobytes() == b[name].tobytes() for name, value in a.items())
+
+
+def interrupted(call: Callable[[], object], lines: int) -> bool:
+    """Calls a function, with a KeyboardInterrupt before a line of tersor.delta.
+
+    Returns False if the function ran fewer lines.
+    """
+    left = lines
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        if "/tersor/delta/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import pathlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import pytest
-from delta_models import same, stepped, weights
+from delta_models import interrupted, same, stepped, weights
 
 import tersor
 import tersor.local
-from tersor import _core, delta
+from tersor import delta
 from tersor.delta import _memory, _transaction
 
 
@@ -119,57 +118,27 @@ def test_a_rank_that_is_lost_while_others_write_leaves_the_base(
     assert tersor.local.run(3, rank) == [True] * 3
 
 
-def interrupts(patch: pytest.MonkeyPatch, error: type[BaseException]) -> Iterator[list[int]]:
-    """Raises before or after each call of a function that reads or writes values, in turn.
-
-    Yields the number of calls left. The value is above 0 after a pass if no call raised.
-    """
-    left = [0]
-
-    def wrapped(function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                raise error("here")
-            result = function(*arguments)
-            left[0] -= 1
-            if left[0] == 0:
-                raise error("here")
-            return result
-
-        return call
-
-    names = ("delta_apply", "delta_check", "delta_encode")
-    for name in names:
-        patch.setattr(_core, name, wrapped(getattr(_core, name)))
-    patch.setattr(_transaction.Part, "_store", wrapped(_transaction.Part._store))
-    patch.setattr(_memory, "bytes_of", wrapped(_memory.bytes_of))
-    first = 0
-    while left[0] <= 0:
-        first += 1
-        left[0] = first
-        yield left
-    assert first > 40
-
-
 @pytest.mark.parametrize("device", [False, True])
-def test_an_interrupt_at_any_call_restores_the_base(
+def test_an_interrupt_at_any_line_leaves_a_whole_version(
     device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = weights()
     one, two, three = versions(3)
-    made = each(one, two) + each(two, three)
+    made, base, line = each(one, two) + each(two, three), weights(), 1
     if device:  # tensors of a device are copied to the host and back
-        pytest.importorskip("torch")
-        monkeypatch.setattr(_memory, "is_on_host", lambda _: False)
         base = as_torch(base)
-    for left in interrupts(monkeypatch, KeyboardInterrupt):
-        try:
-            delta.apply(base, made)
-        except KeyboardInterrupt:
-            left[0] = 0
-            assert same(as_numpy(base) if device else base, one)
-    assert same(as_numpy(base) if device else base, three)
+        monkeypatch.setattr(_memory, "is_on_host", lambda _: False)
+    values = as_numpy(base) if device else base
+    restored = 0
+    while interrupted(lambda: delta.apply(base, made), line):
+        line += 3
+        if same(values, one):
+            restored += 1
+        else:  # the last line was reached
+            assert same(values, three)
+            for name, value in one.items():
+                values[name][...] = value
+    assert same(values, three)
+    assert restored > 200
 
 
 def test_a_failed_copy_to_the_device_restores_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,10 @@ def write_file(path: pathlib.Path, write: Callable[[pathlib.Path], object]) -> N
     """Writes a file beside ``path``, and renames the file when the disk has all bytes."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        with open(temporary, "wb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         write(temporary)
+        os.chmod(temporary, mode & 0o777)  # safetensors makes a file for its own user only
         _sync(temporary)
         os.replace(temporary, path)
     except BaseException:

@@ -219,8 +219,8 @@ class Publisher:
         with contextlib.suppress(OSError):  # the next version deletes the rest
             # Manifests first, so receivers do not begin. Also files of killed publishers.
             for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".json"):
-                name = re.match(r"\.?v(\d{12})\.", path.name)
-                if name and int(name[1]) < first:
+                name = re.match(r"v(\d{12})\.", path.name)
+                if (name and int(name[1]) < first) or re.match(r"\.(tmp|v\d{12}\.)", path.name):
                     path.unlink()
 
 
