@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -71,6 +72,20 @@ def test_errors_are_named_and_write_nothing(
         assert not pathlib.Path("out").exists()
     with pytest.raises(SystemExit):
         main(["make", "old.safetensors"])
+
+
+def test_a_full_disk_leaves_the_old_file(
+    models: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    assert main(["make", "old.safetensors", "new.safetensors", "a.delta"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert main(["apply", "old.safetensors", "a.delta", "old.safetensors"]) == 1
+    assert same(safetensors.load_file("old.safetensors"), models[0])
+    assert not [path for path in pathlib.Path().iterdir() if path.name.startswith(".")]
 
 
 def test_folders_are_followed_and_verified(

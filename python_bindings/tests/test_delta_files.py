@@ -234,6 +234,8 @@ def test_an_interrupt_at_any_line_leaves_a_whole_version(folder: pathlib.Path) -
 
 
 def test_another_folder_and_used_versions_are_refused(folder: pathlib.Path) -> None:
+    with pytest.raises(tersor.InvalidArgumentError, match="there is no version yet"):
+        delta.Receiver(folder).update(weights())
     publisher = published(folder, 2)
     for number in (2, 1, -1, 10**12):
         with pytest.raises(tersor.InvalidArgumentError, match="version is"):
@@ -269,6 +271,56 @@ def test_another_base_is_named_and_the_full_copy_follows(folder: pathlib.Path) -
     with pytest.raises(OSError, match=r"0002\.delta"):
         delta.Receiver(folder, version=1).update(ours, 2)
     assert same(ours, version(2))
+
+
+def test_a_delta_of_another_training_is_named(folder: pathlib.Path) -> None:
+    for place, at in ((folder, 0), (folder.with_name("other"), 1)):  # of the same base
+        publisher = published(place, 1)
+        new = version(2)
+        new["steps"][at] += 1
+        publisher.publish(2, new)
+    shutil.copy(folder.with_name("other") / f"{SECOND}.delta", folder)
+    data = json.loads((folder / f"{SECOND}.json").read_text())
+    del data["sha256"]
+    ours = version(1)
+    with pytest.raises(tersor.WireError, match="does not belong to version 2"):
+        delta.Receiver(folder, version=1).update(ours)
+    shutil.copy(folder / "v000000000001.json", folder / f"{SECOND}.json")
+    with pytest.raises(tersor.WireError, match="this is the manifest of version 1"):
+        delta.Receiver(folder, version=1).update(ours)
+    assert same(ours, version(1))
+    _files.write_json(folder / f"{SECOND}.json", {**data, "format_version": 2})
+    with pytest.raises(tersor.InvalidArgumentError, match=r"reads tersor\.delta 1"):
+        delta.Receiver(folder, version=1).update(ours)
+
+
+def test_files_are_on_the_disk_before_their_names_appear(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def logged_sync(handle: int) -> None:
+        steps.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{handle}'))}")
+        sync(handle)
+
+    def logged_replace(source: pathlib.Path, to: pathlib.Path) -> None:
+        steps.append(f"name {to.name}")
+        assert not to.exists()
+        replace(source, to)
+
+    monkeypatch.setattr(os, "fsync", logged_sync)
+    monkeypatch.setattr(os, "replace", logged_replace)
+    publisher = delta.Publisher(folder, keep=1)
+    publisher.publish(1, version(1))
+    steps.clear()
+    publisher.publish(2, version(2))
+    suffixes = ("delta", "safetensors", "json")
+    assert steps == [
+        step
+        for suffix in suffixes
+        for step in (f"sync .{SECOND}.{suffix}.tmp", f"name {SECOND}.{suffix}", "sync versions")
+    ]
 
 
 def test_another_model_is_named(folder: pathlib.Path) -> None:

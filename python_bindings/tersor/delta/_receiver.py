@@ -119,6 +119,8 @@ class Receiver:
 
     def _path(self, target: int) -> _Path:
         """Returns the versions to apply."""
+        if target < 0:
+            raise InvalidArgumentError(f"{self._folder}: there is no version yet")
         ours, at = self.version, target
         links: list[Manifest] = []
         options: list[tuple[int, _Path]] = []
