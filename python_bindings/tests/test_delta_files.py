@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from typing import Any
 import numpy
 import pytest
 from delta_models import interrupted, same, stepped, weights
+from test_delta import checksum, decode
 
 import tersor
 import tersor.local
@@ -69,6 +71,30 @@ def test_receivers_follow_skip_and_begin(folder: pathlib.Path) -> None:
         assert same(ours, version(target))
     assert {path.suffix for path in folder.iterdir()} == {".json", ".delta", ".safetensors"}
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_a_version_is_read_from_the_page_alone(folder: pathlib.Path) -> None:
+    published(folder, 2)
+    manifest = json.loads((folder / f"{SECOND}.json").read_text())
+
+    def hash_of(value: Any) -> str:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+    keys, tensors = ("name", "dtype", "shape", "slice"), manifest["tensors"]
+    assert manifest.pop("sha256") == hash_of(manifest)
+    assert manifest["model"] == hash_of(sorted([[one[key] for key in keys] for one in tensors]))
+    assert (manifest["version"], manifest["base_version"]) == (2, 1)
+    for one in tensors:
+        name, data = one["name"], (folder / one["file"]).read_bytes()
+        old, new = (version(number)[name].tobytes() for number in (1, 2))
+        frame = data[one["offset"] : one["offset"] + one["bytes"]]
+        assert decode(frame, {name: old}) == {name: new}
+        assert (int(one["base_checksum"], 16), int(one["checksum"], 16)) == (
+            checksum(old), checksum(new),
+        )  # fmt: skip
+        assert one["kind"] == ("none" if old == new else "delta")
+        assert one["shape"] == [length for _, length in one["slice"]]
 
 
 def test_the_shorter_path_is_taken(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

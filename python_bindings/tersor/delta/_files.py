@@ -178,7 +178,7 @@ def digest(value: object) -> str:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Writes a JSON file that contains its hash."""
-    text = json.dumps({**value, "sha256": digest(value)}, indent=1)
+    text = json.dumps({**value, "sha256": digest(value)}, separators=(",", ":"))
     write_file(path, lambda to: to.write_text(text))
 
 
