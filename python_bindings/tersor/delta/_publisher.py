@@ -78,6 +78,8 @@ class Publisher:
         self._folder = None if folder is None else pathlib.Path(folder)
         self._keep, self._classes, self._threads = keep, classes, threads
         self._transport, self._timeout = transport, timeout
+        several = transport is not None and transport.ranks > 1
+        self._rank = f".r{transport.rank}" if transport is not None and several else ""
         self._slices, self._metadata = slices or {}, dict(metadata or {})
         self._model, self._chain_bytes, self._since_full, self._full_version = "", 0, 0, -1
 
@@ -152,11 +154,9 @@ class Publisher:
 
     def _write(self, version: int, new: _Version, linked: bool, full: bool) -> list[Entry]:
         """Writes this rank's files, and returns the rank's entries of the manifest."""
-        several = self._transport is not None and self._transport.ranks > 1
-        rank = f".r{self._transport.rank}" if several and self._transport else ""
-        delta_path, full_path = (
-            path_of(self._folder or pathlib.Path(), version, f"{rank}.{suffix}")
-            for suffix in ("delta", "safetensors")
+        delta_path, full_path, part_path = (
+            path_of(self._folder or pathlib.Path(), version, f"{self._rank}.{suffix}")
+            for suffix in ("delta", "safetensors", "part")
         )
         at, entries = 0, []
         for number, (name, value) in enumerate(new.weights.items()):
@@ -178,18 +178,17 @@ class Publisher:
                 _files.write_frames(delta_path, new.deltas)
             if full:
                 _files.save_weights(full_path, new.weights)
-            if several:
+            if self._rank:
                 part = {**_HEAD, "tensors": entries, "aliases": new.aliases}
-                _files.write_json(path_of(self._folder, version, f"{rank}.part"), part)
+                _files.write_json(part_path, part)
         return entries
 
     def _combine(
         self, version: int, base: int | None, new: _Version, entries: list[Entry]
     ) -> Manifest:
         """Returns the manifest of all ranks. Rank 0 writes the manifest."""
-        transport, folder = self._transport, self._folder
-        aliases = new.aliases
-        if transport is not None and transport.ranks > 1 and folder is not None:
+        transport, folder, aliases = self._transport, self._folder, new.aliases
+        if self._rank and transport is not None and folder is not None:
             paths = [path_of(folder, version, f".r{r}.part") for r in range(transport.ranks)]
             parts = [_files.read_json(path) for path in paths]
             aliases = {name: one for part in parts for name, one in part["aliases"].items()}
