@@ -1,4 +1,4 @@
-// Binds <tersor/delta.h>. Values are arrays of bytes; tersor/delta.py knows their dtypes.
+// Binds <tersor/delta.h>. Values are arrays of bytes; tersor.delta knows their dtypes.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 

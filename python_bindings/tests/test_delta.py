@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
+from delta_models import same, stepped, weights
 
 import tersor
 from tersor import delta
@@ -188,33 +189,6 @@ def test_golden_deltas_are_decoded_from_the_page_alone(classes: int) -> None:
     assert [entry.name for entry in entries] == list(base)
     assert entries[0].shape == (200, 200)
     assert entries[0].classes == classes
-
-
-def weights(seed: int = 0) -> dict[str, Any]:
-    random = numpy.random.default_rng(seed)
-    return {
-        "layer.weight": (0.02 * random.standard_normal((70, 300))).astype(numpy.float16),
-        "layer.bias": random.standard_normal(33).astype(numpy.float32),
-        "scale": numpy.float64([0.5]).reshape(()).copy(),
-        "steps": numpy.arange(10, dtype=numpy.uint32),
-        "empty": numpy.zeros((0, 4), numpy.int8),
-    }
-
-
-def stepped(base: dict[str, Any]) -> dict[str, Any]:
-    random = numpy.random.default_rng(1)
-    new = {name: value.copy() for name, value in base.items()}
-    bits = new["layer.weight"].view(numpy.uint16)
-    bits += (random.random(bits.shape) < 0.04).astype(numpy.uint16)
-    new["layer.weight"].view(numpy.uint16)[0, :3] = [0x7E01, 0x8000, 0xFC00]  # NaN, -0, -infinity
-    new["layer.bias"] *= numpy.float32(1.001)
-    new["scale"][()] = -0.0
-    new["steps"] += 1
-    return new
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(value.tobytes() == b[name].tobytes() for name, value in a.items())
 
 
 @pytest.mark.parametrize("classes", ["auto", 1, 2, 4])

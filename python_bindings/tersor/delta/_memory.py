@@ -1,9 +1,4 @@
-"""Weight deltas: the difference between two versions of a model's weights.
-
-A trainer sends a delta to inference engines that have the version before. The engines get every
-bit of the new version, also of NaNs and signed zeros. ``docs/reference/delta-format.md`` describes
-the bytes.
-"""
+"""Deltas in memory: encodes, reads and checks the bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +10,10 @@ from typing import Any, Literal
 import numpy
 
 from tersor import _core
-from tersor._core import BaseMismatchError, InvalidArgumentError
-
-__all__ = ["BaseMismatchError", "Delta", "Entry", "apply", "check", "encode"]
-__dir__ = __all__.copy
-
-BaseMismatchError.__module__ = __name__
+from tersor._core import InvalidArgumentError
 
 Weights = Mapping[str, Any]
+Described = tuple[str, str, list[int]]
 
 _DTYPES = {
     "float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64",
@@ -100,7 +91,8 @@ def encode(
     """Returns the delta from ``base`` to ``new``.
 
     Args:
-        base: Names and tensors of the old version: NumPy arrays, or PyTorch tensors on the CPU.
+        base: Names and tensors of the old version: NumPy arrays or PyTorch tensors. Tensors on
+            a device are copied to the host.
             Dtypes are float32, bfloat16, float16, float64, float8, bool and integers.
         new: The new version: the same names, dtypes and shapes.
         classes: Number of classes of exponents: 1, 2 or 4. Four classes take about 0.2 bytes less
@@ -123,8 +115,8 @@ def encode(
     """
     if classes != "auto" and classes not in (1, 2, 4):
         raise InvalidArgumentError(f'classes is {classes!r}: give 1, 2, 4 or "auto"')
-    tensors, olds = _tensors(base)
-    others, news = _tensors(new)
+    tensors, olds = tensors_of(base)
+    others, news = tensors_of(new)
     known = {one[0]: one for one in others}
     for one in tensors:
         if known.pop(one[0], None) != one:
@@ -161,44 +153,13 @@ def check(base: Weights, delta: Delta, *, trust_base: bool = False, threads: int
         >>> weights = {"bias": numpy.zeros(3, numpy.float32)}
         >>> tersor.delta.check(weights, tersor.delta.encode(weights, weights))
     """
-    tensors, values = _tensors(base)
+    tensors, values = tensors_of(base)
     _core.delta_check(tensors, values, delta.data, trust_base, threads)
 
 
-def apply(weights: Weights, delta: Delta, *, trust_base: bool = False, threads: int = 1) -> None:
-    """Turns the base into the new version, in place.
-
-    First performs :func:`check` for all tensors. If a check fails, nothing is written. No other
-    thread may use the weights during the call.
-
-    Args:
-        weights: Names and tensors of the base: contiguous, writable and separate. Pass shared
-            ("tied") weights once.
-        delta: The delta.
-        trust_base: By default, a read of all values checks that the weights are the delta's base.
-            True leaves out this read. Pass True if this process wrote the weights last.
-        threads: Number of threads; 0: one per core.
-
-    Raises:
-        WireError: As :func:`check`.
-        InvalidArgumentError: As :func:`check`, or a tensor is not writable, not contiguous or
-            overlaps another tensor.
-        BaseMismatchError: As :func:`check`.
-
-    Example:
-        >>> old = {"bias": numpy.zeros(3, numpy.float32)}
-        >>> new = {"bias": numpy.float32([0, 1, 0])}
-        >>> tersor.delta.apply(old, tersor.delta.encode(old, new))
-        >>> old["bias"].tolist()
-        [0.0, 1.0, 0.0]
-    """
-    tensors, values = _tensors(weights)
-    _core.delta_apply(tensors, values, delta.data, trust_base, threads)
-
-
-def _tensors(weights: Weights) -> tuple[list[tuple[str, str, list[int]]], list[Any]]:
-    """Returns the descriptions and the bytes of tensors."""
-    tensors, values = [], []
+def described(weights: Weights) -> list[Described]:
+    """Returns the name, dtype and shape of each tensor."""
+    tensors = []
     for name, tensor in weights.items():
         dtype = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
         if dtype not in _DTYPES:
@@ -206,18 +167,36 @@ def _tensors(weights: Weights) -> tuple[list[tuple[str, str, list[int]]], list[A
                 f'tensor "{name}" has dtype {dtype}; deltas take {", ".join(_DTYPES)}'
             )
         tensors.append((name, _DTYPES[dtype], list(tensor.shape)))
-        values.append(_bytes(name, tensor))
-    return tensors, values
+    return tensors
 
 
-def _bytes(name: str, tensor: Any) -> Any:
-    """Returns the memory of a tensor as a flat array of uint8."""
+def bytes_of(name: str, tensor: Any) -> Any:
+    """Returns the bytes of a tensor as a flat array of uint8. Bytes of a device are copied."""
     torch = sys.modules.get("torch")
     is_torch = torch is not None and isinstance(tensor, torch.Tensor)
-    if is_torch and tensor.device.type != "cpu":
-        raise InvalidArgumentError(f'tensor "{name}" is on {tensor.device}: copy it to the CPU')
+    if hasattr(tensor, "to_local"):
+        raise InvalidArgumentError(f'tensor "{name}" is a DTensor: pass its to_local()')
     if not (tensor.is_contiguous() if is_torch else tensor.flags.c_contiguous):
         raise InvalidArgumentError(f'tensor "{name}" is not contiguous: make a contiguous copy')
     if torch is not None and is_torch:
-        return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        host = tensor.detach().reshape(-1).view(torch.uint8)
+        return (host if is_on_host(tensor) else host.to("cpu", copy=True)).numpy()
     return tensor.reshape(-1).view(numpy.uint8)
+
+
+def is_on_host(tensor: Any) -> bool:
+    """False if the tensor is PyTorch's, and on a device."""
+    device = getattr(tensor, "device", "cpu")  # of NumPy: a string
+    return bool(getattr(device, "type", device) == "cpu")
+
+
+def tensors_of(weights: Weights) -> tuple[list[Described], list[Any]]:
+    """Returns the descriptions and the bytes of tensors."""
+    return described(weights), [bytes_of(name, tensor) for name, tensor in weights.items()]
+
+
+def address_of(tensor: Any) -> tuple[int, int]:
+    """Returns the address of a contiguous tensor, and its number of bytes."""
+    if hasattr(tensor, "data_ptr"):
+        return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    return tensor.ctypes.data, tensor.nbytes

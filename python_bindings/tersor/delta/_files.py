@@ -1,0 +1,281 @@
+"""Files of weight deltas: manifests, frames and full copies. Every write is atomic."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from tersor import _core
+from tersor._core import InvalidArgumentError, WireError
+from tersor._options import needs
+from tersor.delta import _memory
+from tersor.delta._memory import Delta, Described, Weights
+from tersor.delta._transaction import heads_of, refuse_overlaps
+
+FORMAT = "tersor.delta"
+FORMAT_VERSION = 1
+#: The full shape of a tensor and the offset of a rank's part in each dimension.
+Slices = Mapping[str, tuple[Sequence[int], Sequence[int]]]
+Entry = dict[str, Any]
+Manifest = dict[str, Any]
+
+_NEEDED = "full copies need safetensors: pip install 'tersor[delta]'"
+
+
+def path_of(folder: pathlib.Path, version: int, suffix: str) -> pathlib.Path:
+    """Returns the path of a version's file."""
+    return folder / f"v{version:012}{suffix}"
+
+
+def write_file(path: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
+    """Writes a file beside ``path``, and renames the file when the disk has all bytes."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+        write(temporary)
+        os.chmod(temporary, mode & 0o777)  # safetensors makes a file for its own user only
+        _sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync(path.parent)
+
+
+def _sync(path: pathlib.Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_frames(path: pathlib.Path, deltas: Iterable[Delta]) -> None:
+    """Writes deltas to a file, one after the other."""
+
+    def write(to: pathlib.Path) -> None:
+        with open(to, "wb") as file:
+            for delta in deltas:
+                file.write(delta.data)
+
+    write_file(path, write)
+
+
+def read_frames(path: pathlib.Path) -> Iterator[Delta]:
+    """Reads the deltas of a file.
+
+    Raises:
+        WireError: A delta is damaged.
+    """
+    with open(path, "rb") as file:
+        size, at = os.fstat(file.fileno()).st_size, 0
+        while at < size:
+            count = int.from_bytes(file.read(16)[8:], "little")
+            delta = Delta(_read(file, path, at, max(count, 64)))
+            delta.entries()
+            yield delta
+            at += count
+
+
+def _read(file: BinaryIO, path: pathlib.Path, at: int, count: int) -> bytes:
+    """Reads a part of a file. Allocates nothing if the file is shorter."""
+    size = os.fstat(file.fileno()).st_size
+    if at < 0 or count < 0 or at + count > size:
+        raise WireError(f"{path}: a delta ends at byte {at + count}, but the file has {size} bytes")
+    file.seek(at)
+    return file.read(count)
+
+
+def save_weights(
+    path: pathlib.Path, weights: Weights, metadata: dict[str, str] | None = None
+) -> None:
+    """Writes a full copy."""
+    with needs("safetensors", _NEEDED):
+        if any(hasattr(one, "data_ptr") for one in weights.values()):
+            import torch
+            from safetensors.torch import save_file
+
+            tensors = {name: torch.as_tensor(one) for name, one in weights.items()}
+            write_file(path, lambda to: save_file(tensors, to, metadata or {"format": "pt"}))
+        else:
+            from safetensors import numpy
+
+            arrays = dict(weights)
+            write_file(path, lambda to: numpy.save_file(arrays, to, metadata))
+
+
+@contextlib.contextmanager
+def open_weights(path: pathlib.Path) -> Iterator[Any]:
+    """Opens a full copy: an object with ``keys()`` and ``get_tensor(name)``.
+
+    Raises:
+        WireError: The file is damaged.
+    """
+    with needs("safetensors", _NEEDED):
+        from safetensors import SafetensorError, safe_open
+    framework = "pt" if importlib.util.find_spec("torch") else "np"
+    try:
+        with safe_open(path, framework) as file:
+            yield file
+    except SafetensorError as error:
+        raise WireError(f"{path}: {error}") from error
+
+
+def separate(weights: Weights) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the tensors without aliases, and the first name of each alias."""
+    names: dict[Any, str] = {}
+    tensors, aliases = {}, {}
+    for name, tensor in weights.items():
+        address, size = _memory.address_of(tensor)
+        key = address, size, str(tensor.dtype), tuple(tensor.shape)
+        first = names.setdefault(key, name) if size else name
+        if first == name:
+            tensors[name] = tensor
+        else:
+            aliases[name] = first
+    refuse_overlaps(tensors)
+    return tensors, aliases
+
+
+def tensor_entries(tensors: Weights, slices: Slices) -> list[Entry]:
+    """Returns the manifest's description of each tensor."""
+    entries = []
+    for name, dtype, shape in _memory.described(tensors):
+        full, offsets = slices.get(name, (shape, [0] * len(shape)))
+        if not len(full) == len(offsets) == len(shape) or any(
+            offset < 0 or offset + length > most
+            for offset, length, most in zip(offsets, shape, full, strict=True)
+        ):
+            raise InvalidArgumentError(
+                f'slices["{name}"] is {(full, offsets)}: the tensor of shape {tuple(shape)} does '
+                "not fit into the full shape"
+            )
+        part = [list(pair) for pair in zip(offsets, shape, strict=True)]
+        entries.append({"name": name, "dtype": dtype, "shape": list(full), "slice": part})
+    return entries
+
+
+def model_of(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the hash of the names, dtypes, shapes and slices of a model."""
+    keys = ("name", "dtype", "shape", "slice")
+    return digest(sorted([[one[key] for key in keys] for one in entries]))
+
+
+def digest(value: object) -> str:
+    """Returns the SHA-256 hash of a value of JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Writes a JSON file that contains its hash."""
+    text = json.dumps({**value, "sha256": digest(value)}, separators=(",", ":"))
+    write_file(path, lambda to: to.write_text(text))
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a file of ``write_json``.
+
+    Raises:
+        WireError: The file is damaged.
+        InvalidArgumentError: The file has another format.
+    """
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+        expected = value.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise WireError(f"{path}: this is not a manifest: {error}") from error
+    if digest(value) != expected:
+        raise WireError(f"{path}: the manifest is damaged: its hash differs")
+    if (value["format"], value["format_version"]) != (FORMAT, FORMAT_VERSION):
+        raise InvalidArgumentError(
+            f"{path}: format {value['format']} {value['format_version']}; this version of Tersor "
+            f"reads {FORMAT} {FORMAT_VERSION}"
+        )
+    return value
+
+
+def read_manifest(folder: pathlib.Path, version: int) -> Manifest:
+    """Reads the manifest of a version. Raises as ``read_json``."""
+    path = path_of(folder, version, ".json")
+    manifest = read_json(path)
+    if manifest["version"] != version:
+        raise WireError(f"{path}: this is the manifest of version {manifest['version']}")
+    return manifest
+
+
+def versions_in(folder: pathlib.Path) -> list[int]:
+    """Returns the complete versions in a folder, in ascending order."""
+    found = [re.fullmatch(r"v(\d{12})\.json", path.name) for path in folder.glob("v*.json")]
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_delta(folder: pathlib.Path, manifest: Manifest, entry: Mapping[str, Any]) -> Delta:
+    """Reads the delta of a tensor, and compares the delta with the manifest.
+
+    Raises:
+        WireError: The delta is damaged, or belongs to another manifest.
+    """
+    path = folder / entry["file"]
+    with open(path, "rb") as file:
+        delta = Delta(_read(file, path, entry["offset"], entry["bytes"]))
+    found = [(one.name, one.dtype, list(one.shape)) for one in delta.entries()]
+    expected = (entry["name"], entry["dtype"], [length for _, length in entry["slice"]])
+    checksums = tuple(int(entry[key], 16) for key in ("base_checksum", "checksum"))
+    if found != [expected] or heads_of(delta.data) != [checksums]:
+        raise WireError(
+            f'{path}: the delta of tensor "{entry["name"]}" does not belong to version '
+            f"{manifest['version']}"
+        )
+    return delta
+
+
+class FullCopies(contextlib.ExitStack):
+    """Reads tensors of full copies, and opens each file once."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__()
+        self._folder, self._files = folder, dict[str, Any]()
+
+    def read(self, entry: Entry, threads: int) -> list[Any]:
+        """Returns the bytes of a tensor.
+
+        Raises:
+            WireError: The file is damaged, or belongs to another manifest.
+            InvalidArgumentError: The dtype needs PyTorch.
+        """
+        name, path = entry["name"], self._folder / entry["full"]
+        if entry["full"] not in self._files:
+            self._files[entry["full"]] = self.enter_context(open_weights(path))
+        try:
+            tensor = self._files[entry["full"]].get_tensor(name)
+        except (AttributeError, TypeError) as error:  # NumPy lacks the dtype
+            raise InvalidArgumentError(f'{path}: "{name}" needs PyTorch: {error}') from error
+        described, values = _memory.tensors_of({name: tensor})
+        expected = [(name, entry["dtype"], [length for _, length in entry["slice"]])]
+        sums = [int(entry["checksum"], 16)]
+        if described != expected or checksums(described, values, threads) != sums:
+            raise WireError(f'{path}: "{name}" does not have the checksum of the manifest')
+        return values
+
+
+def checksums(described: list[Described], values: list[Any], threads: int) -> list[int]:
+    """Returns the checksum of each tensor."""
+    return [now for _, now in heads_of(_core.delta_encode(described, values, values, 1, threads))]
+
+
+def copies_of(tensors: Weights) -> dict[str, Any]:
+    """Returns copies of tensors in host memory."""
+    return {
+        name: one.detach().to("cpu", copy=True) if hasattr(one, "detach") else one.copy()
+        for name, one in tensors.items()
+    }

@@ -1,0 +1,242 @@
+"""Publishes versions of a model's weights as files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from tersor._core import InvalidArgumentError, Transport
+from tersor.delta import _files, _memory
+from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
+from tersor.delta._memory import Delta, Weights, encode
+from tersor.delta._transaction import heads_of
+from tersor.delta._vote import gather_texts, together
+
+Result = TypeVar("Result")
+_HEAD = {"format": _files.FORMAT, "format_version": _files.FORMAT_VERSION}
+
+
+class Publisher:
+    """Writes each version of a model's weights to a folder: a delta, and sometimes a full copy.
+
+    The first version is a full copy. Later versions are deltas. A version also has a full copy if
+    the model changed, if the deltas since the last full copy have more bytes than a full copy, or
+    after ``keep`` versions. Files appear by a rename, the manifest last, so a reader never sees a
+    part of a version.
+
+    The publisher keeps a copy of the weights in host memory, and a second copy during ``publish``.
+
+    Args:
+        folder: The folder of one model. None: only :func:`broadcast_delta` sends the versions.
+        keep: Number of recent versions that a receiver may have. Older files are deleted, except
+            the newest full copy and its later versions.
+        classes: As in :func:`encode`.
+        threads: Number of threads; 0: one per core.
+        transport: Ranks that publish one model together, each its own tensors, to a shared folder.
+        slices: For a tensor that is part of a larger tensor: the full shape, and the offset in each
+            dimension.
+        metadata: Texts for readers, for example the rounding that made the bf16 weights.
+        timeout: Seconds for each vote of the ranks.
+
+    Attributes:
+        version: The last published version, or None.
+        weights: The copy of that version.
+
+    Raises:
+        InvalidArgumentError: ``keep`` is below 1.
+
+    Example:
+        >>> weights = {"bias": numpy.zeros(3, numpy.float32)}
+        >>> publisher = tersor.delta.Publisher(None)
+        >>> publisher.publish(1, weights)["version"]
+        1
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        *,
+        keep: int = 16,
+        classes: Literal["auto"] | int = "auto",
+        threads: int = 1,
+        transport: Transport | None = None,
+        slices: Slices | None = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        """See the class."""
+        if keep < 1:
+            raise InvalidArgumentError(f"keep is {keep}: give 1 or more")
+        self.version: int | None = None
+        self.weights: dict[str, Any] = {}
+        self._links: dict[int, tuple[int, list[Delta]]] = {}
+        self._folder = None if folder is None else pathlib.Path(folder)
+        self._keep, self._classes, self._threads = keep, classes, threads
+        self._transport, self._timeout = transport, timeout
+        several = transport is not None and transport.ranks > 1
+        self._rank = f".r{transport.rank}" if transport is not None and several else ""
+        self._slices, self._metadata = slices or {}, dict(metadata or {})
+        self._model, self._chain_bytes, self._since_full, self._full_version = "", 0, 0, -1
+
+    def publish(self, version: int, weights: Weights) -> Manifest:
+        """Writes a version, on all ranks of the publisher or on no rank.
+
+        If the call fails, readers do not see the version, and the next version is a delta to the
+        last version that succeeded.
+
+        Args:
+            version: A number above all versions in the folder.
+            weights: Names and tensors, contiguous. Shared ("tied") weights are stored once.
+
+        Returns:
+            The manifest of ``docs/reference/delta-format.md``.
+
+        Raises:
+            InvalidArgumentError: The version is not new, a tensor has an unknown dtype or is not
+                contiguous, or ranks have different values of one tensor.
+            OSError: A file cannot be written.
+            TransportError: A rank is late or lost.
+
+        Example:
+            >>> weights = {"bias": numpy.zeros(3, numpy.float32)}
+            >>> publisher = tersor.delta.Publisher(None)
+            >>> publisher.publish(1, weights)["base_version"]
+            >>> weights["bias"][1] = 1
+            >>> publisher.publish(2, weights)["base_version"]
+            1
+        """
+        label = f"version {version}"
+        new = self._together(lambda: self._prepare(version, weights), label)
+        facts = f"{new.model} {new.bytes} {new.full_bytes} {len(new.deltas) == len(new.weights)}"
+        texts = gather_texts(self._transport, facts, self._timeout)
+        rows = [text.split() for text in texts]
+        chain = self._chain_bytes + sum(int(row[1]) for row in rows)
+        linked = all(row[3] == "True" for row in rows) and self.version is not None
+        full = not linked or chain > sum(int(row[2]) for row in rows)
+        full = full or self._since_full + 1 >= self._keep
+        base = self.version if linked else None
+        entries = self._together(lambda: self._write(version, new, linked, full), label)
+        manifest = self._together(lambda: self._combine(version, base, new, entries), label)
+        self.version = None  # an interrupt here makes the next version a full copy
+        self.weights, self._model = new.weights, new.model
+        self._chain_bytes = 0 if full else chain
+        self._since_full = 0 if full else self._since_full + 1
+        self._full_version = version if full else self._full_version
+        if self._folder is None and base is not None:
+            self._links[version] = base, new.deltas
+            for old in sorted(self._links)[: -self._keep]:
+                del self._links[old]
+        self.version = version
+        self._delete_old_versions()
+        return manifest
+
+    def _together(self, call: Callable[[], Result], label: str) -> Result:
+        return together(self._transport, call, label, self._timeout)
+
+    def _prepare(self, version: int, weights: Weights) -> _Version:
+        last = max(versions_in(self._folder), default=-1) if self._folder else -1
+        last = max(last, -1 if self.version is None else self.version)
+        if not last < version < 10**12:
+            raise InvalidArgumentError(f"version is {version}: give a number above {last}")
+        tensors, aliases = _files.separate(weights)
+        entries = _files.tensor_entries(tensors, self._slices)
+        new = _Version(_files.model_of(entries), entries, _files.copies_of(tensors), aliases, [])
+        if self.version is not None and new.model == self._model:
+            for name, value in new.weights.items():
+                base = {name: self.weights[name]}
+                new.deltas.append(encode(base, {name: value}, self._classes, threads=self._threads))
+        return new
+
+    def _write(self, version: int, new: _Version, linked: bool, full: bool) -> list[Entry]:
+        """Writes this rank's files, and returns the rank's entries of the manifest."""
+        delta_path, full_path, part_path = (
+            path_of(self._folder or pathlib.Path(), version, f"{self._rank}.{suffix}")
+            for suffix in ("delta", "safetensors", "part")
+        )
+        at, entries = 0, []
+        for number, (name, value) in enumerate(new.weights.items()):
+            entry = {**new.entries[number], "kind": "full", "bytes": 0}
+            entry["full"] = full_path.name if full and self._folder else ""
+            if linked:
+                delta = new.deltas[number]
+                [found], [(base, now)] = delta.entries(), heads_of(delta.data)
+                entry |= {"kind": "delta" if found.changed else "none", "file": delta_path.name}
+                entry |= {"offset": at, "bytes": len(delta.data), "classes": found.classes}
+                entry |= {"changed": found.changed, "base_checksum": f"{base:016x}"}
+                at += len(delta.data)
+            else:
+                [now] = _files.checksums(*_memory.tensors_of({name: value}), self._threads)
+            entries.append({**entry, "checksum": f"{now:016x}"})
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if linked:
+                _files.write_frames(delta_path, new.deltas)
+            if full:
+                _files.save_weights(full_path, new.weights)
+            if self._rank:
+                part = {**_HEAD, "tensors": entries, "aliases": new.aliases}
+                _files.write_json(part_path, part)
+        return entries
+
+    def _combine(
+        self, version: int, base: int | None, new: _Version, entries: list[Entry]
+    ) -> Manifest:
+        """Returns the manifest of all ranks. Rank 0 writes the manifest."""
+        transport, folder, aliases = self._transport, self._folder, new.aliases
+        if self._rank and transport is not None and folder is not None:
+            paths = [path_of(folder, version, f".r{r}.part") for r in range(transport.ranks)]
+            parts = [_files.read_json(path) for path in paths]
+            aliases = {name: one for part in parts for name, one in part["aliases"].items()}
+            merged: dict[str, Entry] = {}
+            for one in (one for part in parts for one in part["tensors"]):
+                kept = merged.setdefault(f"{one['name']} {one['slice']}", one)
+                if kept["checksum"] != one["checksum"]:
+                    raise InvalidArgumentError(
+                        f'tensor "{one["name"]}" has different values on two ranks'
+                    )
+            entries = list(merged.values())
+        manifest = {
+            **_HEAD, "model": _files.model_of(entries), "version": version, "base_version": base,
+            "metadata": self._metadata, "aliases": aliases, "tensors": entries,
+        }  # fmt: skip
+        if folder is not None and (transport is None or transport.rank == 0):
+            _files.write_json(path_of(folder, version, ".json"), manifest)
+        return manifest
+
+    def _delete_old_versions(self) -> None:
+        """Deletes versions before the last ``keep`` versions and before the last full copy."""
+        folder = self._folder
+        if folder is None or (self._transport is not None and self._transport.rank != 0):
+            return
+        versions = versions_in(folder)
+        first = min([self._full_version, *versions[-self._keep :]])
+        with contextlib.suppress(OSError):  # the next version deletes the rest
+            # Manifests first, so receivers do not begin. Also files of killed publishers.
+            for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".json"):
+                name = re.match(r"v(\d{12})\.", path.name)
+                if (name and int(name[1]) < first) or re.match(r"\.(tmp|v\d{12}\.)", path.name):
+                    path.unlink()
+
+
+@dataclass
+class _Version:
+    """A rank's part of a version."""
+
+    model: str
+    entries: list[Entry]
+    weights: dict[str, Any]
+    aliases: dict[str, str]
+    deltas: list[Delta]
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(delta.data) for delta in self.deltas)
+
+    @property
+    def full_bytes(self) -> int:
+        return sum(size for _, size in map(_memory.address_of, self.weights.values()))

@@ -1,0 +1,77 @@
+"""A vote of all ranks: an error of one rank becomes an error on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy
+
+from tersor import collectives
+from tersor._core import BaseMismatchError, Error, InvalidArgumentError, Transport, WireError
+
+EXACT = "entropy"  # the codec of bytes; "none" changes signalling NaNs
+_BYTES = 512  # of a vote; longer messages are cut
+_ERRORS: dict[str, type[Error]] = {
+    one.__name__: one for one in (BaseMismatchError, InvalidArgumentError, WireError)
+}
+
+
+Result = TypeVar("Result")
+
+
+def together(
+    transport: Transport | None, call: Callable[[], Result], label: str, timeout: float
+) -> Result:
+    """Returns the result of a call, if the call succeeds on all ranks."""
+    result: list[Result] = []
+    error: BaseException | None = None
+    try:
+        result.append(call())
+    except BaseException as raised:
+        error = raised
+    vote(transport, error, label, timeout)
+    return result[0]
+
+
+def vote(
+    transport: Transport | None, error: BaseException | None, label: str, timeout: float
+) -> None:
+    """Returns if no rank has an error and all ranks have the same label.
+
+    Raises:
+        tersor.Error: The error of the lowest rank with an error, with the number of that rank.
+        BaseException: The own error, if ``transport`` is None or the error is an interrupt.
+    """
+    if transport is not None:
+        own = "\x1f".join(("" if error is None else type(error).__name__, label, str(error)))
+        words = [text.split("\x1f") for text in gather_texts(transport, own, timeout)]
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        for rank, (kind, _, text) in enumerate(words):
+            if kind:
+                made = _ERRORS.get(kind, Error)(f"rank {rank}: {text or kind}")
+                raise made from error if rank == transport.rank else None
+        for rank, (_, other, _) in enumerate(words):
+            if other != words[0][1]:
+                raise InvalidArgumentError(
+                    f"delta: rank {rank} has {other or 'no version'}, "
+                    f"rank 0 has {words[0][1] or 'no version'}"
+                )
+    elif error is not None:
+        raise error
+
+
+def gather_texts(transport: Transport | None, text: str, timeout: float) -> list[str]:
+    """Returns the texts of all ranks, each at most 512 bytes."""
+    if transport is None:
+        return [text]
+    own = numpy.zeros(_BYTES, numpy.uint8)
+    data = text.encode()[:_BYTES]
+    own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
+    all_of_them = numpy.empty(transport.ranks * _BYTES // 4, numpy.float32)
+    collectives.allgather(
+        transport, own.view(numpy.float32), all_of_them, codec=EXACT, timeout=timeout
+    )
+    rows = all_of_them.view(numpy.uint8).reshape(transport.ranks, _BYTES)
+    return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in rows]

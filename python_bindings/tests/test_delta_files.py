@@ -1,0 +1,574 @@
+"""Versions of weights in files: every receiver gets the same bits, or an error and its old bits."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+from delta_models import interrupted, same, stepped, weights
+from test_delta import checksum, decode
+
+import tersor
+import tersor.local
+from tersor import delta
+from tersor.delta import _files
+
+pytest.importorskip("safetensors")
+SECOND = "v000000000002"
+
+
+def version(number: int) -> dict[str, Any]:
+    """The weights of a version. 64 versions differ a little each."""
+    base = weights()
+    base["layer.bias"] += numpy.float32(number)
+    base["layer.weight"].view(numpy.uint16)[: number % 64] += 1
+    return base
+
+
+def published(folder: pathlib.Path, count: int, **options: Any) -> delta.Publisher:
+    publisher = delta.Publisher(folder, **options)
+    for number in range(1, count + 1):
+        publisher.publish(number, version(number))
+    return publisher
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "versions"
+
+
+def test_receivers_follow_skip_and_begin(folder: pathlib.Path) -> None:
+    publisher = delta.Publisher(folder, metadata={"rounding": "nearest"})
+    following, ours = delta.Receiver(folder), weights(5)
+    for number in range(1, 8):
+        manifest = publisher.publish(number, version(number))
+        assert (following.update(ours), following.version) == (number, number)
+        assert same(ours, version(number))
+    assert manifest["metadata"] == {"rounding": "nearest"}
+    assert manifest["base_version"] == 6
+    assert {one["kind"] for one in manifest["tensors"]} == {"delta", "none"}
+    for begin in range(1, 8):
+        ours = version(begin)
+        skipping = delta.Receiver(folder, version=begin, threads=2)
+        assert skipping.update(ours, 7) == 7
+        assert same(ours, version(7))
+        assert skipping.update(ours) == 7
+    for target in range(7, 0, -1):  # back, from the full copy
+        assert skipping.update(ours, target) == target
+        assert same(ours, version(target))
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".delta", ".safetensors"}
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_a_version_is_read_from_the_page_alone(folder: pathlib.Path) -> None:
+    published(folder, 2)
+    manifest = json.loads((folder / f"{SECOND}.json").read_text())
+
+    def hash_of(value: Any) -> str:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+    keys, tensors = ("name", "dtype", "shape", "slice"), manifest["tensors"]
+    assert manifest.pop("sha256") == hash_of(manifest)
+    assert manifest["model"] == hash_of(sorted([[one[key] for key in keys] for one in tensors]))
+    assert (manifest["version"], manifest["base_version"]) == (2, 1)
+    for one in tensors:
+        name, data = one["name"], (folder / one["file"]).read_bytes()
+        old, new = (version(number)[name].tobytes() for number in (1, 2))
+        frame = data[one["offset"] : one["offset"] + one["bytes"]]
+        assert decode(frame, {name: old}) == {name: new}
+        assert (int(one["base_checksum"], 16), int(one["checksum"], 16)) == (
+            checksum(old), checksum(new),
+        )  # fmt: skip
+        assert one["kind"] == ("none" if old == new else "delta")
+        assert one["shape"] == [length for _, length in one["slice"]]
+
+
+def test_the_shorter_path_is_taken(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(folder, 6, keep=4)
+    read: list[str] = []
+    real = _files.read_delta
+
+    def read_delta(folder: Any, manifest: Any, entry: Any) -> Any:
+        read.append(entry["file"])
+        return real(folder, manifest, entry)
+
+    monkeypatch.setattr(_files, "read_delta", read_delta)
+    full = json.loads((folder / "v000000000005.json").read_text())
+    assert full["tensors"][0]["full"] == "v000000000005.safetensors"
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    chain = sum(sizes[f"v00000000000{number}.delta"] for number in (3, 4, 5))
+    assert chain < sizes["v000000000005.safetensors"]
+    for own, files in ((2, {3, 4, 5, 6}), (None, {6})):
+        read.clear()
+        ours = version(2)
+        delta.Receiver(folder, version=own).update(ours)
+        assert set(read) == {f"v00000000000{number}.delta" for number in files}
+        assert same(ours, version(6))
+
+
+def test_a_long_chain_and_many_versions_make_full_copies(folder: pathlib.Path) -> None:
+    publisher = delta.Publisher(folder, keep=3)
+    for number in range(1, 40):
+        publisher.publish(number, version(number))
+        found = _files.versions_in(folder)
+        assert number - 6 < found[0] <= max(1, number - 2)
+        for own in (None, max(1, number - 2)):
+            ours = version(own or 1)
+            delta.Receiver(folder, version=own).update(ours)
+            assert same(ours, version(number))
+    assert len(list(folder.iterdir())) <= 3 * 6
+    publisher, chain, fulls = delta.Publisher(folder.with_name("noise"), keep=100), 0, 0
+    noise = numpy.random.default_rng(0).integers(0, 1 << 31, 10_000, numpy.int32)
+    for number in range(12):
+        noise[:6000] ^= number + 0x5555
+        manifest = publisher.publish(number, {"a": noise})
+        chain += manifest["tensors"][0]["bytes"]
+        assert bool(manifest["tensors"][0]["full"]) == (number == 0 or chain > noise.nbytes)
+        if manifest["tensors"][0]["full"]:
+            chain, fulls = 0, fulls + 1
+    assert 2 < fulls < 8
+
+
+def test_bf16_and_float8_of_pytorch_with_tied_weights(folder: pathlib.Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def model(number: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        embedding = torch.randn(50, 8).to(torch.bfloat16)
+        embedding.view(torch.int16)[:5] += number
+        small = torch.randn(9).to(torch.float8_e4m3fn)
+        scale = torch.tensor(float(number))
+        return {"embed": embedding, "head": embedding, "small": small, "scale": scale}
+
+    def bits(tensors: dict[str, Any]) -> dict[str, Any]:
+        found = {name: one.reshape(-1).view(torch.uint8) for name, one in tensors.items()}
+        return {name: one.numpy() for name, one in found.items()}
+
+    publisher, receiver, ours = delta.Publisher(folder), delta.Receiver(folder), model(9)
+    for number in (1, 2, 3):
+        manifest = publisher.publish(number, model(number))
+        assert receiver.update(ours) == number
+        assert same(bits(ours), bits(model(number)))
+        assert ours["head"] is ours["embed"]
+    assert manifest["aliases"] == {"head": "embed"}
+    late = model(9)
+    del late["embed"]  # known by its other name
+    assert delta.Receiver(folder).update(late) == 3
+    assert same(bits(late), bits(model(3)))
+    untied = {**model(9), "head": model(9)["embed"]}
+    with pytest.raises(tersor.InvalidArgumentError, match='"head" and "embed" share memory'):
+        delta.Receiver(folder).update(untied)
+    tied = model(3)
+    tied["scale"] = tied["scale2"] = torch.tensor(1.0)
+    with pytest.raises(tersor.InvalidArgumentError, match="share memory"):
+        delta.Receiver(folder).update(tied)
+    from safetensors.torch import load_file
+
+    full = load_file(folder / "v000000000001.safetensors")
+    assert same(bits(full), bits(model(1)))
+
+
+def writes(monkeypatch: pytest.MonkeyPatch, stop: Callable[[], None]) -> list[int]:
+    """Calls ``stop`` at call number ``left[0]`` of the functions that write files."""
+    left = [0]
+    modules = [(os, "fsync"), (os, "replace"), (pathlib.Path, "write_text")]
+    modules += [(__import__("safetensors.numpy").numpy, "save_file"), (pathlib.Path, "unlink")]
+
+    def wrapped(real: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                stop()
+            result = real(*arguments, **options)
+            left[0] -= 1
+            if left[0] == 0:
+                stop()
+            return result
+
+        return call
+
+    for module, name in modules:
+        monkeypatch.setattr(module, name, wrapped(getattr(module, name)))
+    return left
+
+
+def test_a_full_disk_leaves_the_versions_before(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    left = writes(monkeypatch, stop)
+    publisher, receiver = delta.Publisher(folder, keep=2), delta.Receiver(folder)
+    first, number, complete, failures, ours = 0, 0, 0, 0, weights()
+    while left[0] <= 0:
+        first += 1
+        left[0] = first
+        for _ in range(4):  # with a full copy, without, and with deleted versions
+            number += 1
+            try:
+                publisher.publish(number, version(number))
+            except OSError:
+                failures += 1
+                if number in _files.versions_in(folder):  # only the last sync failed
+                    complete = number
+            else:
+                complete = number
+            if complete:
+                assert receiver.update(ours) == complete
+                assert same(ours, version(complete))
+    assert failures > 30
+
+
+def test_an_interrupt_at_any_line_leaves_a_whole_version(folder: pathlib.Path) -> None:
+    publisher, receiver = delta.Publisher(folder, keep=2), delta.Receiver(folder)
+    number, line, kept, failed = 1, 1, 0, 0
+    publisher.publish(number, version(number))
+    ours = weights()
+    receiver.update(ours)
+    more = True
+    while more:
+        number, line, was = number + 1, line + 7, _files.versions_in(folder)[-1]
+        publish = functools.partial(publisher.publish, number, version(number))
+        more = interrupted(publish, line)
+        newest = _files.versions_in(folder)[-1]
+        failed += newest != number
+        more |= interrupted(lambda: receiver.update(ours), line)
+        kept += same(ours, version(was))
+        assert same(ours, version(was)) or same(ours, version(newest))
+        try:
+            receiver.update(ours)
+        except delta.BaseMismatchError:  # interrupted after the writes
+            receiver.update(ours)
+        assert receiver.version == newest
+        assert same(ours, version(newest))
+    assert failed > 10 < kept
+
+
+def test_another_folder_and_used_versions_are_refused(folder: pathlib.Path) -> None:
+    with pytest.raises(tersor.InvalidArgumentError, match="there is no version yet"):
+        delta.Receiver(folder).update(weights())
+    publisher = published(folder, 2)
+    for number in (2, 1, -1, 10**12):
+        with pytest.raises(tersor.InvalidArgumentError, match="version is"):
+            publisher.publish(number, version(3))
+    with pytest.raises(tersor.InvalidArgumentError, match="give a number above 2"):
+        delta.Publisher(folder).publish(2, version(3))
+    with pytest.raises(tersor.InvalidArgumentError, match="keep is 0"):
+        delta.Publisher(folder, keep=0)
+    with pytest.raises(tersor.InvalidArgumentError, match="no path leads to version 9: version 9"):
+        delta.Receiver(folder).update(version(1), 9)
+    delta.Publisher(folder).publish(5, version(5))  # after a restart: a full copy
+    ours = version(2)
+    assert delta.Receiver(folder, version=2).update(ours) == 5
+    assert same(ours, version(5))
+
+
+def test_another_base_is_named_and_the_full_copy_follows(folder: pathlib.Path) -> None:
+    published(folder, 4)
+    receiver, ours = delta.Receiver(folder, version=3), version(3)
+    ours["steps"][0] += 1
+    kept = {name: one.copy() for name, one in ours.items()}
+    with pytest.raises(delta.BaseMismatchError, match='tensor "steps" is not the base'):
+        receiver.update(ours)
+    assert same(ours, kept)
+    assert receiver.version is None
+    assert receiver.update(ours) == 4
+    assert same(ours, version(4))
+    (folder / "v000000000003.json").unlink()  # a missing link
+    ours = version(2)
+    with pytest.raises(tersor.InvalidArgumentError, match="version 3 is missing"):
+        delta.Receiver(folder, version=2).update(ours)
+    (folder / f"{SECOND}.delta").unlink()
+    with pytest.raises(OSError, match=r"0002\.delta"):
+        delta.Receiver(folder, version=1).update(ours, 2)
+    assert same(ours, version(2))
+
+
+def test_a_delta_of_another_training_is_named(folder: pathlib.Path) -> None:
+    for place, at in ((folder, 0), (folder.with_name("other"), 1)):  # of the same base
+        publisher = published(place, 1)
+        new = version(2)
+        new["steps"][at] += 1
+        publisher.publish(2, new)
+    shutil.copy(folder.with_name("other") / f"{SECOND}.delta", folder)
+    data = json.loads((folder / f"{SECOND}.json").read_text())
+    del data["sha256"]
+    ours = version(1)
+    with pytest.raises(tersor.WireError, match="does not belong to version 2"):
+        delta.Receiver(folder, version=1).update(ours)
+    shutil.copy(folder / "v000000000001.json", folder / f"{SECOND}.json")
+    with pytest.raises(tersor.WireError, match="this is the manifest of version 1"):
+        delta.Receiver(folder, version=1).update(ours)
+    assert same(ours, version(1))
+    _files.write_json(folder / f"{SECOND}.json", {**data, "format_version": 2})
+    with pytest.raises(tersor.InvalidArgumentError, match=r"reads tersor\.delta 1"):
+        delta.Receiver(folder, version=1).update(ours)
+
+
+def test_files_are_on_the_disk_before_their_names_appear(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def logged_sync(handle: int) -> None:
+        steps.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{handle}'))}")
+        sync(handle)
+
+    def logged_replace(source: pathlib.Path, to: pathlib.Path) -> None:
+        steps.append(f"name {to.name}")
+        assert not to.exists()
+        replace(source, to)
+
+    monkeypatch.setattr(os, "fsync", logged_sync)
+    monkeypatch.setattr(os, "replace", logged_replace)
+    publisher = delta.Publisher(folder, keep=1)
+    publisher.publish(1, version(1))
+    steps.clear()
+    publisher.publish(2, version(2))
+    suffixes = ("delta", "safetensors", "json")
+    assert steps == [
+        step
+        for suffix in suffixes
+        for step in (f"sync .{SECOND}.{suffix}.tmp", f"name {SECOND}.{suffix}", "sync versions")
+    ]
+
+
+def test_another_model_is_named(folder: pathlib.Path) -> None:
+    published(folder, 2)
+    for change, words in [
+        ({"layer.bias": numpy.zeros(34, numpy.float32)}, r'"layer.bias" is f32, shape \[34\]'),
+        ({"steps": numpy.zeros(10, numpy.int64)}, r"i64, shape \[10\]"),
+        ({"more": numpy.zeros(1, numpy.int8)}, '"more" is .* in version [12]: missing'),
+        ({"scale": None}, 'these weights have no tensor "scale"'),
+    ]:
+        given = {**version(1), **change}
+        given = {name: one for name, one in given.items() if one is not None}
+        for own in (1, None):
+            with pytest.raises(tersor.InvalidArgumentError, match=words):
+                delta.Receiver(folder, version=own).update(given)
+    publisher = delta.Publisher(folder)
+    publisher.publish(3, version(3))
+    bigger = {**version(4), "more": numpy.zeros(1, numpy.int8)}
+    manifest = publisher.publish(4, bigger)  # another model: only a full copy
+    assert manifest["base_version"] is None
+    ours = {name: one.copy() for name, one in bigger.items()}
+    assert delta.Receiver(folder).update(ours) == 4
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Returns other bytes: flipped bits, or bytes removed, repeated, inserted or cut off."""
+    at, kind = rng.randrange(len(data)), rng.randrange(6)
+    length = rng.randrange(1, 40)
+    changed = bytearray(data)
+    if kind <= 2:
+        for _ in range(rng.randrange(1, 4)):
+            changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == 3:
+        del changed[at:]
+    elif kind == 4:
+        changed[at : at + length] = changed[at + length : at + 2 * length]
+    else:
+        changed[at:at] = rng.randbytes(length)
+    return bytes(changed)
+
+
+def refuse_mutations(count: int, seed: int) -> None:
+    rng, base = random.Random(seed), {"a": weights()["layer.bias"], "b": weights()["steps"]}
+    new = {name: stepped(weights())[key] for name, key in (("a", "layer.bias"), ("b", "steps"))}
+    data, refused = delta.encode(base, new).data, 0
+    kept = {name: one.copy() for name, one in base.items()}
+    while refused < count:
+        bad = damage(data, rng)
+        if bad == data:
+            continue
+        with pytest.raises(tersor.WireError):
+            delta.apply(base, delta.Delta(bad))
+        refused += 1
+    assert same(base, kept)
+
+
+def test_mutated_deltas_are_refused() -> None:
+    refuse_mutations(20_000, 1)
+
+
+@pytest.mark.long
+def test_a_million_mutated_deltas_are_refused() -> None:
+    refuse_mutations(1_000_000, 2)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".delta", ".safetensors"])
+def test_mutated_files_are_refused(folder: pathlib.Path, suffix: str) -> None:
+    published(folder, 2, keep=1)
+    path, rng = folder / f"{SECOND}{suffix}", random.Random(3)
+    data, own = path.read_bytes(), None if suffix == ".safetensors" else 1
+    ours, refused = version(1), 0
+    for _ in range(250):
+        path.write_bytes(bad := damage(data, rng))
+        try:
+            delta.Receiver(folder, version=own).update(ours)
+        except tersor.Error:
+            refused += 1
+            assert same(ours, version(1))
+        else:  # the bytes do not matter: of JSON's spaces, or padding
+            assert suffix != ".delta" or bad[: len(data)] == data
+            assert same(ours, version(2))
+            ours = version(1)
+    assert refused > 200
+
+
+def test_huge_claims_allocate_nothing(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    published(folder, 2)
+    path = folder / f"{SECOND}.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    tracemalloc.start()
+    for key, value in (("bytes", 1 << 60), ("offset", 1 << 62), ("offset", -16)):
+        changed = json.loads(json.dumps(manifest))
+        changed["tensors"][0][key] = value
+        _files.write_json(path, changed)
+        ours = version(1)
+        with pytest.raises(tersor.WireError, match="bytes"):
+            delta.Receiver(folder, version=1).update(ours)
+        assert same(ours, version(1))
+    frame = bytearray(delta.encode(version(1), version(2)).data)
+    for at in (8, 16, 24):
+        for size in (1 << 40, (1 << 63) - 16):
+            bad = frame.copy()
+            bad[at : at + 8] = size.to_bytes(8, "little")
+            (tmp_path / "bad.delta").write_bytes(bad)
+            with pytest.raises(tersor.WireError):
+                list(_files.read_frames(tmp_path / "bad.delta"))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+
+
+def shards(number: int, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Half of a matrix, and a vector that both ranks have."""
+    whole = version(number)["layer.weight"]
+    part = numpy.ascontiguousarray(whole[35 * rank : 35 * rank + 35])
+    tensors = {
+        "matrix": part,
+        "vector": version(number)["layer.bias"],
+        f"own{rank}": part[0, :3].copy(),
+    }
+    return tensors, {"matrix": ((70, 300), (35 * rank, 0))}
+
+
+def test_ranks_publish_and_receive_shards(folder: pathlib.Path) -> None:
+    def rank(transport: tersor.Transport) -> Any:
+        ours, slices = shards(0, transport.rank)
+        publisher = delta.Publisher(folder, transport=transport, slices=slices, keep=3)
+        receiver = delta.Receiver(folder, transport=transport, slices=slices)
+        for number in range(1, 6):
+            manifest = publisher.publish(number, shards(number, transport.rank)[0])
+            assert receiver.update(ours) == number
+            assert same(ours, shards(number, transport.rank)[0])
+        for own in (4, 5):  # rank 0 takes a full copy and a link, rank 1 a link or nothing
+            late = shards(own if transport.rank else 0, transport.rank)[0]
+            options: Any = {"transport": transport, "slices": slices}
+            options["version"] = own if transport.rank else None
+            assert delta.Receiver(folder, **options).update(late) == 5
+            assert same(late, shards(5, transport.rank)[0])
+        return manifest
+
+    one, other = tersor.local.run(2, rank)
+    assert one == other
+    assert [(e["name"], e["slice"]) for e in one["tensors"]] == [
+        ("matrix", [[0, 35], [0, 300]]), ("vector", [[0, 33]]), ("own0", [[0, 3]]),
+        ("matrix", [[35, 35], [0, 300]]), ("own1", [[0, 3]]),
+    ]  # fmt: skip
+    third = {"matrix": numpy.zeros((20, 300), numpy.float16)}
+    with pytest.raises(
+        tersor.InvalidArgumentError,
+        match=r'"matrix" is f16, .*; in version 4: f16, .* slice \[\[0, 35\]',
+    ):
+        delta.Receiver(folder, slices={"matrix": ((70, 300), (50, 0))}).update(third)
+    with pytest.raises(tersor.InvalidArgumentError, match="does not fit into the full shape"):
+        delta.Receiver(folder, slices={"matrix": ((70, 300), (60, 0))}).update(third)
+
+
+def test_replicas_that_differ_are_named(folder: pathlib.Path) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        ours, slices = shards(1, transport.rank)
+        ours["vector"][0] += transport.rank
+        publisher = delta.Publisher(folder, transport=transport, slices=slices)
+        words = 'rank 0: tensor "vector" has different values on two ranks'
+        with pytest.raises(tersor.InvalidArgumentError, match=words):
+            publisher.publish(1, ours)
+
+    tersor.local.run(2, rank)
+    assert _files.versions_in(folder) == []
+
+
+def test_another_manifest_on_a_rank_is_named(folder: pathlib.Path) -> None:
+    published(folder, 2)
+    other = folder.with_name("other")
+    shutil.copytree(folder, other)
+    manifest = json.loads((other / f"{SECOND}.json").read_text())
+    del manifest["sha256"]
+    _files.write_json(other / f"{SECOND}.json", {**manifest, "metadata": {"run": "another"}})
+
+    def rank(transport: tersor.Transport) -> None:
+        place, ours = other if transport.rank == 1 else folder, version(1)
+        receiver = delta.Receiver(place, version=1, transport=transport)
+        with pytest.raises(tersor.InvalidArgumentError, match="rank 1 has version 2 with hash"):
+            receiver.update(ours)
+        assert same(ours, version(1))
+
+    tersor.local.run(3, rank)
+
+
+def kill_publishers(folder: pathlib.Path, seeds: range) -> int:
+    """Kills processes that publish, at random times. Returns the number of complete versions."""
+    receiver, ours, complete = delta.Receiver(folder), weights(), 0
+    for seed in seeds:
+        child = os.fork()
+        if child == 0:
+            try:
+                publisher = delta.Publisher(folder, keep=3)
+                number = max(_files.versions_in(folder), default=0)
+                while True:
+                    number += 1
+                    publisher.publish(number, version(number))
+            finally:
+                os._exit(1)
+        time.sleep(random.Random(seed).uniform(0, 0.08))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        found = _files.versions_in(folder)
+        if found:
+            assert receiver.update(ours) == found[-1]
+            assert same(ours, version(found[-1]))
+            complete = found[-1]
+    publisher = delta.Publisher(folder, keep=1)
+    (folder / ".tmpA1b2C3").touch()  # as safetensors leaves one
+    publisher.publish(complete + 1, version(complete + 1))
+    publisher.publish(complete + 2, version(complete + 2))
+    found = _files.versions_in(folder)  # the rest was deleted, also what the kills left
+    assert all(int(one.name[1:13]) in found for one in folder.iterdir())
+    return complete
+
+
+def test_killed_publishers_leave_complete_versions(folder: pathlib.Path) -> None:
+    assert kill_publishers(folder, range(20)) > 1
+
+
+@pytest.mark.long
+def test_200_killed_publishers_leave_complete_versions(folder: pathlib.Path) -> None:
+    assert kill_publishers(folder, range(200)) > 20
