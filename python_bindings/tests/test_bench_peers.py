@@ -4,6 +4,8 @@ and what stays on a rank."""
 from __future__ import annotations
 
 import math
+import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -297,6 +299,16 @@ def test_sparseloco_is_the_papers_recursion() -> None:
 
 
 # --- names ---
+
+
+def test_the_script_names_hooks_and_three_rates_or_more() -> None:
+    script = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "peers-bench"
+    peers = re.findall(r'^  "(\S+)  (.*)"$', script.read_text(encoding="utf-8"), re.MULTILINE)
+    methods = {hooks.method_of(name)[0] for name, _ in peers}
+    assert {"torch:powersgd", "onebit-adam", "demo", "dion", "sparseloco", "torchft"} <= methods
+    for name, rates in peers:
+        hooks.check(name)
+        assert len({float(rate) for rate in rates.split()}) >= 3
 
 
 @pytest.mark.parametrize(

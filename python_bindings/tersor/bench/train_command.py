@@ -133,7 +133,7 @@ def _print_summary(last: Sequence[Sequence[Record]]) -> None:
         row["mark"] = "*" if row["test_loss"] == min(rivals) else " "
     print(f"\n{table(COLUMNS, rows)}", flush=True)
     print(
-        "\nsent: by one rank; computed for PyTorch's ways, counted for Tersor's. interface: "
+        "\nsent: by one rank; computed for PyTorch's ways, counted for others. interface: "
         "counted by the kernel, with headers and other traffic. *: the best rate of the hook"
     )
 
