@@ -12,8 +12,8 @@ values::
 A dimension of n values has ⌈n / 64⌉ chunks of equal length, padded with zeros. A vector has chunks
 of one row. β = 0.999 and k = 32 are the defaults of the authors' program.
 
-**Dion** (Ahn et al. 2025, arXiv:2504.05295, algorithm 1 and the section on data parallelism). For
-hidden matrices, ranks exchange the two factors of a power iteration::
+**Dion** (Ahn et al. 2025, arXiv:2504.05295, algorithm 1). For hidden matrices, ranks exchange the
+two factors of a power iteration::
 
     B = M + g                            M, g: this rank's momentum and gradient
     P = orthonormal columns of the mean of B Q over ranks
@@ -26,8 +26,8 @@ Each rank subtracts its own P Rᵀ, so the mean of M is the M of one process on 
 other parameters use AdamW on uncompressed gradients. F = 5 gives matrices the rate 0.01 of the
 authors' program at the GPT's rate of 0.002. √(rows / columns) is the scale of the experiments.
 
-**SparseLoCo** (Sarfi et al. 2025, arXiv:2508.15706, algorithm 1) runs as Tersor's DiLoCo: no outer
-momentum, residuals that decay by 0.95, and the largest values of every 4,096. Three points differ.
+**SparseLoCo** (Sarfi et al. 2025, arXiv:2508.15706) runs as Tersor's DiLoCo: no outer momentum,
+residuals that decay by 0.95, and the largest values of every 4,096. Three points differ.
 Chunks are consecutive values instead of squares of 64 x 64. Values take 1 bit (``sign``) or 4
 (``int4``) instead of 2. Indices are coded in fewer bits. All ranks' values are added, as in the
 paper (``algorithm="one-shot"``).
