@@ -298,6 +298,14 @@ def test_sparseloco_is_the_papers_recursion() -> None:
         assert 2 * 123 * 9 / 8 < sent_bytes / rounds < 2 * (123 * 9 / 8 + 300)
 
 
+# --- Tersor's own ---
+
+
+def test_optimizers_of_tersor_count_their_waits() -> None:
+    for result in ranks.run(train, 2, "adamw:int8+ef", 3):
+        assert result["waits"] == 3 * 2  # the presence of gradients, and the exchange
+
+
 # --- names ---
 
 
