@@ -11,6 +11,7 @@ import torch.distributed as dist
 import ranks
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.measures import Sender
 from tersor.bench.optimizers import BETA2, SignExchange, decoded, packed_signs
 
 SIZES = [3, 17, 1, 8]  # borders of tensors within bytes and within ranks' parts
@@ -30,9 +31,10 @@ def test_signs_of_eight_values_are_a_byte() -> None:
     ]
 
 
-def exchange_once(rank: int, world: int) -> tuple[list[float], int]:
-    exchange = SignExchange(SIZES, torch.device("cpu"))
-    return exchange.mean(own_values(rank)).tolist(), exchange.sent_bytes
+def exchange_once(rank: int, world: int) -> tuple[list[float], float]:
+    sender = Sender()
+    exchange = SignExchange(SIZES, torch.device("cpu"), sender)
+    return exchange.mean(own_values(rank)).tolist(), sender.sent_bytes
 
 
 def signs_of(values: torch.Tensor) -> torch.Tensor:
@@ -62,7 +64,7 @@ def test_the_mean_of_one_exchange(world: int) -> None:
 
 
 def exchange_often(rank: int, world: int, times: int) -> float:
-    exchange = SignExchange(SIZES, torch.device("cpu"))
+    exchange = SignExchange(SIZES, torch.device("cpu"), Sender())
     arrived = sum(exchange.mean(own_values(rank)) for _ in range(times)) / times
     mean = own_values(rank)
     dist.all_reduce(mean)

@@ -87,6 +87,24 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
 
 
 @pytest.mark.long
+def test_training_by_peers(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    names = ["none", "onebit-adam=4", "demo=16", "dion=4", "sparseloco=4", "adamw:int8+ef"]
+    path = tmp_path / "train.json"
+    options = ["--data", text, "--epochs", 1, "--steps", 8, "--batch", 1, "--json", path]
+    bench("train", "--model", "gpt", "--hooks", *names, *options)
+    records = json.loads(path.read_text())
+    assert [one["codec"] for one in records] == names
+    methods = [(one["method"], one["options"]) for one in records]
+    assert methods[1:4] == [("onebit-adam", "4"), ("demo", "16"), ("dion", "4")]
+    for one in records:
+        assert one["test_loss"] < one["loss"]  # after the last step, and mean of all steps
+        assert 0 < one["optimizer_seconds"] < one["step_seconds"] - one["exposed_seconds"]
+        assert one["exposed_seconds"] > 0
+        assert 0.9 * one["wire_bytes"] < one["interface_bytes"]
+    assert len(load_for_report(path)) == len(names)
+
+
+@pytest.mark.long
 def test_training_by_muon(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "muon", "muon=1,momentum=0.9:hadamard:bits=1+ef", "diloco=4,muon=0.9:int8"]
     path = tmp_path / "train.json"
@@ -123,6 +141,10 @@ def test_own_work_of_steps(tmp_path: pathlib.Path) -> None:
     assert all(record["ratio"] > 0 for record in records)
     refused = bench("step", "--optimizer", "muon", "--shape", 64, expect=2)
     assert "--shape ROWS COLUMNS" in refused.stderr
+    peers = ["onebit-adam", "demo", "dion"]
+    options = ["--parameters", 3, "--shape", 8, 6, "--repetitions", 1, "--json", path]
+    bench("step", "--optimizer", *peers, *options)
+    assert [record["optimizer"] for record in json.loads(path.read_text())] == peers
 
 
 @pytest.mark.long

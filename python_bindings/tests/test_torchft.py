@@ -136,13 +136,18 @@ def test_weights_and_differences_of_local_training(trainer: str, fragments: int)
 def test_the_benchmark_has_it_beside_ours(tmp_path: pathlib.Path) -> None:
     records, text = tmp_path / "records.json", tmp_path / "text"
     text.write_text("And God said, Let there be light: and there was light. " * 300, "utf-8")
-    hooks = ["diloco=4,fragments=2,delay=1:int8+ef", "torchft=4,fragments=2,delay=1:int8+ef"]
+    names = "diloco=4,fragments=2,delay=1:int8+ef torchft=4,fragments=2,delay=1:int8+ef"
+    hooks = [*names.split(), "torchft=4,fragments=2,delay=1"]
     told = ["train", "--model", "gpt", "--threads", "1", "--epochs", "1", "--steps", "8"]
     told += ["--data", str(text), "--json", str(records)]
     command = [sys.executable, "-m", "tersor.bench", *told, "--hooks"]
     done = subprocess.run([*command, *hooks], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert [one["codec"] for one in json.loads(records.read_text())] == hooks
+    found = json.loads(records.read_text())
+    assert [one["codec"] for one in found] == hooks
+    assert found[2]["wire_bytes"] == found[2]["parameters"]  # f32 values, every fourth step
+    assert [one["wire_bytes_are"] for one in found] == ["counted", "computed", "counted"]
+    assert found[2]["torchft"]
 
 
 def test_what_is_wrong_is_told_in_our_words() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.measures import Mark, Span, Traffic, mark_of
+from tersor.bench.measures import Mark, Sender, Span, Traffic, mark_of
 from tersor.bench.models import Batch, scores_of
 from tersor.bench.records import Record
 from tersor.bench.world import World
@@ -41,6 +41,10 @@ class Waits:
         result = call()
         self.end()
         return result
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call``, counted as waiting."""
+        return lambda *given: self.during(lambda: call(*given))
 
     def take(self) -> list[Span]:
         """The spans since the last call."""
@@ -97,9 +101,13 @@ class Hook(abc.ABC):
         return loss.detach()
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        """The spans in which the last step waited for other ranks. The rank's last gradient was
-        ready when `computed`, all ranks' gradients when `reduced`."""
+        """The spans of waiting for other ranks before the optimizer's step. The rank's last
+        gradient was ready when `computed`, all ranks' gradients when `reduced`."""
         return [(computed, reduced)]
+
+    def exposed_in_step(self) -> list[Span]:
+        """The spans of waiting for other ranks in the last step of the optimizer."""
+        return []
 
     def gather(self, what: Literal["data", "grad"] = "data") -> None:  # noqa: B027
         """Gives all ranks the weights or the gradients of all parameters."""
@@ -165,7 +173,9 @@ class OptimizerHook(CountedHook):
 
     def __init__(self, module: nn.Module, own: Any, replaces: type[torch.optim.Optimizer]) -> None:
         super().__init__(module, own)
-        self._replaces = replaces
+        self._replaces, self._waits = replaces, Waits(next(module.parameters()).device)
+        for part, name in ((own._exchange, "wait"), (own._presence, "_sums")):
+            setattr(part, name, self._waits.around(getattr(part, name)))
 
     def optimizer(self, plain: torch.optim.Optimizer) -> Any:
         """Raises BenchmarkError if ``plain`` has another class than the replaced optimizer."""
@@ -173,6 +183,9 @@ class OptimizerHook(CountedHook):
         for group in self._handle.param_groups:
             group.update({key: defaults[key] for key in defaults.keys() & group.keys()})
         return self._handle
+
+    def exposed_in_step(self) -> list[Span]:
+        return self._waits.take()
 
 
 class WaitingHook(Hook):
@@ -184,6 +197,31 @@ class WaitingHook(Hook):
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
         return self.waits.take()
+
+    def exposed_in_step(self) -> list[Span]:
+        return self.waits.take()
+
+
+class PeerHook(WaitingHook):
+    """An optimizer of `peers` or `optimizers`. Gradients stay each rank's own."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make: Callable[[torch.optim.AdamW, Sender], torch.optim.Optimizer],
+        name: str,
+    ) -> None:
+        """``make`` makes the optimizer that replaces the plain one."""
+        super().__init__(module)
+        self._make, self._name = make, name
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        adamw = expected(plain, torch.optim.AdamW, self._name)
+        self._sender = Sender(self.waits.during)
+        return self._make(adamw, self._sender)
+
+    def total(self, steps: int) -> Traffic:
+        return Traffic(self._sender.sent_bytes)
 
 
 class LocalHook(WaitingHook):

@@ -3,10 +3,11 @@
 ``none`` is DDP without a hook. ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
 PyTorch's hooks. These ways replace DDP: ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` after a number
 of bf16 steps, and ``sgd`` and ``muon`` are `CompressedSGD` and `CompressedMuon`;
-``onebit-adam[=STEPS]`` is 1-bit Adam after a number of float32 steps (100); ``diloco=…`` and
-``torchft=…`` are `DiLoCo` and torchft's DiLoCo; ``server=…`` and ``gossip=…`` do not wait for all
-ranks. ``muon[,momentum=M]`` is PyTorch's Muon under DDP. ``weighted:CODEC`` weighs gradients by
-samples. Any other word is a codec, also ``tersor:none``.
+``onebit-adam[=STEPS]`` is 1-bit Adam after a number of float32 steps (100); ``demo``, ``dion`` and
+``sparseloco`` are explained in `peers`; ``diloco=…`` and ``torchft=…`` are `DiLoCo` and torchft's
+DiLoCo; ``server=…`` and ``gossip=…`` do not wait for all ranks. ``muon[,momentum=M]`` is PyTorch's
+Muon under DDP. ``weighted:CODEC`` weighs gradients by samples. Any other word is a codec, also
+``tersor:none``.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
-from tersor.bench import local_training
+from tersor.bench import local_training, peers
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.hook_kinds import (
     ComputedHook,
@@ -33,7 +34,7 @@ from tersor.bench.hook_kinds import (
 )
 from tersor.bench.loose_hooks import GossipHook, ServerHook
 from tersor.bench.measures import parameter_count, ring_bytes
-from tersor.bench.optimizers import MuonBesideAdamW, OneBitAdamW
+from tersor.bench.optimizers import MuonBesideAdamW
 from tersor.bench.records import add
 
 OURS, THEIRS, WEIGHTED = "tersor:", "torch:", "weighted:"
@@ -46,6 +47,8 @@ ONE_BUCKET_MIB = 1 << 20
 SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
     "(CompressedAdamW), sgd[=STEPS]:CODEC (CompressedSGD), onebit-adam[=STEPS], "
+    "demo[=K][,decay=B] (DeMo), dion=RANK[,momentum=M][,factor=F][,bf16] (Dion), "
+    "sparseloco=EVERY[,density=D][,rate=R][,values=sign|int4] (SparseLoCo's settings, by DiLoCo), "
     "muon[=STEPS][,momentum=M]:CODEC (CompressedMuon), muon[,momentum=M] (PyTorch's, under DDP), "
     "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
     ":CODEC[/SMALL] (DiLoCo, of AdamWs or Muons), "
@@ -62,6 +65,15 @@ PATTERNS = {
     "adamw": rf"adamw(?:=(?P<steps>\d+))?:{_CODEC}",
     "sgd": rf"sgd(?:=(?P<steps>\d+))?:{_CODEC}",
     "onebit-adam": rf"onebit-adam(?:=(?P<steps>{_COUNT}))?",
+    "demo": rf"demo(?:=(?P<top>{_COUNT}))?(?:,decay=(?P<decay>{_NUMBER}))?",
+    "dion": (
+        rf"dion=(?P<rank>{_COUNT})(?:,momentum=(?P<mu>{_NUMBER}))?"
+        rf"(?:,factor=(?P<factor>{_NUMBER}))?(?P<cast>,bf16)?"
+    ),
+    "sparseloco": (
+        rf"sparseloco=(?P<every>{_COUNT})(?:,density=(?P<density>{_NUMBER}))?"
+        rf"(?:,rate=(?P<rate>{_NUMBER}))?(?:,values=(?P<values>sign|int4))?"
+    ),
     "muon": rf"muon(?:=(?P<steps>\d+)(?=.*:))?{_MOMENTUM}(?::{_CODEC})?",
     "diloco": (
         rf"diloco=(?P<every>{_COUNT})(?P<options>(?:,(?:rate|momentum|residual|mix|muon)={_NUMBER}"
@@ -100,7 +112,16 @@ def check(name: str) -> dict[str, Any]:
         raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
     if word in ("diloco", "torchft"):
         local_training.check(**found.groupdict())
+    peers.check(name, found.groupdict())
     return found.groupdict()
+
+
+def method_of(name: str) -> tuple[str, str]:
+    """The method and the options of a name, such as ``("torch:powersgd", "4")``."""
+    if name != "none" and _first_word(name) not in (*PATTERNS, WEIGHTED[:-1]):
+        return "tersor", name.removeprefix(OURS)
+    method = re.split("(?<!^torch)[:=,]", name)[0]
+    return method, name[len(method) + 1 :]
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
@@ -166,24 +187,15 @@ def _muon(module: nn.Module, codec: str | None, momentum: str | None, steps: str
     )
 
 
-def _onebit_adam(module: nn.Module, steps: str | None) -> Hook:
-    """1-bit Adam. Gradients stay each rank's own."""
-    dense_steps = int(steps or 100)  # a fifth of the GPT's steps; the paper has 15 to 25 %
-    made: list[OneBitAdamW] = []
-
-    def wrap(plain: torch.optim.Optimizer) -> OneBitAdamW:
-        made.append(OneBitAdamW(expected(plain, torch.optim.AdamW, "onebit-adam"), dense_steps))
-        return made[-1]
-
-    return ComputedHook(module, lambda _: made[-1].sent_bytes, wrap)
-
-
 #: By the first word of a name, the way that replaces the optimizer or DDP.
 _WAYS: dict[str, Callable[..., Hook]] = {
     "adamw": _compressed(tersor.torch.CompressedAdamW),
     "sgd": _compressed(tersor.torch.CompressedSGD, torch.optim.SGD),
     "muon": _muon,
-    "onebit-adam": _onebit_adam,
+    "onebit-adam": peers.onebit_adam,
+    "demo": peers.demo,
+    "dion": peers.dion,
+    "sparseloco": peers.sparseloco,
     "diloco": local_training.DiLoCoHook,
     "torchft": local_training.TorchftHook,
     "server": ServerHook,

@@ -63,7 +63,9 @@ def _outer(rate: float = 0.7, momentum: float = 0.9, **_: float) -> Any:
 class DiLoCoHook(LocalHook, CountedHook):
     """Tersor's DiLoCo, with AdamW or Muon as the inner optimizer."""
 
-    def __init__(self, module: nn.Module, every: str, options: str, codec: str) -> None:
+    def __init__(
+        self, module: nn.Module, every: str, options: str, codec: str, **advanced: Any
+    ) -> None:
         table, told = _parsed(every, options)
         self.period, self._muon = table.sync_every, told.get("muon")
         self._outer = tersor.torch.DiLoCo(
@@ -73,6 +75,7 @@ class DiLoCoHook(LocalHook, CountedHook):
             outer_optimizer=_outer(**told),
             error_decay=told.get("residual", 1.0),
             **_rules(module, codec),
+            **advanced,
         )
         super().__init__(module, self._outer)
 
@@ -89,15 +92,16 @@ class DiLoCoHook(LocalHook, CountedHook):
 
 
 class TorchftHook(LocalHook, ComputedHook):
-    """torchft's DiLoCo with a replica per rank, all alive. The bytes are computed. With a codec,
-    only the bytes of the interface are right."""
+    """torchft's DiLoCo with a replica per rank, all alive. Each call counts its bytes. With a
+    codec, only the bytes of the interface are right."""
 
     def __init__(self, module: nn.Module, every: str, options: str, codec: str | None) -> None:
         """Without ``codec``, torchft's own gloo sends. Raises BenchmarkError without torchft."""
         self._table, _ = _parsed(every, options)
+        self._sent = 0.0
         self.period, ranks = self._table.sync_every, dist.get_world_size()
-        step_bytes = ring_bytes(4 * parameter_count(module) / self.period, ranks)
-        super().__init__(module, lambda steps: steps * step_bytes)
+        super().__init__(module, lambda _: self._sent)
+        self.bytes_are = "computed" if codec else "counted"
         self._parts = _parted(module, self._table.fragments)
         address = _own_address()
         os.environ["TORCHFT_LIGHTHOUSE"] = _lighthouse(address)
@@ -105,6 +109,13 @@ class TorchftHook(LocalHook, ComputedHook):
         given |= {"init_sync": False, "use_async_quorum": False}  # no replica comes back
         given |= {"min_replica_size": ranks, "replica_id": f"replica_{dist.get_rank()}"}
         self._manager = manager(codec, len(self._parts), address, _LIMIT, **given)
+        group, reduce = self._manager._pg, self._manager._pg.allreduce
+
+        def counted(tensors: list[Tensor], options: object) -> Any:
+            self._sent += ring_bytes(sum(one.nbytes for one in tensors), ranks)
+            return reduce(tensors, options)
+
+        group.allreduce = counted
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         from torchft.local_sgd import DiLoCo

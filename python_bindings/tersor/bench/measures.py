@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from tersor.bench.records import Record
 
@@ -83,6 +84,36 @@ class Traffic:
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:
     """The bytes sent by each rank in a ring all-reduce (Patarasuk and Yuan 2009)."""
     return 2 * (ranks - 1) / ranks * reduced_bytes
+
+
+class Sender:
+    """Collectives of PyTorch. Each call counts the bytes that this rank sends of its payload, along
+    a ring."""
+
+    def __init__(self, during: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> None:
+        """``during`` makes each call."""
+        self.sent_bytes = 0.0
+        self.ranks, self._during = dist.get_world_size(), during
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the ranks, in place."""
+        self.sent_bytes += ring_bytes(values.nbytes, self.ranks)
+        self._during(lambda: dist.all_reduce(values))
+        return values.div_(self.ranks)
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """The values of all ranks: (ranks, …)."""
+        own, all_values = own.contiguous(), own.new_empty(self.ranks * own.numel())
+        self.sent_bytes += own.nbytes * (self.ranks - 1)
+        self._during(lambda: dist.all_gather_into_tensor(all_values, own.flatten()))
+        return all_values.view(self.ranks, *own.shape)
+
+    def exchanged(self, rows: Tensor) -> Tensor:
+        """Sends row r to rank r. Returns a row of each rank."""
+        arrived = torch.empty_like(rows)
+        self.sent_bytes += rows.nbytes / self.ranks * (self.ranks - 1)
+        self._during(lambda: dist.all_to_all_single(arrived, rows))
+        return arrived
 
 
 def parameter_count(model: nn.Module) -> int:

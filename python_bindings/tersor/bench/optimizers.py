@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tersor.bench.measures import ring_bytes
+from tersor.bench.measures import Sender
 from tersor.torch._src.optim.muon import is_hidden
 
 BYTE = 8  # bits, one a value
@@ -33,7 +33,7 @@ BETA2 = 0.999
 class OneBitAdamW(torch.optim.Optimizer):
     """AdamW for a number of steps, then 1-bit Adam. Gradients stay each rank's own."""
 
-    def __init__(self, plain: torch.optim.AdamW, dense_steps: int) -> None:
+    def __init__(self, plain: torch.optim.AdamW, sender: Sender, dense_steps: int) -> None:
         """``plain`` has the only group of parameters, its rates and its decay."""
         super().__init__(plain.param_groups, plain.defaults)
         (self._group,) = self.param_groups
@@ -42,13 +42,7 @@ class OneBitAdamW(torch.optim.Optimizer):
         self._momentum = torch.zeros(sum(self._sizes), device=device)
         self._variance = torch.zeros_like(self._momentum)
         self._dense_steps, self._steps = dense_steps, 0
-        self._exchange = SignExchange(self._sizes, device)
-
-    @property
-    def sent_bytes(self) -> float:
-        """The bytes sent by this rank, of which those of dense steps are computed."""
-        dense_bytes = 4 * sum(self._sizes) * min(self._steps, self._dense_steps)
-        return ring_bytes(dense_bytes, dist.get_world_size()) + self._exchange.sent_bytes
+        self._sender, self._exchange = sender, SignExchange(self._sizes, device, sender)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -58,8 +52,7 @@ class OneBitAdamW(torch.optim.Optimizer):
         self._steps += 1
         dense = self._steps <= self._dense_steps
         if dense:
-            dist.all_reduce(gradient)
-            gradient /= dist.get_world_size()
+            self._sender.mean(gradient)
             self._variance.lerp_(gradient.square(), 1 - BETA2)
         self._momentum.lerp_(gradient, 1 - beta1)
         if not dense:
@@ -75,14 +68,13 @@ class SignExchange:
     """Two-shot means with 1 bit per value. Each rank sends the signs of each part to its owner, and
     each owner sends the signs of the mean, both with mean magnitudes and with error feedback."""
 
-    def __init__(self, sizes: list[int], device: torch.device) -> None:
+    def __init__(self, sizes: list[int], device: torch.device, sender: Sender) -> None:
         """``sizes``: the number of values of each tensor."""
-        self.sent_bytes = 0  #: by this rank
-        self._ranks, self._count, self._tensors = dist.get_world_size(), sum(sizes), len(sizes) + 1
-        self._part = -(-self._count // (BYTE * self._ranks)) * BYTE
-        padding = self._ranks * self._part - self._count  # a tensor of zeros
+        self._sender, self._count, self._tensors = sender, sum(sizes), len(sizes) + 1
+        self._part = -(-self._count // (BYTE * sender.ranks)) * BYTE
+        padding = sender.ranks * self._part - self._count  # a tensor of zeros
         extents = torch.tensor([*sizes, padding], device=device)
-        self._tensor_of = torch.repeat_interleave(extents).view(self._ranks, self._part)
+        self._tensor_of = torch.repeat_interleave(extents).view(sender.ranks, self._part)
         self._own = self._tensor_of[dist.get_rank()]
         self._sender_error = torch.zeros(self._tensor_of.shape, device=device)
         self._owner_error = torch.zeros(self._part, device=device)
@@ -96,7 +88,8 @@ class SignExchange:
         part = self._owned_part(signs, scales) + self._owner_error
         signs, scales = self._encoded(part, self._own)
         self._owner_error = part - decoded(signs, scales, self._own)
-        parts = zip(self._gathered(signs), self._gathered(scales), self._tensor_of, strict=True)
+        gathered = self._sender.gathered
+        parts = zip(gathered(signs), gathered(scales), self._tensor_of, strict=True)
         return torch.cat([decoded(*one) for one in parts])[: self._count]
 
     def _encoded(self, values: Tensor, tensor_of: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,18 +101,8 @@ class SignExchange:
 
     def _owned_part(self, signs: Tensor, scales: Tensor) -> Tensor:
         """The mean over ranks of this rank's own part."""
-        arrived = torch.empty_like(signs)
-        dist.all_to_all_single(arrived, signs)
-        self.sent_bytes += signs.nbytes // self._ranks * (self._ranks - 1)
-        pairs = zip(arrived, self._gathered(scales), strict=True)
+        pairs = zip(self._sender.exchanged(signs), self._sender.gathered(scales), strict=True)
         return torch.stack([decoded(*pair, self._own) for pair in pairs]).mean(0)
-
-    def _gathered(self, own: Tensor) -> list[Tensor]:
-        """The values of all ranks, by a ring."""
-        gathered = own.new_empty(self._ranks * len(own))
-        dist.all_gather_into_tensor(gathered, own)
-        self.sent_bytes += own.nbytes * (self._ranks - 1)
-        return [*gathered.view(self._ranks, -1)]
 
 
 def packed_signs(values: Tensor) -> Tensor:

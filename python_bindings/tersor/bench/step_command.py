@@ -2,7 +2,8 @@
 
 One process has the given number of parameters of one shape, each with a gradient. PyTorch's
 optimizers are ``AdamW(foreach=True)``, ``SGD(foreach=True)`` and ``Muon``. The ratio is the median
-over pairs of measurements.
+over pairs of measurements. ``onebit-adam``, ``demo`` and ``dion`` (of rank 4), the peers of
+``train``, exchange in a group of one rank, in turns with AdamW.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tersor.torch
+from tersor.bench import hooks
 from tersor.bench.errors import refuse
 from tersor.bench.measures import mark_of
 from tersor.bench.records import Record, add, columns, in_turns, report
@@ -44,6 +46,7 @@ OPTIMIZERS: dict[str, tuple[type, Any, dict[str, Any], dict[str, Any]]] = {
     "sgd": (tersor.torch.CompressedSGD, torch.optim.SGD, MOMENTUM, {"foreach": True}),
     "muon": (tersor.torch.CompressedMuon, torch.optim.Muon, MOMENTUM, {}),
 }
+PEERS = {"onebit-adam": "onebit-adam=1", "demo": "demo", "dion": "dion=4"}  # hooks of train
 COLUMNS = columns(
     "optimizer=optimizer, parameters=parameters, own work=seconds:s, "
     "PyTorch's=baseline_seconds:s, ratio=ratio:.2f"
@@ -52,7 +55,8 @@ COLUMNS = columns(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command line."""
-    add(parser, "optimizer", list(OPTIMIZERS), "optimizers to compare", choices=OPTIMIZERS)
+    every = [*OPTIMIZERS, *PEERS]
+    add(parser, "optimizer", list(OPTIMIZERS), "optimizers to compare", choices=every)
     add(parser, "parameters", [10, 100, 1000], "numbers of parameters")
     add(parser, "shape", [64, 64], "shape of each parameter")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,8 +67,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Times each optimizer."""
-    is_wrong = "muon" in chosen.optimizer and len(chosen.shape) != 2
-    refuse(is_wrong, "muon needs matrices: give --shape ROWS COLUMNS, or other optimizers")
+    for name in {"muon", "dion"}.intersection(chosen.optimizer):
+        text = f"{name} needs matrices: give --shape ROWS COLUMNS, or other optimizers"
+        refuse(len(chosen.shape) != 2, text)
     torch.set_num_threads(chosen.threads)
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -83,11 +88,7 @@ def _measure(name: str, count: int, chosen: argparse.Namespace) -> Record:
         step()
         return start.seconds_until(mark())
 
-    kind, other, options, more = OPTIMIZERS[name]
-    theirs = other(_parameters(count, chosen), **options, **more)
-    own = [(str(index), one) for index, one in enumerate(_parameters(count, chosen))]
-    ours: Any = type(kind.__name__, (_Alone, kind), {})(own, **options)
-    ours._presence = _OneRank(ours._exchange)
+    ours, theirs = _pair(name, count, chosen)
     ours.step()
     theirs.step()
     turns = in_turns(ours.step, theirs.step, chosen.repetitions, seconds)
@@ -101,6 +102,20 @@ def _measure(name: str, count: int, chosen: argparse.Namespace) -> Record:
         "torch": torch.__version__,
         **dict(zip(("seconds", "baseline_seconds", "ratio"), turns, strict=True)),
     }
+
+
+def _pair(name: str, count: int, chosen: argparse.Namespace) -> tuple[Any, Any]:
+    """The optimizer, and PyTorch's."""
+    kind, other, options, more = OPTIMIZERS.get(name, OPTIMIZERS["adamw"])
+    theirs = other(_parameters(count, chosen), **options, **more)
+    parameters = _parameters(count, chosen)
+    if name in PEERS:
+        hook = hooks.attach(torch.nn.ParameterList(parameters), PEERS[name])
+        return hook.optimizer(torch.optim.AdamW(parameters)), theirs
+    own = [(str(index), one) for index, one in enumerate(parameters)]
+    ours: Any = type(kind.__name__, (_Alone, kind), {})(own, **options)
+    ours._presence = _OneRank(ours._exchange)
+    return ours, theirs
 
 
 def _parameters(count: int, chosen: argparse.Namespace) -> list[torch.nn.Parameter]:

@@ -5,12 +5,14 @@ All hooks of a seed start with the same weights, and see the same batches in the
 
 import argparse
 import dataclasses
+import importlib.metadata
 import itertools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tersor
 from tersor.bench import hooks, split_hooks
 from tersor.bench.errors import refuse
 from tersor.bench.measures import parameter_count
@@ -101,12 +103,18 @@ def _train_once(training: Training, records: RecordFile, chosen: argparse.Namesp
 def _setting(training: Training, chosen: argparse.Namespace) -> Record:
     """The fields that are equal in all epochs."""
     recipe = training.task.recipe
+    method, options = hooks.method_of(training.name)
+    others = ["torchft"] if method == "torchft" else []
     return {
         "benchmark": "train",
         "model": training.task.name,
         "codec": training.name,
+        "method": method,
+        "options": options,
         "seed": training.seed,
         **training.world.described(chosen.link),
+        "tersor": tersor.__version__,
+        **{name: importlib.metadata.version(name) for name in others},
         "parameters": parameter_count(training.hook.model),
         "epochs": recipe.epochs,
         "batch": recipe.batch,
@@ -125,7 +133,7 @@ def _print_summary(last: Sequence[Sequence[Record]]) -> None:
         row["mark"] = "*" if row["test_loss"] == min(rivals) else " "
     print(f"\n{table(COLUMNS, rows)}", flush=True)
     print(
-        "\nsent: by one rank; computed for PyTorch's ways, counted for Tersor's. interface: "
+        "\nsent: by one rank; computed for PyTorch's ways, counted for others. interface: "
         "counted by the kernel, with headers and other traffic. *: the best rate of the hook"
     )
 

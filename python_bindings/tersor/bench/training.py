@@ -72,11 +72,12 @@ class Training:
         self.world.meet()
         sent_before = interface_bytes()
         start = self._mark()
-        loss, *spans = self._steps(range((number - 1) * steps, number * steps))
+        loss, whole, exposed, own = self._steps(range((number - 1) * steps, number * steps))
         self.world.meet()
         seconds = start.seconds_until(self._mark())
         sent = (interface_bytes() - sent_before) / self.world.ranks_here
-        totals = [*map(seconds_in, spans), sent]
+        before, within = map(seconds_in, exposed)
+        totals = [seconds_in(whole), before + within, sent, seconds_in(own) - within]
         means = self.world.mean([float(loss), *(total / steps for total in totals)])
         accuracy, test_loss = self._test()
         return {
@@ -90,12 +91,16 @@ class Training:
             "interface_bytes": means[3],  # of all traffic
             **self.hook.step_traffic(steps, self.world),
             "compute_seconds": means[1] - means[2],
+            "optimizer_seconds": means[4],  # of its steps, without waiting
         }
 
-    def _steps(self, steps: range) -> tuple[Tensor, list[Span], list[Span]]:
-        """The mean loss, the spans of the steps, and the spans of waiting for other ranks."""
+    def _steps(
+        self, steps: range
+    ) -> tuple[Tensor, list[Span], tuple[list[Span], list[Span]], list[Span]]:
+        """The mean loss, the spans of the steps, the spans of waiting for other ranks before and in
+        the optimizer's steps, and the spans of the optimizer's steps."""
         loss = torch.zeros((), device=self.world.device)
-        whole, exposed = list[Span](), list[Span]()
+        whole, before, within, own = list[Span](), list[Span](), list[Span](), list[Span]()
         for step in steps:
             start = self._mark()
             self._optimizer.zero_grad()
@@ -105,10 +110,14 @@ class Training:
             reduced = self._mark()
             for group in self._optimizer.param_groups:
                 group["lr"] = self.task.recipe.learning_rate_at(step)
+            before += self.hook.exposed(self._last_gradient.mark, reduced)
+            called = self._mark()
             self._optimizer.step()
-            exposed += self.hook.exposed(self._last_gradient.mark, reduced)
-            whole.append((start, self._mark()))
-        return loss / len(steps), whole, exposed
+            done = self._mark()
+            within += self.hook.exposed_in_step()
+            own.append((called, done))
+            whole.append((start, done))
+        return loss / len(steps), whole, (before, within), own
 
     @torch.no_grad()
     def _test(self) -> tuple[float, float]:
