@@ -178,16 +178,16 @@ void cast_decode_range(const CastDecode& arguments) {
 
 /// Copies values without arithmetic.
 template <typename T>
-void copy_range(const void* from, std::size_t all, const CastOutput& output) {
-  if (output.store == Store::kCached && all > 0) {
-    std::memmove(output.values, from, all * sizeof(T));
+void copy_range(const Sent& sent, const CastOutput& output) {
+  if (output.store == Store::kCached && sent.count > 0) {
+    std::memmove(output.values, sent.gradient, sent.count * sizeof(T));
     return;
   }
-  Input<T, kTile> inputs(from, all);
+  Input<T, kTile> gradients(sent.gradient, sent.count);
   Output<T, kTile, StreamSum> values(output.values, output.store, output.words);
-  for (std::size_t first = 0; first < all; first += kTile) {
-    const std::size_t count = std::min(kTile, all - first);
-    std::copy_n(inputs.tile(first), kTile, values.tile(count));
+  for (std::size_t first = 0; first < sent.count; first += kTile) {
+    const std::size_t count = std::min(kTile, sent.count - first);
+    std::copy_n(gradients.tile(first), kTile, values.tile(count));
     values.take(count);
   }
 }
@@ -201,7 +201,7 @@ std::size_t encode(const CastEncode& arguments) {
       if (arguments.travel == Travel::kRaw && !std::is_same_v<Wire, Raw<Format, G>>)
         return cast_encode_range<Raw<Format, G>, G, E>(arguments);
       if (Format::kLossless && arguments.factor == 1)
-        return copy_range<G>(arguments.sent.gradient, arguments.sent.count, arguments.output), 0;
+        return copy_range<G>(arguments.sent, arguments.output), 0;
     }
     constexpr bool kMayShow = kMayRound<Format, G, !std::is_same_v<E, Absent>>;
     return visit_cast_noise<kMayShow>(arguments.noise,
@@ -214,13 +214,8 @@ std::size_t encode(const CastEncode& arguments) {
 template <class Format>
 void decode(const CastDecode& arguments) {
   const DefaultFloatMode mode;
-  const Decoded& to = arguments.to;
-  const bool copies = Format::kLossless && arguments.payloads.size() == 1 &&
-                      to.mode == DecodeMode::kAssign && to.factor == 1;
-  visit_gradient_dtype(to.dtype, [&]<typename T>(T) {
+  visit_gradient_dtype(arguments.to.dtype, [&]<typename T>(T) {
     using Wire = typename Format::template Wire<T>;
-    if (copies)  // a product would change the bits of signalling NaNs
-      return copy_range<T>(arguments.payloads[0], arguments.count, {to.output, to.store});
     if (arguments.travel == Travel::kRaw && !std::is_same_v<Wire, Raw<Format, T>>)
       return cast_decode_range<Raw<Format, T>, T>(arguments);
     cast_decode_range<Wire, T>(arguments);

@@ -221,7 +221,8 @@ def allgather(
 def broadcast(
     transport: Transport, values: Any, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """Copies the array of one rank to all ranks, in place. By default, the copy is exact.
+    """Copies the array of one rank to all ranks, in place. By default, the copy is exact
+    but for the bits of NaNs, which the codec ``entropy`` keeps.
 
     With a lossy ``codec``, the root also gets the decoded values.
 
@@ -299,7 +300,8 @@ def gather(
 def scatter(
     transport: Transport, input: Any, shard: Any, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """Sends one shard of an array from one rank to each rank. By default, the copies are exact.
+    """Sends one shard of an array from one rank to each rank. By default, the copies are exact
+    but for the bits of NaNs, which the codec ``entropy`` keeps.
 
     Args:
         transport: The ranks.

@@ -3,8 +3,8 @@
 /// Payload  values  f32, bf16 or f16 [count], padded to 16 bytes.
 /// Error    without feedback none; with feedback one rounding of p to the gradient's type.
 ///
-/// NaNs and infinities are sent unchanged. Decoding on a GPU changes the bits of NaNs. Values can be
-/// added on the wire (native sum).
+/// NaNs and infinities are sent unchanged. Decoding may change the bits of NaNs; entropy keeps all
+/// bits. Values can be added on the wire (native sum).
 #pragma once
 
 #include <tersor/align.h>

@@ -10,7 +10,7 @@ import numpy
 from tersor import collectives
 from tersor._core import BaseMismatchError, Error, InvalidArgumentError, Transport, WireError
 
-EXACT = "entropy"  # the codec of bytes; "none" changes NaNs on GPUs
+EXACT = "entropy"  # the codec of bytes; "none" changes the bits of NaNs
 _BYTES = 512  # of a vote; longer messages are cut
 _ERRORS: dict[str, type[Error]] = {
     one.__name__: one for one in (BaseMismatchError, InvalidArgumentError, WireError)

@@ -173,7 +173,8 @@ def broadcast(
     process_group: dist.ProcessGroup | None = None,
     **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
-    """Copies the tensor of one rank to all ranks, in place. By default, the copy is exact.
+    """Copies the tensor of one rank to all ranks, in place. By default, the copy is exact
+    but for the bits of NaNs, which the codec ``entropy`` keeps.
 
     With a lossy ``codec``, the source also gets the decoded values.
 
@@ -284,7 +285,8 @@ def scatter(
     process_group: dist.ProcessGroup | None = None,
     **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
-    """Sends one shard of a tensor from one rank to each rank. By default, the copies are exact.
+    """Sends one shard of a tensor from one rank to each rank. By default, the copies are exact
+    but for the bits of NaNs, which the codec ``entropy`` keeps.
 
     Args:
         output: Contiguous; receives shard r of ``input`` on rank r.
