@@ -106,7 +106,7 @@ struct NoWindow {
 template <class Format, typename T, DecodeMode kMode>
 struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWindow> {
   using Order = InRanges;
-  using Policy = QuantizeDecodePolicy<kMode>;
+  using Policy = QuantizeDecodePolicy<kMode, kHasWhole<Format>>;
   using Value = T;
   using Tile = DecodeTile<Format, T>;
   using Sections = QuantizedSections<Format>;

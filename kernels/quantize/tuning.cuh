@@ -87,13 +87,13 @@ struct QuantizeEncodePolicy {
   static constexpr unsigned kFours = 1;
 };
 
-/// The policy of a decoding kernel. See FrameReader.
-template <DecodeMode kMode>
+/// The policy of a decoding kernel. See FrameReader. A window needs a few more registers.
+template <DecodeMode kMode, bool kWindow>
 struct QuantizeDecodePolicy {
   static constexpr unsigned kThreads = 128;
   static constexpr unsigned kRounds = 8;
   static constexpr unsigned kResident =
-      kMode == DecodeMode::kAdd ? kQuantizeResident.added : kQuantizeResident.decode;
+      (kMode == DecodeMode::kAdd ? kQuantizeResident.added : kQuantizeResident.decode) - kWindow;
 };
 
 /// Resident blocks of kernels that encode in units.
