@@ -90,8 +90,10 @@ class SentCodes:
             ``mxfp8``: None.
 
     Example:
-        >>> sent = tersor.Codec("mxfp8").sent_codes(payload, weight.shape)[0]
-        >>> codes = sent.codes.view(torch.float8_e4m3fn)
+        >>> codec = tersor.Codec("mxfp8")
+        >>> sent = codec.sent_codes(codec.encode(gradient), gradient)[0]
+        >>> sent.codes.shape == gradient.shape
+        True
     """
 
     codes: Array

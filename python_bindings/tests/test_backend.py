@@ -212,7 +212,8 @@ def test_ever_other_sizes_cost_no_more_threads_and_descriptors(rank: int, count:
         dist.all_to_all_single(torch.empty_like(rows), rows)
         if extra in (29, 59):
             held.append([len(os.listdir(f"/proc/self/{one}")) for one in ("task", "fd")])
-    assert held[0] == held[1]
+    # A thread may begin late. A leak adds at least one for each of the last 30 sizes.
+    assert all(after < before + 10 for before, after in zip(*held, strict=True)), held
     assert encoded_calls() == 180
 
 
