@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstring>
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
@@ -80,6 +81,12 @@ Block BlockPool::take(std::size_t bytes) {
   slab->references.store(1, std::memory_order_relaxed);
   const ByteSpan all = memory_ == BlockMemory::kPinned ? slab->pinned.span() : slab->memory.span();
   return Block(slab, all.first(bytes));
+}
+
+Block BlockPool::copy(ConstByteSpan bytes) {
+  Block block = take(bytes.size());
+  if (!bytes.empty()) std::memcpy(block.writable().data(), bytes.data(), bytes.size());
+  return block;
 }
 
 Block::Slab* BlockPool::reuse(unsigned size_class) {

@@ -24,6 +24,8 @@ class BlockPool {
   /// Returns an uninitialized block of `bytes` bytes; for 0 bytes, an empty block. Throws
   /// OutOfMemoryError or CudaError.
   Block take(std::size_t bytes);
+  /// Returns a block with a copy of `bytes`.
+  Block copy(ConstByteSpan bytes);
 
  private:
   friend class tersor::Block;

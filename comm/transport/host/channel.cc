@@ -27,7 +27,7 @@ std::string no_message(const HostTransfer& transfer, const std::vector<int>& ran
   std::string text, obstacles;
   for (const int rank : ranks) {
     text += (text.empty() ? "" : " and ") + channel.name(rank);
-    obstacles += channel.engine().obstacle(channel.state().member(rank));
+    obstacles += channel.engine().lock()->wire->obstacle(channel.state().member(rank));
   }
   return "no message from " + text + within(transfer) + obstacles;
 }
@@ -86,7 +86,7 @@ void HostTransfer::lend(Batch& batch) const {
 }
 
 void HostTransfer::cancel(Batch& batch) const {
-  if (!batch.closed()) channel_->engine().cancel(channel_->state(), batch);
+  if (!batch.closed()) channel_->engine().lock()->delivery.cancel(channel_->state(), batch);
 }
 
 Channel::Channel(std::shared_ptr<ProgressEngine> engine, ChannelState& state)

@@ -88,7 +88,7 @@ class HostTransfer : public Transfer {
 class Channel {
  public:
   /// The first constructor takes the channel of all ranks. The second takes a channel made by
-  /// `ProgressEngine::join`, and the destructor releases the channel.
+  /// `Channels::join`, and the destructor releases the channel.
   explicit Channel(std::shared_ptr<ProgressEngine> engine) : Channel(engine, engine->everybody()) {}
   Channel(std::shared_ptr<ProgressEngine> engine, ChannelState& state);
   ~Channel() { engine_->release(state_); }
@@ -107,12 +107,16 @@ class Channel {
   /// Joins a channel of `members` (group ranks of this channel, ascending, this rank included),
   /// renumbered from 0.
   std::shared_ptr<Channel> join(std::span<const int> members, FaultDomain::Kind kind) {
-    return std::make_shared<Channel>(engine_, engine_->join(state_, members, kind));
+    ChannelState& joined = engine_->lock()->channels.join(state_, members, kind);
+    return std::make_shared<Channel>(engine_, joined);
   }
 
   /// Throws TransportError if the transport is aborted.
   void check(std::string_view name);
-  Fault fault() const { return engine_->fault(state_); }
+  Fault fault() const {
+    const auto locked = engine_->lock();
+    return state_.domain->fault;
+  }
   Handle start(std::unique_ptr<HostTransfer> transfer);
   bool test(HostTransfer& transfer);
   void wait(HostTransfer& transfer);

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/host/progress_engine.h"
+#include "comm/transport/host/fault_domains.h"
 
 namespace tersor::host {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // Time for a fault's announcement after a peer of a dispute has left.
-constexpr auto kAnnouncedWithin = 250ms;
+constexpr auto kHastenedWithin = 250ms;
 // The peer answers in its next call. If the peer computes for longer, the error names no options.
 constexpr auto kExplainedWithin = 2s;
 
@@ -56,7 +56,7 @@ std::vector<std::byte> to_bytes(const Fault& fault) {
   return pack(strings);
 }
 
-Fault parse_fault(const Wire::Arrival& arrival) {
+Fault parse_fault(const Wire::Arrival& arrival) try {
   const std::vector<std::string> strings = strings_of(arrival);
   if (strings.size() % 6 != 1) throw WireError("options: a difference is truncated");
   Fault fault(strings.front());
@@ -64,104 +64,109 @@ Fault parse_fault(const Wire::Arrival& arrival) {
     fault.disagreement.push_back({strings[i], strings[i + 1], rank_of(strings[i + 2]),
                                   strings[i + 3], rank_of(strings[i + 4]), strings[i + 5]});
   return fault;
+} catch (const WireError& error) {
+  return "rank " + std::to_string(arrival.peer) +
+         " announces a fault that cannot be read: " + error.what();
 }
 
-bool ProgressEngine::in_dispute(const FaultDomain& domain) const {
+Fault FaultDomains::cause(const FaultDomain& domain, const Fault& fault) const {
+  for (const Dispute& one : disputes_)
+    if (one.domain.get() == &domain) return one.cause;
+  return fault;
+}
+
+bool FaultDomains::in_dispute(const FaultDomain& domain) const {
   return std::ranges::any_of(disputes_,
                              [&](const Dispute& one) { return one.domain.get() == &domain; });
 }
 
-void ProgressEngine::dispute(ChannelState& channel, const Mismatch& mismatch,
-                             const std::string& cause) {
+void FaultDomains::dispute(ChannelState& channel, const Mismatch& mismatch,
+                           const std::string& cause) {
   FaultDomain& domain = *channel.domain;
   if (domain.faulty || in_dispute(domain)) return;
   const bool own = mismatch.rank == channel.rank;
   const Agreement* agreement = own ? channel.agreements.find(mismatch.signature) : nullptr;
   const int peer = channel.member(own ? mismatch.other_rank : mismatch.rank);
-  if (own && agreement == nullptr) return raise_locked(domain, cause);
-  Head head = head_in(channel, own ? Kind::kOptions : Kind::kCompare);
-  head.envelope.signature = mismatch.other_signature;
-  head.envelope.count = mismatch.signature;
-  head.part = static_cast<std::uint32_t>(mismatch.other_rank);
-  const Block block = in_block(options_message(cause, agreement));
+  if (own && agreement == nullptr) return core_.actions.fail(domain, cause);
+  const Head head{.envelope = {.signature = mismatch.other_signature, .count = mismatch.signature},
+                  .channel = channel.id,
+                  .part = static_cast<std::uint32_t>(mismatch.other_rank),
+                  .from = channel.rank,
+                  .kind = own ? Kind::kOptions : Kind::kCompare};
+  const Block block = core_.pool.copy(options_message(cause, agreement));
   const Clock::time_point until = Clock::now() + kExplainedWithin;
   disputes_.push_back({channel.domain, peer, cause, until});
-  next_loss_ = std::min(next_loss_.load(), until);
+  act_by(until);
   if (gone_.contains(peer) || lost_.contains(peer)) return hasten_disputes_with(peer);
-  signal_all();  // a sleeping thread must wake up at `until`
+  core_.channels.signal_all();  // a sleeping thread must wake up at `until`
   try {
-    send(peer, head, {block.bytes(), block});
+    core_.actions.send(peer, head, {block.bytes(), block});
   } catch (const std::exception&) {
-    raise_locked(domain, cause);
+    core_.actions.fail(domain, cause);
   }
+}
+
+/// The channel that disputes a call, or null if the message cannot be used.
+ChannelState* FaultDomains::disputed(const Head& head, int peer) const {
+  ChannelState& channel = core_.channels.at(head.channel);
+  if (channel.members.empty() || channel.faulty() || channel.is_isolated()) return nullptr;
+  if (channel.is_sender(head.from, peer)) return &channel;
+  refuse(peer);
+  return nullptr;
 }
 
 // A third rank reports a mismatch between this rank and rank `part`.
-void ProgressEngine::take_comparison(const Head& head, const Wire::Arrival& arrival) {
-  ChannelState& channel = channel_of(head.channel);
-  if (channel.members.empty() || channel.faulty() || channel.is_isolated()) return;
-  if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
+void FaultDomains::take_comparison(const Head& head, const Wire::Arrival& arrival) {
+  ChannelState* channel = disputed(head, arrival.peer);
+  if (channel == nullptr) return;
   const auto other = static_cast<int>(head.part);
-  if (head.part >= channel.members.size() || other == channel.rank) return refuse(arrival.peer);
+  if (head.part >= channel->members.size() || other == channel->rank) return refuse(arrival.peer);
   try {
-    dispute(channel, {channel.rank, head.envelope.count, other, head.envelope.signature},
+    dispute(*channel, {channel->rank, head.envelope.count, other, head.envelope.signature},
             strings_of(arrival).front());
   } catch (const WireError& error) {
-    raise_locked(*channel.domain, channel.name(head.from) +
-                                      " sends a mismatch that cannot be read: " + error.what());
+    core_.actions.fail(
+        *channel->domain,
+        channel->name(head.from) + " sends a mismatch that cannot be read: " + error.what());
   }
 }
 
-void ProgressEngine::take_options(const Head& head, const Wire::Arrival& arrival) {
-  ChannelState& channel = channel_of(head.channel);
-  if (channel.members.empty() || channel.faulty() || channel.is_isolated()) return;
-  if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
-  std::erase_if(disputes_, [&](const Dispute& one) { return one.domain == channel.domain; });
+void FaultDomains::take_options(const Head& head, const Wire::Arrival& arrival) {
+  ChannelState* channel = disputed(head, arrival.peer);
+  if (channel == nullptr) return;
+  FaultDomain& domain = *channel->domain;
+  std::erase_if(disputes_, [&](const Dispute& one) { return one.domain.get() == &domain; });
   try {
     const std::vector<std::string> strings = strings_of(arrival);
     const Agreement other = Agreement::parse(std::span(strings).subspan(1));
-    const Agreement* own = channel.agreements.find(head.envelope.signature);
-    if (own == nullptr) return raise_locked(*channel.domain, strings.front());
-    auto differences = own->differences(other, channel.rank, head.from);
-    const std::string cause = strings.front() + explained(differences, channel);
-    raise_locked(*channel.domain, {cause, std::move(differences)});
+    const Agreement* own = channel->agreements.find(head.envelope.signature);
+    if (own == nullptr) return core_.actions.fail(domain, strings.front());
+    auto differences = own->differences(other, channel->rank, head.from);
+    const std::string cause = strings.front() + explained(differences, *channel);
+    core_.actions.fail(domain, {cause, std::move(differences)});
   } catch (const WireError& error) {
-    raise_locked(*channel.domain,
-                 channel.name(head.from) + " sends options that cannot be read: " + error.what());
+    core_.actions.fail(
+        domain, channel->name(head.from) + " sends options that cannot be read: " + error.what());
   }
 }
 
-void ProgressEngine::end_disputes(Clock::time_point now) {
+void FaultDomains::end_disputes(Clock::time_point now) {
   const auto is_late = [now](const Dispute& one) { return now >= one.until; };
   const auto late = std::ranges::find_if(disputes_, is_late);
   if (late != disputes_.end()) {
     const Dispute ended = *late;
-    raise_locked(*ended.domain, ended.cause);
+    core_.actions.fail(*ended.domain, ended.cause);
   }
-  for (const Dispute& one : disputes_) next_loss_ = std::min(next_loss_.load(), one.until);
+  for (const Dispute& one : disputes_) act_by(one.until);
 }
 
 // The peer may have left because of a fault that another rank still has to announce.
-void ProgressEngine::hasten_disputes_with(int peer) {
+void FaultDomains::hasten_disputes_with(int peer) {
   for (Dispute& one : disputes_) {
     if (one.peer != peer) continue;
-    one.until = std::min(one.until, Clock::now() + kAnnouncedWithin);
-    next_loss_ = std::min(next_loss_.load(), one.until);
-    signal_all();
-  }
-}
-
-// Called by the thread of the operation with the mismatch. Returns after the fault was raised.
-void ProgressEngine::settle(ChannelState& channel, const Mismatch& mismatch,
-                            const std::string& cause) {
-  std::unique_lock lock(shared_lock_);
-  dispute(channel, mismatch, cause);
-  const Waiting here(waiting_);
-  while (!channel.faulty() && in_dispute(*channel.domain)) {
-    if (poll()) continue;
-    lock.unlock();
-    pause();
-    lock.lock();
+    one.until = std::min(one.until, Clock::now() + kHastenedWithin);
+    act_by(one.until);
+    core_.channels.signal_all();
   }
 }
 

@@ -43,7 +43,7 @@ std::vector<int> HostExchange::missing() const {
       if (rank != channel().rank()) ranks.push_back(rank);
   }
   if (!ranks.empty()) return ranks;
-  ranks = channel().engine().unsent(batch_);
+  ranks = channel().engine().lock()->delivery.unsent(batch_);
   if (!ranks.empty()) return ranks;
   for (const Outgoing& outgoing : outgoing_) ranks.push_back(outgoing.peer);
   return ranks;

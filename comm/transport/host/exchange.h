@@ -29,7 +29,8 @@ class HostExchange : public HostTransfer {
   void begin() override;
   bool step() override { return batch_.closed(); }
   void end(std::exception_ptr error) override {
-    channel().engine().end_late(channel().state(), batch_, std::move(error));
+    const auto locked = channel().engine().lock();
+    if (!batch_.closed()) locked->delivery.end(channel().state(), batch_, std::move(error));
   }
   void check() const override {
     if (batch_.error != nullptr) std::rethrow_exception(batch_.error);

@@ -26,7 +26,10 @@ class HostTransport final : public Transport {
   int ranks() const override { return channel_->ranks(); }
   std::vector<int> hosts() const override { return engine().hosts(channel_->state()); }
   TransportTraits traits() const override { return traits_; }
-  TransferCounters counters() const override { return engine().counters(channel_->state()); }
+  TransferCounters counters() const override {
+    const auto locked = engine().lock();
+    return channel_->state().counters;
+  }
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
   Block block(std::size_t bytes) override;

@@ -1,13 +1,8 @@
-// Implements progress_engine.h: joining and leaving channels, and waiting. Messages: messages.cc;
-// faults: faults.cc; questions: questions.cc.
 #include "comm/transport/host/progress_engine.h"
-
-#include <tersor/wire.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "comm/transport/arguments.h"
 #include "comm/transport/host/hosts.h"
 
 namespace tersor::host {
@@ -18,273 +13,172 @@ using namespace std::chrono_literals;
 constexpr auto kShortRest = 1ms;     // for a thread with other work to poll
 constexpr auto kGoodbyeWithin = 1s;  // to receive the goodbyes of the others
 constexpr auto kLeavesWithin = 10s;  // to deliver all sent messages
+// Time for a fault to reach all responsive ranks, even on a busy machine.
+constexpr auto kAnnouncedWithin = 1s;
 
-/// The channel id. All ranks making the same channel compute the same id.
-std::uint64_t channel_id(const ChannelState& parent, std::span<const int> members, int ordinal) {
-  Signature signature;
-  signature.add(parent.id).add(ordinal);
-  for (const int member : members) signature.add(member);
-  return signature.value();
-}
+/// Counts the calling thread as waiting while this object lives.
+class Waiting {
+ public:
+  explicit Waiting(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
+  ~Waiting() { --threads_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  std::atomic<int>& threads_;
+};
 
 }  // namespace
 
+ProgressEngine::State::State(std::unique_ptr<Wire> own, Actions& actions)
+    : wire(std::move(own)),
+      channels(wire->shared().shared_lock, wire->rank(), wire->ranks()),
+      core{wire->rank(),
+           wire->ranks(),
+           wire->traits(),
+           wire->shared().shared_lock,
+           wire->shared().pools.host(),
+           channels,
+           actions},
+      faults(core),
+      flow(core.ranks, eager_window(core.traits.most_eager_bytes, core.ranks)),
+      delivery(core, faults, flow),
+      inquiry(core, delivery) {}
+
 ProgressEngine::ProgressEngine(std::unique_ptr<Wire> wire)
-    : state_(new State{.wire = std::move(wire)}),
-      wire_(state_->wire.get()),
-      shared_lock_(wire_->shared().shared_lock),
-      traits_(wire_->traits()),
-      host_names_(wire_->host_names()),
-      flows_(static_cast<std::size_t>(wire_->ranks()),
-             Flow(eager_window(traits_.most_eager_bytes, wire_->ranks()))) {
-  {
-    const std::lock_guard lock(shared_lock_);
-    everybody_ = &channel_of(Signature().value());
-  }
-  everybody_->members = all_ranks(wire_->ranks());
-  everybody_->rank = wire_->rank();
-  everybody_->domain = std::make_shared<FaultDomain>(everybody_->id, FaultDomain::Kind::kOrdinary);
-  everybody_->domain->members = everybody_->members;
-  wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); },
-                .lost = [this](int peer, const std::string& cause) { lose(peer, cause); }});
+    : state_([&] {
+        const std::lock_guard lock(wire->shared().shared_lock);
+        return new State(std::move(wire), *this);
+      }()),
+      wire_(*state_->wire),
+      shared_lock_(wire_.shared().shared_lock),
+      everybody_(state_->channels.everybody()),
+      host_names_(wire_.host_names()) {
+  wire_.start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); },
+               .lost = [this](int peer, const std::string& cause) { lose(peer, cause); }});
 }
 
 ProgressEngine::~ProgressEngine() {
   if (!ended_) {
     const Wire::Parting agreed = parting();
     const std::lock_guard lock(shared_lock_);
-    ended_ = wire_->end(agreed);
+    ended_ = wire_.end(agreed);
   }
-  if (!*ended_) state_.release();
+  if (!*ended_) static_cast<void>(state_.release());
 }
 
 void ProgressEngine::close() {
   {
-    const std::lock_guard lock(shared_lock_);
+    const Locked locked(*this);
     if (std::exchange(closed_, true)) return;
-    present_ = 1;
+    locked->channels.present = 1;
   }
-  leave(*everybody_);
+  leave(everybody_);
   const Wire::Parting agreed = parting();
-  const std::lock_guard lock(shared_lock_);
-  for (const auto& domain : domains())
-    abort(*domain, "rank " + std::to_string(wire_->rank()) + " closed the transport");
-  ended_ = wire_->end(agreed);
+  const Locked locked(*this);
+  for (const auto& domain : locked->channels.domains())
+    abort(*domain, "rank " + std::to_string(wire_.rank()) + " closed the transport");
+  ended_ = wire_.end(agreed);
 }
 
 Wire::Parting ProgressEngine::parting() {
-  const bool agreed = !traits_.keeps_sent && wire_->running() && exchange_goodbyes();
+  const bool agreed = !traits().keeps_sent && wire_.running() && exchange_goodbyes();
   return agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone;
 }
 
 // Waits for the goodbyes of the others and for outgoing messages, to lose no message. Returns true
 // if all ranks are gone and nothing is under way.
 bool ProgressEngine::exchange_goodbyes() {
-  wire_->record_use();
-  std::unique_lock lock(shared_lock_);
-  if (!wire_->right_thread()) return false;
+  wire_.record_use();
+  Locked locked(*this);
+  if (!wire_.right_thread()) return false;
   const auto start = Clock::now();
-  const auto over = [this] {
-    const auto away = static_cast<int>(gone_.size() + lost_.size());
-    return away == wire_->ranks() - 1 && wire_->quiet();
-  };
-  const auto faulty = [this] { return everybody_->faulty(); };
-  while (!faulty() && !over() &&
-         Clock::now() <
-             start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin)) {
-    if (poll()) continue;
-    lock.unlock();
-    pause();
-    lock.lock();
+  const auto over = [&] { return locked->faults.is_alone() && wire_.quiet(); };
+  poll_until(locked, [&] {
+    const Clock::duration within = wire_.quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin;
+    return everybody_.faulty() || over() || Clock::now() >= start + within;
+  });
+  if (everybody_.faulty()) announce_until(Clock::now() + kGoodbyeWithin);
+  return !everybody_.faulty() && over();
+}
+
+// A network error fails all channels.
+template <typename Call>
+void ProgressEngine::guard(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    state_->faults.fail_all(error.what());
   }
-  if (faulty()) announce_until(Clock::now() + kGoodbyeWithin);
-  return !faulty() && over();
-}
-
-ChannelState& ProgressEngine::channel_of(std::uint64_t id) {
-  auto& channel = state_->channels[id];
-  if (channel == nullptr) channel = std::make_unique<ChannelState>(id, shared_lock_.take_event());
-  return *channel;
-}
-
-Head ProgressEngine::head_in(const ChannelState& channel, Kind kind) const {
-  return {.channel = channel.id, .from = channel.rank, .kind = kind};
-}
-
-ChannelState& ProgressEngine::join(ChannelState& channel, std::span<const int> members,
-                                   FaultDomain::Kind kind) {
-  const std::lock_guard lock(shared_lock_);
-  std::vector<int> of_all;
-  for (const int member : members) of_all.push_back(channel.member(member));
-  ChannelState& joined = channel_of(channel_id(channel, of_all, channel.joined[of_all]++));
-  joined.whole = channel.whole && members.size() == channel.members.size();
-  joined.rank =
-      static_cast<int>(std::find(members.begin(), members.end(), channel.rank) - members.begin());
-  if (kind == channel.domain->kind) {
-    joined.domain = channel.domain;
-  } else {
-    if (joined.domain == nullptr) joined.domain = std::make_shared<FaultDomain>(joined.id, kind);
-    joined.domain->members = of_all;
-  }
-  joined.members = std::move(of_all);
-  isolated_channels_ = isolated_channels_ || kind == FaultDomain::Kind::kIsolated;
-  ++present_;
-  return joined;
 }
 
 // Without a running network, no peer can be notified. After a fault, no peer needs a notification,
 // except with isolated channels. Then the network stays in use, and channel states are freed after
 // the last member left.
 void ProgressEngine::leave(ChannelState& channel) {
-  if (!wire_->running()) return;
-  wire_->record_use();
-  const std::lock_guard lock(shared_lock_);
-  --present_;
-  if (present_ == 0) held_.clear();
-  if (!wire_->right_thread()) return;
-  Head head = head_in(channel, Kind::kLeave);
-  head.part = present_ == 0 ? 1 : 0;
-  if (ended_ || (channel.faulty() && !isolated_channels_)) return announce_more();
-  try {
-    for (int peer = 0; peer < wire_->ranks(); ++peer) {
-      const bool member = std::binary_search(channel.members.begin(), channel.members.end(), peer);
-      if (peer != wire_->rank() && (member || head.part == 1)) send(peer, head);
-    }
+  if (!wire_.running()) return;
+  wire_.record_use();
+  const Locked locked(*this);
+  const bool is_last = --locked->channels.present == 0;
+  if (is_last) locked->flow.drop([](int, std::uint64_t) { return true; });
+  if (!wire_.right_thread()) return;
+  if (ended_ || (channel.faulty() && !locked->channels.any_isolated())) return announce_more();
+  const Head head{
+      .channel = channel.id, .part = is_last ? 1u : 0u, .from = channel.rank, .kind = Kind::kLeave};
+  guard([&] {
+    for (int peer = 0; peer < wire_.ranks(); ++peer)
+      if (peer != wire_.rank() && (is_last || std::ranges::binary_search(channel.members, peer)))
+        send(peer, head, {});
     poll();
-  } catch (const std::exception& error) {
-    raise_all(error.what());
-  }
-}
-
-void ProgressEngine::take_leave(const Head& head, int peer) {
-  ChannelState& channel = channel_of(head.channel);
-  channel.left.insert(peer);
-  if (head.part == 1) {
-    gone_.insert(peer);
-    return part_with(peer);
-  }
-  drop_held(peer, &channel);
-  check_abandoned(channel);
-  drop_if_over(channel);
-}
-
-// Ends everything waiting for a departed rank. Abandoning an operation sends messages and may free
-// other channel states, so the loop iterates over ids.
-void ProgressEngine::part_with(int peer) {
-  hasten_disputes_with(peer);
-  drop_announced(peer);
-  drop_held(peer, nullptr);
-  std::vector<std::uint64_t> channels;
-  for (const auto& [id, channel] : state_->channels) channels.push_back(id);
-  for (const std::uint64_t id : channels) {
-    const auto found = state_->channels.find(id);
-    if (found == state_->channels.end()) continue;
-    check_abandoned(*found->second);
-    drop_if_over(*found->second);
-  }
+  });
 }
 
 // After a fork, a nonexistent thread may hold the lock.
 void ProgressEngine::release(ChannelState& channel) {
-  if (&channel == everybody_ || !wire_->running()) return;
-  const std::lock_guard lock(shared_lock_);
+  if (&channel == &everybody_ || !wire_.running()) return;
+  const Locked locked(*this);
   channel.released = true;
-  try {
-    drop_if_over(channel);
-  } catch (const std::exception& error) {
-    raise_all(error.what());
-  }
+  guard([&] { locked->delivery.free_if_over(channel); });
 }
 
-// After all members left or after a fault, the channel receives no more messages.
-void ProgressEngine::drop_if_over(ChannelState& channel) {
-  const bool over = gone(channel, kAnyRank) || (channel.faulty() && !isolated_channels_);
-  if (!channel.released || !over) return;
-  drop_unclaimed(channel);
-  shared_lock_.give_back(channel.event);
-  state_->channels.erase(channel.id);
-}
-
-// True if a rank left the channel, left all channels, or is lost.
-bool ProgressEngine::gone_from(const ChannelState& channel, int rank) const {
-  const int peer = channel.member(rank);
-  if (channel.left.contains(peer) || gone_.contains(peer)) return true;
-  const auto loss = lost_.find(peer);
-  return loss != lost_.end() && (loss->second.is_announced || channel.is_isolated());
-}
-
-bool ProgressEngine::gone(const ChannelState& channel, int peer) const {
-  if (peer != kAnyRank) return gone_from(channel, peer);
-  for (int rank = 0; rank < static_cast<int>(channel.members.size()); ++rank)
-    if (rank != channel.rank && !gone_from(channel, rank)) return false;
-  return true;
-}
-
-void ProgressEngine::pause() const {
-  if (traits_.waiting == Wire::Waiting::kRest)
-    wire_->rest(-1, Clock::now() + kShortRest);
-  else
-    wire_->pause();
-}
-
-std::vector<int> ProgressEngine::hosts(const ChannelState& channel) const {
-  std::vector<int> names;
-  for (const int member : channel.members)
-    names.push_back(host_names_[static_cast<std::size_t>(member)]);
-  return number_hosts(names);
-}
-
-std::string ProgressEngine::obstacle(int peer) const {
-  const std::lock_guard lock(shared_lock_);
-  return wire_->obstacle(peer);
-}
-
-TransferCounters ProgressEngine::counters(const ChannelState& channel) const {
-  const std::lock_guard lock(shared_lock_);
-  return channel.counters;
-}
-
-// Like `poll_wire`, for a working thread: also answers questions of other ranks.
-bool ProgressEngine::poll() {
-  answer_questions();
-  return poll_wire();
-}
-
-// Returns true if anything progressed. A network error fails all channels.
-bool ProgressEngine::poll_wire() {
-  if (ignores_arrivals_) {
-    announce_more();
-    return false;
-  }
-  try {
-    const bool moved = wire_->poll();
-    return announce_losses() || moved;
-  } catch (const std::exception& error) {
-    raise_all(error.what());
-    return true;
-  }
+// A send-only batch learns of departed ranks only here.
+void ProgressEngine::post(ChannelState& channel, Batch& batch) {
+  wire_.check_thread();
+  batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
+  state_->delivery.pack(batch);
+  const Locked locked(*this);
+  if (batch.incoming.empty()) poll();
+  if (channel.faulty()) return;
+  if (batch.agreement != nullptr)
+    channel.agreements.note(batch.envelope.signature, *batch.agreement);
+  locked->delivery.check_announced(channel, batch);
+  guard([&] { locked->delivery.post(channel, batch); });
 }
 
 // Stops as soon as a batch is closed, because a further poll may yield the core.
 void ProgressEngine::progress(ChannelState& channel) {
-  wire_->check_thread();
-  const bool is_due = next_loss_.load(std::memory_order_relaxed) != Clock::time_point::max();
-  if (traits_.waiting == Wire::Waiting::kSleep && !questioned_.load(std::memory_order_relaxed) &&
-      !is_due)
+  wire_.check_thread();
+  const bool is_due = state_->faults.due() != Clock::time_point::max();
+  if (traits().waiting == Wire::Waiting::kSleep && !state_->inquiry.is_questioned() && !is_due)
     return;
-  const std::lock_guard lock(shared_lock_);
+  const Locked locked(*this);
   channel.asleep_until = ChannelState::kAwake;
   while (poll() && !shared_lock_.will_signal(channel.event)) {
   }
 }
 
 void ProgressEngine::wait(ChannelState& channel, std::uint32_t seen, Clock::time_point until) {
-  wire_->check_thread();
+  wire_.check_thread();
   const Waiting here(waiting_);
-  until = std::min(until, next_loss_.load());
-  if (!moves_alone()) return poll_until(channel, seen, until);
-  const bool polls = traits_.waiting == Wire::Waiting::kSleepAndPoll;
-  if (polls) until = std::min(until, fall_asleep(channel));
+  until = std::min(until, state_->faults.due());
+  if (!state_->core.moves_alone()) return poll_until(channel, seen, until);
+  const bool polls = traits().waiting == Wire::Waiting::kSleepAndPoll;
+  if (polls) {
+    const Locked locked(*this);
+    poll();
+    locked->delivery.fall_asleep(channel);
+    until = std::min(until, channel.asleep_until);
+  }
   channel.event.wait(seen, until, polls ? Event::WaitMode::kLong : Event::WaitMode::kShort);
 }
 
@@ -299,13 +193,200 @@ void ProgressEngine::poll_until(ChannelState& channel, std::uint32_t seen,
     }
     if (moved)
       channel.backoff.renew();
-    else if (traits_.waiting != Wire::Waiting::kRest)
+    else if (traits().waiting != Wire::Waiting::kRest)
       now = channel.backoff.wait(channel.event, seen, until,
-                                 traits_.waiting == Wire::Waiting::kPollYielding);
+                                 traits().waiting == Wire::Waiting::kPollYielding);
     else
       now = channel.backoff.wait_for_news([&] {
-        channel.event.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); });
+        channel.event.wait_elsewhere(seen, [&](int alarm) { wire_.rest(alarm, until); });
       });
+  }
+}
+
+void ProgressEngine::poll_until(Locked& locked, const std::function<bool()>& done) {
+  while (!done()) {
+    if (poll()) continue;
+    locked.lock_.unlock();
+    pause();
+    locked.lock_.lock();
+  }
+}
+
+void ProgressEngine::pause() const {
+  if (traits().waiting == Wire::Waiting::kRest)
+    wire_.rest(-1, Clock::now() + kShortRest);
+  else
+    wire_.pause();
+}
+
+void ProgressEngine::settle(ChannelState& channel, const Mismatch& mismatch,
+                            const std::string& cause) {
+  Locked locked(*this);
+  locked->faults.dispute(channel, mismatch, cause);
+  const Waiting here(waiting_);
+  poll_until(locked,
+             [&] { return channel.faulty() || !locked->faults.in_dispute(*channel.domain); });
+}
+
+FailedRanks ProgressEngine::failed_ranks(ChannelState& channel, const Question& question,
+                                         std::span<const int> late) {
+  Locked locked(*this);
+  const Waiting here(waiting_);
+  return locked->inquiry.find(channel, question, late,
+                              [&](const auto& done) { poll_until(locked, done); });
+}
+
+std::vector<int> ProgressEngine::hosts(const ChannelState& channel) const {
+  std::vector<int> names;
+  for (const int member : channel.members)
+    names.push_back(host_names_[static_cast<std::size_t>(member)]);
+  return number_hosts(names);
+}
+
+// Answers questions and makes progress in the network. Returns true if anything progressed.
+bool ProgressEngine::poll() {
+  if (state_->faults.ignores_arrivals()) {
+    announce_more();
+    return false;
+  }
+  bool moved = true;
+  guard([&] {
+    state_->inquiry.answer_questions();
+    moved = wire_.poll();
+    if (state_->faults.due() != Clock::time_point::max())
+      moved = state_->faults.act(Clock::now()) || moved;
+  });
+  return moved;
+}
+
+void ProgressEngine::take(Wire::Arrival arrival) {
+  if (state_->faults.ignores_arrivals()) return;
+  const Head head = head_of(arrival.head);
+  if (!arrival.whole && (head.kind == Kind::kFault || head.kind == Kind::kOptions))
+    return take_later(std::move(arrival));
+  switch (head.kind) {
+    case Kind::kMessage:
+    case Kind::kAnnounced:
+      return state_->delivery.take_message(head, std::move(arrival));
+    case Kind::kRequest:
+      if (auto payload = state_->flow.take_request(arrival.peer, head.part))
+        send(arrival.peer, {.part = head.part, .kind = Kind::kBody}, *std::move(payload));
+      return;
+    case Kind::kBody:
+      return state_->delivery.take_body(head, std::move(arrival));
+    case Kind::kCredits:
+      return state_->flow.take_credits(arrival.peer, head.envelope.count);
+    case Kind::kFault:
+      return take_fault(head, arrival);
+    case Kind::kLeave:
+      return take_leave(head, arrival.peer);
+    case Kind::kQuestion:
+      return state_->inquiry.take_question(head, arrival.peer, waiting_ > 0);
+    case Kind::kAnswer:
+      return state_->inquiry.take_answer(head, arrival.payload.bytes());
+    case Kind::kOptions:
+      return state_->faults.take_options(head, arrival);
+    case Kind::kCompare:
+      return state_->faults.take_comparison(head, arrival);
+  }
+}
+
+// A long message about a fault: its payload comes by itself.
+void ProgressEngine::take_later(Wire::Arrival arrival) {
+  const auto late = std::make_shared<Wire::Arrival>(std::move(arrival));
+  if (!late->payload) late->payload = pools().host().take(late->head.payload_bytes());
+  auto job = std::make_shared<Wire::Job>();
+  job->memory = late->payload;
+  job->done = [this, late](const Wire::Job&) {
+    late->whole = true;
+    take(std::move(*late));
+  };
+  wire_.receive_rest(*late, late->payload.writable(), job);
+}
+
+void ProgressEngine::take_leave(const Head& head, int peer) {
+  ChannelState& channel = state_->channels.at(head.channel);
+  channel.left.insert(peer);
+  if (head.part == 0) return state_->delivery.leave(channel, peer);
+  state_->faults.leave(peer);
+  state_->delivery.depart(peer);
+}
+
+// Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the
+// fault.
+void ProgressEngine::take_fault(const Head& head, const Wire::Arrival& arrival) {
+  const std::shared_ptr<FaultDomain> domain = state_->channels.domain_of(head.channel);
+  if (domain->faulty) return;
+  abort(*domain, parse_fault(arrival));
+  for (const int peer : domain->members)
+    if (peer != wire_.rank() && peer != arrival.peer && wire_.shows_its_end_to(peer))
+      state_->faults.announce(*domain, peer, arrival.payload);
+}
+
+// Sleeping threads must wake up in time to announce the loss.
+void ProgressEngine::lose(int peer, const std::string& cause) {
+  if (!state_->faults.lose(peer, cause)) return;
+  state_->delivery.end_sends(peer);
+  state_->delivery.depart(peer);
+  state_->channels.signal_all();
+}
+
+void ProgressEngine::send(int peer, Head head, Wire::Payload payload) {
+  if (head.kind != Kind::kAnnounced) head.envelope.bytes = payload.bytes.size();
+  wire_.send(peer, to_message_head(head), std::move(payload));
+}
+
+void ProgressEngine::receive(IncomingMessage& message) {
+  auto job = std::make_shared<Wire::Job>();
+  job->memory = message.payload;
+  job->done = [this, &message](const Wire::Job&) { state_->delivery.came(message); };
+  wire_.receive_rest(message.arrival, message.payload.writable(), job);
+}
+
+void ProgressEngine::fail(FaultDomain& domain, const Fault& fault) {
+  if (domain.faulty) return;
+  abort(domain, state_->faults.cause(domain, fault));
+  announce(domain);
+}
+
+// Copies unsent payloads first: once the domain is faulty, calls throw, and their callers may free
+// the payloads.
+void ProgressEngine::abort(FaultDomain& domain, const Fault& fault) {
+  if (domain.faulty) return;
+  state_->delivery.keep_sends(domain);
+  state_->faults.abort(domain, fault);
+  if (state_->faults.ignores_arrivals()) wire_.record_abort();
+  state_->delivery.discard(domain);
+  state_->channels.signal_all();
+}
+
+// Announces a fault to all ranks of a domain, on a thread with network access. On isolated
+// channels, no other rank is concerned.
+void ProgressEngine::announce(const FaultDomain& domain) {
+  if (domain.kind == FaultDomain::Kind::kIsolated) return;
+  unannounced_ = !wire_.right_thread();
+  if (unannounced_ || !wire_.running()) return;
+  state_->faults.announce(domain);
+  announce_until(Clock::now() + kAnnouncedWithin);
+}
+
+// A fault may be queued behind many messages. The announcement progresses in every call.
+void ProgressEngine::announce_more() {
+  if (!wire_.right_thread()) return;
+  if (unannounced_) return announce(*everybody_.domain);
+  if (state_->faults.all_announced()) return;
+  try {
+    wire_.poll();
+  } catch (const std::exception&) {
+    // the fault is known on this rank; unreachable ranks detect it at their deadlines
+  }
+}
+
+void ProgressEngine::announce_until(Clock::time_point until) {
+  if (unannounced_) announce(*everybody_.domain);
+  while (!state_->faults.all_announced() && Clock::now() < until) {
+    announce_more();
+    pause();
   }
 }
 

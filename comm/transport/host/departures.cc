@@ -1,0 +1,110 @@
+// Operations and messages to end after a rank departed, or after a fault.
+#include <string>
+#include <tuple>
+
+#include "comm/transport/host/delivery.h"
+
+namespace tersor::host {
+
+void Delivery::leave(ChannelState& channel, int peer) {
+  drop_held(peer, &channel);
+  check_abandoned(channel);
+  free_if_over(channel);
+}
+
+// A receive matched with an announced message of the rank waits for another message or fails.
+// Abandoning an operation sends messages and may free other channel states, so the loop iterates
+// over ids.
+void Delivery::depart(int peer) {
+  for (IncomingMessage* message : flow_.announced_by(peer)) {
+    const auto [channel, batch, incoming] =
+        std::tuple(message->channel, message->batch, message->incoming);
+    if (channel != nullptr) channel->match_queue.reject(*message);
+    message->asked = false;  // the payload never arrives
+    drop(*message);
+    if (batch != nullptr) match_receive(*channel, *batch, *incoming);
+  }
+  drop_held(peer, nullptr);
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, channel] : core_.channels.all()) ids.push_back(id);
+  for (const std::uint64_t id : ids) {
+    ChannelState* channel = core_.channels.find(id);
+    if (channel == nullptr) continue;
+    check_abandoned(*channel);
+    free_if_over(*channel);
+  }
+}
+
+// Drops messages announced to world rank `peer`. The peer left the channel `channel` or, if null,
+// all channels. The operation may have failed and be gone.
+void Delivery::drop_held(int peer, const ChannelState* channel) {
+  const auto jobs = flow_.drop([&](int to, std::uint64_t on) {
+    return to == peer && (channel == nullptr || on == channel->id);
+  });
+  for (const auto& job : jobs) {
+    const auto sending = sends_.find(job.get());
+    if (sending == sends_.end()) continue;
+    const Outstanding late = sending->second;
+    if (faults_.gone(*late.channel, late.peer)) abandon(*late.channel, *late.batch, late.peer);
+  }
+}
+
+void Delivery::end_sends(int peer) {
+  const auto is_vain = [peer](const auto& send) {
+    const Outstanding& each = send.second;
+    return each.channel->is_isolated() && each.channel->member(each.peer) == peer;
+  };
+  for (;;) {
+    const auto vain = std::ranges::find_if(sends_, is_vain);
+    if (vain == sends_.end()) return;
+    const Outstanding each = vain->second;
+    abandon(*each.channel, *each.batch, each.peer);
+  }
+}
+
+void Delivery::check_abandoned(ChannelState& channel) {
+  if (channel.domain != nullptr && faults_.in_dispute(*channel.domain)) return;
+  while (!channel.members.empty() && !channel.faulty()) {  // no members: not joined yet
+    const auto found =
+        channel.match_queue.in_vain([&](int peer) { return faults_.gone(channel, peer); });
+    if (!found.has_value()) return;
+    abandon(channel, *found->batch, found->peer);
+  }
+}
+
+// An operation waiting for a departed rank fails alone on an isolated channel. Otherwise, the whole
+// fault domain fails.
+void Delivery::abandon(ChannelState& channel, Batch& batch, int who) {
+  const std::string cause = std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
+                            faults_.why_gone(channel, who);
+  if (channel.is_isolated())
+    end(channel, batch, std::make_exception_ptr(PeerLostError(cause, who)));
+  else if (!faults_.in_dispute(*channel.domain))  // a dispute ends by itself
+    core_.actions.fail(*channel.domain, cause);
+}
+
+void Delivery::keep_sends(const FaultDomain& domain) const {
+  for (const auto& [job, send] : sends_)
+    if (send.channel->domain.get() == &domain)
+      core_.actions.keep(send.channel->member(send.peer), job);
+}
+
+void Delivery::discard(const FaultDomain& domain) {
+  for (const auto& [id, channel] : core_.channels.all())
+    if (channel->domain.get() == &domain) drop_unclaimed(*channel);
+  flow_.drop([&](int, std::uint64_t id) {
+    const ChannelState* channel = core_.channels.find(id);
+    return channel != nullptr && channel->domain.get() == &domain;
+  });
+}
+
+// After all members left or after a fault, the channel receives no more messages.
+void Delivery::free_if_over(ChannelState& channel) {
+  const bool over =
+      faults_.gone(channel, kAnyRank) || (channel.faulty() && !core_.channels.any_isolated());
+  if (!channel.released || !over) return;
+  drop_unclaimed(channel);
+  core_.channels.erase(channel);
+}
+
+}  // namespace tersor::host
