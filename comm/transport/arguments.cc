@@ -13,9 +13,11 @@ namespace {
 template <typename Message>
 void check_peers(const Operation& operation, const Transport& transport,
                  std::span<const Message> messages, const std::string& direction) {
-  std::vector<bool> listed(static_cast<std::size_t>(transport.ranks()));
+  std::vector<bool> listed;  // allocates nothing for a single message
+  if (messages.size() > 1) listed.resize(static_cast<std::size_t>(transport.ranks()));
   for (const Message& message : messages) {
     check_peer(operation, transport, message.peer);
+    if (listed.empty()) continue;
     const auto peer = static_cast<std::size_t>(message.peer);
     if (listed[peer])
       refuse(operation, "two messages " + direction + " rank " + std::to_string(peer));
