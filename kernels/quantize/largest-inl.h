@@ -43,6 +43,7 @@ std::uint32_t largest_of_sums(const QuantizeReduce& arguments) {
       for (std::size_t i = 0; i < kValues; i += kGroup) {
         VF32 sum[kVectors];
         sum_of(i, sum);
+        TERSOR_GROUP_LOOP
         for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes)
           absmax.show(finite_or_zero(add_residual(sum[k], residual + at, factors)), k);
       }

@@ -95,20 +95,23 @@ HWY_INLINE void quantize_tile(const float* p, const TileScales<Format>& scales, 
   }
   for (std::size_t i = 0; i < kTile<Format>; i += kGroup) {
     VI32 codes[kVectors];
-    if (!Format::kStochastic || out.noise == nullptr)
+    if (!Format::kStochastic || out.noise == nullptr) {
+      TERSOR_GROUP_LOOP
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
         const std::size_t block = block_of<Format>(at);
         codes[k] = store_left(Codes::nearest(cut<Format>(value, most[block]), inverse[block]),
                               value, scale[block], out.residual_out + at);
       }
-    else if constexpr (Format::kStochastic)
+    } else if constexpr (Format::kStochastic) {
+      TERSOR_GROUP_LOOP
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
         const VI32 random = hn::PromoteTo(I32(), hn::LoadU(narrow, out.noise + at));
         codes[k] = store_left(Codes::stochastic(cut<Format>(value, most[0]), inverse[0], random),
                               value, scale[0], out.residual_out + at);
       }
+    }
     Codes::store(codes, out.codes, i);
   }
 }
@@ -221,12 +224,12 @@ class SentBlocks {
     constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
     const G* gradient = gradients_.tile(first);
     residual_ = residuals_.tile(first);
-    for (std::size_t i = 0; i < kValues; i += kGroup)
-      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
-        const VF32 p = with_feedback(gradient + at, residual_ + at, factors_);
-        if constexpr (!kPlain) hn::Store(p, F32(), space + at);
-        visit(p, at / kLanes);
-      }
+    for (std::size_t i = 0; i < kValues; i += kGroup) TERSOR_GROUP_LOOP
+    for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
+      const VF32 p = with_feedback(gradient + at, residual_ + at, factors_);
+      if constexpr (!kPlain) hn::Store(p, F32(), space + at);
+      visit(p, at / kLanes);
+    }
     if constexpr (kPlain)
       return gradient;
     else
@@ -304,6 +307,7 @@ void decode_range(const QuantizeDecode& arguments) {
           for (std::size_t i = 0; i < kValues; i += kGroup) {
             VF32 sum[kVectors];
             sum_of(i, sum);
+            TERSOR_GROUP_LOOP
             for (std::size_t k = 0; k < kVectors; ++k)
               store_values(sum[k], values + i + k * kLanes);
           }
@@ -338,6 +342,7 @@ void reduce_range(const QuantizeReduce& arguments) {
       for (std::size_t i = 0; i < kValues; i += kGroup) {
         VF32 sum[kVectors];
         sum_of(i, sum);
+        TERSOR_GROUP_LOOP
         for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
           const VF32 p = add_residual(sum[k], tile.residual + at, factors);
           hn::Store(p, F32(), space + at);

@@ -70,6 +70,7 @@ struct Mxfp8VectorCodes : SmallVectorCodes<Small> {
   static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
     const hn::Rebind<std::int8_t, I32> narrow;
     const auto* bytes = reinterpret_cast<const std::int8_t*>(block) + index;
+    TERSOR_GROUP_LOOP
     for (std::size_t k = 0; k < kVectors; ++k)
       values[k] = SmallVectorCodes<Small>::values(
           hn::PromoteTo(I32(), hn::LoadU(narrow, bytes + k * kLanes)));

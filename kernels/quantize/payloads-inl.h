@@ -50,16 +50,20 @@ class Payloads {
     if constexpr (kOne) return visit(sum<1>(position, start));
     for (; position.rank + kMost < ranks(); position.rank += kMost) add(position, start);
     if (ranks() == 0) return visit(sum<0>(position, start));
-    if (ranks() - position.rank == 1) return visit(sum<1>(position, start));
-    if (ranks() - position.rank == 2) return visit(sum<2>(position, start));
-    if (ranks() - position.rank == 3) return visit(sum<3>(position, start));
+    if (kMost != 1 && ranks() - position.rank == 1) return visit(sum<1>(position, start));
+    if constexpr (kMost == 4) {
+      if (ranks() - position.rank == 2) return visit(sum<2>(position, start));
+      if (ranks() - position.rank == 3) return visit(sum<3>(position, start));
+    }
     return visit(sum<kMost>(position, start));
   }
 
  private:
   using Scale = typename Format::Scale;
   static constexpr std::size_t kTileValues = kTile<Format>;
-  static constexpr std::size_t kMost = 4;  // ranks whose scales fit into registers next to the sum
+  // Ranks whose scales fit into registers next to the sum. One for small scales, because the code
+  // of these formats is large.
+  static constexpr std::size_t kMost = sizeof(typename Scale::Stored) == 1 ? 1 : 4;
 
   /// A tile and the first rank to add.
   struct Position {
@@ -83,6 +87,7 @@ class Payloads {
       for (std::size_t rank = 0; rank < kRanks; ++rank) {
         VF32 values[kVectors];
         VectorCodes<Format>::load(codes[rank], index, values);
+        TERSOR_GROUP_LOOP
         for (std::size_t k = 0; k < kVectors; ++k)
           sum[k] = fused(values[k], scale[rank][block_of<Format>(index + k * kLanes)], sum[k]);
       }
@@ -122,6 +127,7 @@ class Payloads {
     for (std::size_t i = 0; i < kTileValues; i += kGroup) {
       VF32 sum[kVectors];
       sum_of(i, sum);
+      TERSOR_GROUP_LOOP
       for (std::size_t k = 0; k < kVectors; ++k) hn::Store(sum[k], F32(), sums_ + i + k * kLanes);
     }
   }

@@ -13,6 +13,15 @@
 #include <algorithm>
 #include <cstring>
 
+// Put before loops over the vectors of a group. Portable code keeps the loops, because a group of
+// single values gains nothing by unrolling, and the code would be large.
+#undef TERSOR_GROUP_LOOP
+#if TERSOR_PORTABLE
+#define TERSOR_GROUP_LOOP _Pragma("GCC unroll 1")
+#else
+#define TERSOR_GROUP_LOOP
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
@@ -111,6 +120,7 @@ HWY_INLINE void store_bytes(const VI32 (&codes)[kVectors], std::byte* bytes) {
 /// Stores kGroup codes in [-128, 127] as bytes.
 HWY_INLINE void store_bytes(const VI32 (&codes)[kVectors], std::byte* bytes) {
   const hn::Rebind<std::int8_t, I32> narrow;
+  TERSOR_GROUP_LOOP
   for (std::size_t k = 0; k < kVectors; ++k)
     hn::StoreU(hn::DemoteTo(narrow, codes[k]), narrow,
                reinterpret_cast<std::int8_t*>(bytes) + k * kLanes);
