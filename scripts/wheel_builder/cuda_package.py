@@ -16,6 +16,7 @@ License-Expression: Apache-2.0
 {licenses}Requires-Python: {requires_python}
 Requires-Dist: tersor=={version}
 Requires-Dist: nvidia-nccl-cu13>=2.14
+Description-Content-Type: text/markdown
 
 The extension module of `tersor` with kernels for NVIDIA GPUs. The driver must support CUDA 13.
 `import tersor` loads this module instead of its own. `tersor.build_info()` names the module in use.
