@@ -1,6 +1,6 @@
 // nvfp4: codes of e2m1, an e4m3 scale per 16 values and an f32 per segment (NVFP4). The bytes of a
-// finite segment are those of torchao's `nvfp4_quantize` with its dynamic scale. formats.h includes
-// int4.h first, whose packing is used.
+// finite segment equal torchao's `nvfp4_quantize` with a dynamic scale. The packing is from int4.h,
+// so formats.h includes int4.h first.
 #ifndef TERSOR_KERNELS_QUANTIZE_NVFP4_H_
 #define TERSOR_KERNELS_QUANTIZE_NVFP4_H_
 

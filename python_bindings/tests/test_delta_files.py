@@ -1,4 +1,4 @@
-"""Versions of weights in files: every receiver gets the same bits, or an error and its old bits."""
+"""Versions of weights in files: a receiver gets the same bits, or an error and the old bits."""
 
 from __future__ import annotations
 
@@ -430,6 +430,21 @@ def test_mutated_files_are_refused(folder: pathlib.Path, suffix: str) -> None:
             assert same(ours, version(2))
             ours = version(1)
     assert refused > 200
+
+
+@pytest.mark.parametrize("key", ["file", "full"])
+def test_a_manifest_names_files_of_its_own_folder(folder: pathlib.Path, key: str) -> None:
+    published(folder, 2)
+    manifest = json.loads((folder / f"{SECOND}.json").read_text())
+    del manifest["sha256"]
+    shutil.copy(folder / f"{SECOND}.delta", folder.parent)
+    for name in (f"../{SECOND}.delta", str(folder.parent / f"{SECOND}.delta")):
+        manifest["tensors"][0][key] = name
+        _files.write_json(folder / f"{SECOND}.json", manifest)
+        ours = version(1)
+        with pytest.raises(tersor.WireError, match="is not in the folder of the manifest"):
+            delta.Receiver(folder, version=1).update(ours)
+        assert same(ours, version(1))
 
 
 def test_huge_claims_allocate_nothing(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:

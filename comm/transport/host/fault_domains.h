@@ -21,17 +21,17 @@ class FaultDomains {
   /// True if world rank `peer` left all channels.
   bool has_left(int peer) const { return gone_.contains(peer); }
   bool is_alone() const { return static_cast<int>(gone_.size() + lost_.size()) == core_.ranks - 1; }
-  /// True if a group rank (for kAnyRank, each other rank) left the channel or is lost.
+  /// True if a group rank left the channel or is lost; for kAnyRank: all other ranks.
   bool gone(const ChannelState& channel, int rank) const;
   /// "rank 2 left"
   std::string why_gone(const ChannelState& channel, int rank) const;
   void leave(int peer);
-  /// Records a rank that left without a goodbye. Returns false for a rank that left before.
+  /// Records the loss of a rank without a goodbye. Returns false if the rank left before.
   bool lose(int peer, const std::string& cause);
 
-  /// Next time at which `act` has something to do. Thread-safe.
+  /// Time of the next announcement or end of a dispute by `act`. Thread-safe.
   Clock::time_point due() const { return due_.load(std::memory_order_relaxed); }
-  /// Announces losses and ends disputes that are due. Returns true if any were due.
+  /// Announces losses and ends disputes at their times. Returns false if none was due.
   bool act(Clock::time_point now);
 
   /// True if all domains are faulty.
@@ -85,7 +85,7 @@ class FaultDomains {
 };
 
 std::vector<std::byte> to_bytes(const Fault& fault);
-/// A message that cannot be read is a fault, too.
+/// Returns a fault also for an unreadable message.
 Fault parse_fault(const Wire::Arrival& arrival);
 
 }  // namespace tersor::host

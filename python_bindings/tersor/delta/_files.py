@@ -210,6 +210,10 @@ def read_manifest(folder: pathlib.Path, version: int) -> Manifest:
     manifest = read_json(path)
     if manifest["version"] != version:
         raise WireError(f"{path}: this is the manifest of version {manifest['version']}")
+    for entry in manifest["tensors"]:
+        for name in (entry.get("file", ""), entry["full"]):
+            if "/" in name:
+                raise WireError(f'{path}: file "{name}" is not in the folder of the manifest')
     return manifest
 
 
