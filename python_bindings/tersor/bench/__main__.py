@@ -20,6 +20,7 @@ _COMMANDS = {
     "train": "torch",
     "backward": "torch",
     "step": "torch",
+    "delta": "torch",
     "goodput": "torch",
 }
 
@@ -38,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
             add_option(own)
             own.set_defaults(run=command.run)
     if not _has("torch"):
-        parser.epilog = "train, backward, step and goodput need PyTorch: pip install 'torch>=2.11'"
+        parser.epilog = (
+            "train, backward, step, delta and goodput need PyTorch: pip install 'torch>=2.11'"
+        )
     return parser
 
 

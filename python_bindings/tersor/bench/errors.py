@@ -1,5 +1,8 @@
 """Errors for the user of the benchmark to correct."""
 
+import importlib
+from typing import Any
+
 import tersor
 
 
@@ -27,3 +30,12 @@ def stateless_codec(spec: str, threads: int = 1) -> tersor.Codec:
         raise BenchmarkError(str(error)) from error
     refuse(codec.has_feedback, f"{spec}: give a codec without feedback, so without +ef")
     return codec
+
+
+def needed(module: str) -> Any:
+    """Imports an optional package. Raises BenchmarkError with the package's name without one."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.split(".")[0]
+        raise BenchmarkError(f"needs {package}: pip install 'tersor[bench]'") from error

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import tersor.torch
@@ -20,6 +19,7 @@ from tersor.bench import hooks
 from tersor.bench.errors import refuse
 from tersor.bench.measures import mark_of
 from tersor.bench.records import Record, add, columns, in_turns, report
+from tersor.bench.world import alone
 from tersor.torch._src.gradients.exchange import Presence
 from tersor.torch._src.optim.compressed import CompressedOptimizer
 from tersor.torch._src.optim.rules import Part
@@ -71,13 +71,9 @@ def run(chosen: argparse.Namespace) -> None:
         text = f"{name} needs matrices: give --shape ROWS COLUMNS, or other optimizers"
         refuse(len(chosen.shape) != 2, text)
     torch.set_num_threads(chosen.threads)
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
+    with alone():
         cases = itertools.product(chosen.optimizer, chosen.parameters)
         report(chosen, (_measure(*case, chosen) for case in cases), COLUMNS)
-    finally:
-        dist.destroy_process_group()
 
 
 def _measure(name: str, count: int, chosen: argparse.Namespace) -> Record:

@@ -1,6 +1,7 @@
 """The processes of a benchmark: start, ranks, and common options."""
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import logging
@@ -8,7 +9,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +35,17 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     text = "seconds until the ranks are ended"
     add(parser, "timeout", 3600.0, text, float, metavar="SECONDS")
     add(parser, "link", "none", "name of the network, for the records", metavar="NAME")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A process group of one rank."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @dataclasses.dataclass(frozen=True)
