@@ -18,6 +18,7 @@ DATED = {
     "fashion": tables.FASHION,
     "gpt_2000": tables.GPT_2000,
     "kernels": tables.GPU_KERNELS,
+    "delta": tables.DELTA,
     "soak": SOAK,
 }
 
@@ -110,6 +111,7 @@ def figures() -> dict[str, str]:
         **_training_figures(),
         **_cpu_figures(),
         **_soak_figures(),
+        **_delta_figures(),
         **{f"date_{name}": tables.day(file) for name, file in DATED.items()},
         "torch": tables.entries(tables.BACKWARD[2])[0]["torch"].split("+")[0],
     }
@@ -133,6 +135,34 @@ def _gpu_figures() -> dict[str, str]:
         "gpu_hadamard": tables.kernel_share("hadamard:bits=4+ef", "reduce"),
         "gpu_blocktopk": tables.kernel_share("blocktopk:density=0.01+ef", "reduce"),
         "step_gpu": f"{step['ratio']:.2f}",
+    }
+
+
+def _delta_figures() -> dict[str, str]:
+    pair, *_ = tables.delta_pairs()
+    four = tables.values(
+        tables.DELTA, "bytes_per_change", codec=tables.CLASSES[1], data=pair["data"]
+    )
+    tensors = tables.values(tables.DELTA, "tensors", codec=tables.CLASSES[1], data=pair["data"])
+    timed = tables.entries(tables.DELTA_SPEED)[0]
+    found = {
+        f"entropy_{kind}": tables.entropy(tables.DELTA, kind, "bits_per_value")
+        for kind in ("weights", "activations", "gradients")
+    }
+    for name in ("encode", "decode"):
+        speed = "gigabytes_per_second"
+        found[f"entropy_{name}"] = tables.entropy(
+            tables.DELTA_SPEED, "weights", speed, operation=name
+        )
+    return found | {
+        "delta_count": f"{pair['count']:,}",
+        "delta_warm": str(pair["warm_steps"]),
+        "delta_tensors": str(max(tensors)),
+        "delta_one": f"{min(four):.2f}",
+        "delta_named": f"{max(four):.2f}",
+        "delta_isa": timed["isa"],
+        "delta_mib": f"{timed['count'] >> 19}",
+        "delta_load": f"{timed['load']:.1f}",
     }
 
 

@@ -1,4 +1,4 @@
-"""The six tables of the results page, computed from the records in bench/results."""
+"""The eight tables of the results page, computed from the records in bench/results."""
 
 import calendar
 import datetime
@@ -284,6 +284,58 @@ def nccl_topk(file: str) -> float:
     raise records.ReportError(f"{file}: no top-k over NCCL")
 
 
+DELTA, DELTA_SPEED = "python-delta.json", "python-delta-speed.json"
+CLASSES = ("delta:classes=1", "delta:classes=4")
+PEERS = ("16-bit gaps + XOR, zstd-1", "dense XOR, zstd-1", "index + value")
+
+
+def delta_pairs() -> list[Entry]:
+    """A record per pair, from few changed values to many."""
+    return sorted(entries(DELTA, codec=PEERS[-1]), key=lambda one: one["changed_share"])
+
+
+def _delta_row(pair: Entry) -> list[str]:
+    name = {"adamw": "AdamW", "muon": "Muon"}[pair["optimizer"]]
+    rate, steps = f"{pair['learning_rate']:.0e}".replace("e-0", "e-"), pair["steps"]
+    updates = f"{steps} step{'s' if steps > 1 else ''} of {rate}"
+    return [f"{name}, {updates}", f"{100 * pair['changed_share']:.1f} %"]
+
+
+def delta_sizes() -> str:
+    """Bytes per changed value, all bytes counted."""
+    codings = [CLASSES[0], "delta:classes=2", CLASSES[1], *PEERS]
+    rows = []
+    for pair in delta_pairs():
+        found = entries(DELTA, data=pair["data"], tensors=1)
+        sizes = {one["codec"]: one["bytes_per_change"] for one in found}
+        rows.append([*_delta_row(pair), *(f"{sizes[codec]:.2f}" for codec in codings)])
+    heading = ["steps", "changed", "1 class", "2 classes", "4 classes", *PEERS]
+    return table(heading, rows)
+
+
+def delta_speed() -> str:
+    """Times as numbers of copies, with 1 and 4 classes."""
+    rows = []
+    for pair in delta_pairs():
+        cells = _delta_row(pair)
+        times = []
+        for codec in CLASSES:
+            found = entries(DELTA_SPEED, data=pair["data"], codec=codec)
+            copies = {one["operation"]: one["copies"] for one in found}
+            check, both = copies["check, trusted base"], copies["apply, trusted base"]
+            times.append([copies["encode"], check, both - check, copies["apply"]])
+        rows.append([*cells, *(f"{a:.1f} / {b:.1f}" for a, b in zip(*times, strict=True))])
+    calls = ["encode", "check", "write", "whole `apply`"]
+    return table(["steps", "changed", *calls], rows)
+
+
+def entropy(file: str, kind: str, field: str, **fields: typing.Any) -> str:
+    """The least and the largest figure of the codec `entropy` on a kind of values."""
+    found = entries(file, codec="entropy", **fields)
+    figures = [one[field] for one in found if one["data"].startswith(kind)]
+    return " to ".join(sorted({f"{one:.2f}" for one in (min(figures), max(figures))}, key=float))
+
+
 def pipeline() -> float:
     """How many times longer a pipeline stage waits for the link with bf16 than with int8.
 
@@ -305,4 +357,4 @@ def paired_points(file: str, codec: str) -> float:
     return 100 * statistics.fmean(one.paired(codec, "none").values())
 
 
-TABLES = (all_reduce, backward, slow_link, fashion, optimizers, kernels)
+TABLES = (all_reduce, backward, slow_link, fashion, optimizers, kernels, delta_sizes, delta_speed)

@@ -23,11 +23,11 @@ COUNT = 2**20
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A pair whose values changed by steps of 4e-6 at most, about 3 % of the bf16 values."""
+    """A pair whose values changed by steps of 2e-6 at most, about 3 % of the bf16 values."""
     draw = np.random.default_rng(7)
     weights = torch.from_numpy(draw.normal(0, 0.02, COUNT).astype(np.float32))
     steps = torch.from_numpy(draw.normal(0, 0.5, COUNT).astype(np.float32)).clamp(-1, 1)
-    for name, values in (("base", weights), ("new", weights - 4e-6 * steps)):
+    for name, values in (("base", weights), ("new", weights - 2e-6 * steps)):
         halves = dict(zip("ab", values.bfloat16().split(COUNT // 2), strict=True))
         save_file(
             {key: one.clone() for key, one in halves.items()}, tmp_path / f"x.{name}.safetensors"

@@ -79,7 +79,7 @@ def _sizes(folder: pathlib.Path) -> Iterator[Record]:
     for pair in delta_pairs.pairs(folder):
         yield from _sizes_of(pair)
     codec = tersor.Codec("entropy")
-    for name, values in _tensors(folder).items():
+    for name, values in delta_pairs.tensors(folder).items():
         payload = codec.encode(values)
         _check(f"{name}, entropy", values, codec.decode(payload, torch.empty_like(values)))
         yield {
@@ -147,7 +147,7 @@ def _speeds(folder: pathlib.Path, chosen: argparse.Namespace, load: float) -> It
                 "changed_share": share,
             }
             yield from measure(fields, _delta_actions(base, new, classes))
-    for name, values in _tensors(folder).items():
+    for name, values in delta_pairs.tensors(folder).items():
         values = _repeated(values, chosen.mib)
         yield from measure(_fields(name, "entropy", values), _codec_actions(values))
 
@@ -188,11 +188,6 @@ def _repeated(values: Tensor, mib: int) -> Tensor:
     """The values again and again, in so many MiB."""
     count = mib * 2**19
     return values.repeat(-(-count // values.numel()))[:count].clone()
-
-
-def _tensors(folder: pathlib.Path) -> delta_pairs.Weights:
-    path = folder / delta_pairs.OTHER
-    return delta_pairs.read(path) if path.exists() else {}
 
 
 def _fields(data: str, codec: str, values: Tensor) -> Record:

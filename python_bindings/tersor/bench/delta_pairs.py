@@ -20,6 +20,7 @@ import tersor.torch
 from tersor.bench.errors import needed, refuse
 from tersor.bench.models import Batch, GptShape, scores_of
 from tersor.bench.records import Record
+from tersor.bench.step_command import without_exchange
 from tersor.bench.tasks import Share, TaskOptions, TextTask
 from tersor.bench.world import alone
 
@@ -48,6 +49,7 @@ def prepare(folder: pathlib.Path, chosen: argparse.Namespace) -> None:
     """Trains, and saves pairs and other tensors, unless the folder has a pair."""
     if any(folder.glob(f"*{BASE}")):
         return
+    refuse(chosen.width % HEAD_WIDTH, f"--width: give a multiple of {HEAD_WIDTH}")
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     tensors: dict[str, Tensor] = {}
@@ -67,11 +69,16 @@ def pairs(folder: pathlib.Path) -> Iterator[Pair]:
         with needed("safetensors").safe_open(path, "pt") as file:
             fields = json.loads((file.metadata() or {}).get(_FIELDS, "{}"))
         name = path.name.removesuffix(BASE)
-        yield Pair(name, read(path), read(folder / (name + NEW)), fields)
+        yield Pair(name, _read(path), _read(folder / (name + NEW)), fields)
 
 
-def read(path: pathlib.Path) -> Weights:
-    """Reads tensors of bf16."""
+def tensors(folder: pathlib.Path) -> Weights:
+    """Reads the tensors for the codec entropy, if there are any."""
+    path = folder / OTHER
+    return _read(path) if path.exists() else {}
+
+
+def _read(path: pathlib.Path) -> Weights:
     refuse(not path.exists(), f"{path} is missing")
     found: dict[str, Tensor] = needed("safetensors.torch").load_file(path)
     for name, one in found.items():
@@ -84,28 +91,21 @@ def flat(weights: Weights) -> Tensor:
     return torch.cat([one.flatten() for one in weights.values()])
 
 
-class _WideText(TextTask):
-    """A text for a GPT of another shape."""
-
-    def __init__(self, options: TaskOptions, shape: GptShape) -> None:
-        super().__init__(options)
-        self._shape = shape
-
-
 class _Training:
     """A training on one rank and one thread. Equal options give equal bits."""
 
     def __init__(self, name: str, chosen: argparse.Namespace) -> None:
         torch.manual_seed(chosen.seed)
         sizes = (None, 1, chosen.steps)  # batch, epochs, steps
-        options = TaskOptions(chosen.data, *sizes, torch.device("cpu"), ranks=1)
         shape = GptShape(chosen.layers, chosen.width // HEAD_WIDTH, chosen.width, CONTEXT)
-        self._task, self._name, self._seed = _WideText(options, shape), name, chosen.seed
+        options = TaskOptions(chosen.data, *sizes, torch.device("cpu"), ranks=1, shape=shape)
+        self._task, self._name, self._seed = TextTask(options), name, chosen.seed
         self._model: Any = self._task.model()
         self._optimizer: Any = self._task.optimizer(self._model)
         if name == "muon":
             named = list(self._model.named_parameters())
-            self._optimizer = tersor.torch.CompressedMuon(named, momentum=0.95, codec="none")
+            kind = tersor.torch.CompressedMuon  # in float32 on CPUs, unlike PyTorch's slow Muon
+            self._optimizer = without_exchange(kind, named, momentum=0.95)
         self._done, self._loss = 0, 0.0
 
     def warm_up(self) -> None:

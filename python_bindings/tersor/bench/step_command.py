@@ -109,9 +109,16 @@ def _pair(name: str, count: int, chosen: argparse.Namespace) -> tuple[Any, Any]:
         hook = hooks.attach(torch.nn.ParameterList(parameters), PEERS[name])
         return hook.optimizer(torch.optim.AdamW(parameters)), theirs
     own = [(str(index), one) for index, one in enumerate(parameters)]
-    ours: Any = type(kind.__name__, (_Alone, kind), {})(own, **options)
-    ours._presence = _OneRank(ours._exchange)
-    return ours, theirs
+    return without_exchange(kind, own, **options), theirs
+
+
+def without_exchange(
+    kind: type, parameters: list[tuple[str, torch.nn.Parameter]], **options: Any
+) -> Any:
+    """One of Tersor's optimizers in a group of one rank, without codec and exchange."""
+    made: Any = type(kind.__name__, (_Alone, kind), {})(parameters, **options)
+    made._presence = _OneRank(made._exchange)
+    return made
 
 
 def _parameters(count: int, chosen: argparse.Namespace) -> list[torch.nn.Parameter]:

@@ -74,6 +74,7 @@ class TaskOptions:
     ranks: int
     rate: float = 1.0  # times the task's own learning rate
     uneven: float | None = None  # the concentration of classes on ranks; None: equal
+    shape: GptShape | None = None  # of a GPT
 
 
 @functools.lru_cache(maxsize=1)
@@ -155,7 +156,7 @@ class TextTask(Task):
         refuse(options.uneven is not None, "--uneven is for images, which have classes")
         on_gpu = options.device.type == "cuda"
         self._device = options.device
-        shape = GPU_GPT if on_gpu else CPU_GPT
+        shape = options.shape or (GPU_GPT if on_gpu else CPU_GPT)
         self._shape = dataclasses.replace(shape, experts=self.experts)
         self._text = data.load_text(options.source)
         is_short = len(self._text.validation) <= self._shape.context + TEST_WINDOWS
