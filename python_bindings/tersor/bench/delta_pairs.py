@@ -27,8 +27,8 @@ from tersor.bench.world import alone
 Weights = Mapping[str, Tensor]
 # By optimizer: learning rates and numbers of steps, in the order of the training.
 STEPS = {
-    "adamw": [(1e-6, 1), (1e-6, 4), (1e-5, 1), (1e-5, 3)],
-    "muon": [(1e-6, 1), (1e-6, 4), (3e-6, 4), (1e-5, 4)],
+    "adamw": [(1e-6, 1), (1.2e-6, 2), (1e-6, 4), (7e-6, 1), (8e-6, 3)],
+    "muon": [(2e-6, 1), (1.2e-6, 4), (2e-6, 4), (4e-6, 4), (1.3e-5, 4)],
 }
 HEAD_WIDTH, CONTEXT = 64, 64
 BASE, NEW, OTHER = ".base.safetensors", ".new.safetensors", "tensors.safetensors"
@@ -69,7 +69,10 @@ def pairs(folder: pathlib.Path) -> Iterator[Pair]:
         with needed("safetensors").safe_open(path, "pt") as file:
             fields = json.loads((file.metadata() or {}).get(_FIELDS, "{}"))
         name = path.name.removesuffix(BASE)
-        yield Pair(name, _read(path), _read(folder / (name + NEW)), fields)
+        base, new = _read(path), _read(folder / (name + NEW))
+        shapes = [{key: one.shape for key, one in weights.items()} for weights in (base, new)]
+        refuse(shapes[0] != shapes[1], f"{name}: the versions have different tensors")
+        yield Pair(name, base, {key: new[key] for key in base}, fields)
 
 
 def tensors(folder: pathlib.Path) -> Weights:
