@@ -109,9 +109,39 @@ std::vector<DeltaEntry> delta_entries(ConstByteSpan delta);
 void delta_check(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
                  ConstByteSpan delta, const DeltaOptions& options = {});
 
-/// Turns the base into the result, in place. First performs `delta_check` for all tensors, and
-/// throws as `delta_check` does before anything is written. `values` must not overlap, and no other
-/// thread may use `values` during the call.
+/// A checked and decoded delta, which can be written and undone. Keeps one value and one place of
+/// 2 bytes per changed value, and at most one copy of a block.
+class PreparedDelta {
+ public:
+  /// Performs `delta_check` and throws as `delta_check` does. Does not need `delta` afterwards.
+  PreparedDelta(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
+                ConstByteSpan delta, const DeltaOptions& options = {});
+
+  /// Turns the base into the result, in place, and keeps the old values. `values` must have the
+  /// contents of `base`, and no other thread may use `values` during the call. Throws
+  /// InvalidArgumentError for spans of other sizes, for overlapping spans and for a second call,
+  /// before anything is written.
+  void write(std::span<const ByteSpan> values, Threads* threads = nullptr);
+  /// Turns the result, or a mixture of result and base, into the base. Does nothing before `write`.
+  /// Throws InvalidArgumentError for spans of other sizes.
+  void undo(std::span<const ByteSpan> values) const;
+  /// Returns the size in bytes.
+  std::size_t bytes() const;
+
+ private:
+  struct Block {
+    std::size_t tensor, first_byte;  // of the block
+    std::size_t count, record;       // values, and the offset of the record
+    bool whole;                      // the record has all values of the block, and no places
+    bool written = false;            // the record has old values
+  };
+  std::vector<DeltaTensor> tensors_;
+  std::vector<Block> blocks_;
+  std::vector<std::byte> records_;  // values, then their places; new values before `write`
+};
+
+/// Turns the base into the result, in place: PreparedDelta, and `write`. Throws as
+/// `delta_check` does before anything is written.
 void delta_apply(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values,
                  ConstByteSpan delta, const DeltaOptions& options = {});
 

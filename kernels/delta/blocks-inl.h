@@ -328,7 +328,7 @@ std::uint64_t sum_of_changes(const DeltaScratch& scratch, unsigned count, std::u
 
 template <class L>
 DeltaChanges decode_block(const DeltaBlock& block, const std::byte* words, std::size_t size,
-                          std::byte* values, DeltaScratch& scratch) {
+                          DeltaScratch& scratch) {
   using Bits = typename L::Bits;
   ListReader lists(words, size, scratch);
   if (const char* fault = lists.read_head(block.classes.count, block.count)) return {fault};
@@ -343,10 +343,7 @@ DeltaChanges decode_block(const DeltaBlock& block, const std::byte* words, std::
   auto* HWY_RESTRICT news = reinterpret_cast<Bits*>(scratch.news);
   for (unsigned i = 0; i < count; ++i) olds[i] = base[scratch.places[i]];
   for (unsigned i = 0; i < count; ++i) news[i] = L::moved(olds[i], steps[i]);
-  if (values == nullptr) return {nullptr, count, sum_of_changes<Bits>(scratch, count, block.first)};
-  auto* to = reinterpret_cast<Bits*>(values);
-  for (unsigned i = 0; i < count; ++i) to[scratch.places[i]] = news[i];
-  return {nullptr, count, 0};
+  return {nullptr, count, sum_of_changes<Bits>(scratch, count, block.first)};
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

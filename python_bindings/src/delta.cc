@@ -6,6 +6,7 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -80,6 +81,17 @@ void apply_delta(const std::vector<Described>& described, const Arrays& weights,
   delta_apply(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
 }
 
+std::unique_ptr<PreparedDelta> prepare_delta(const std::vector<Described>& described,
+                                             const Arrays& base, nb::handle delta, bool trusts,
+                                             unsigned threads) {
+  const ReadArrays values(base);
+  const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
+  const nb::gil_scoped_release released;
+  Threads pool(threads);
+  return std::make_unique<PreparedDelta>(tensors_of(described), values.spans, bytes.span,
+                                         delta_options(trusts, pool));
+}
+
 std::vector<DeltaEntry> entries_of_delta(nb::handle delta) {
   return delta_entries(read_bytes(delta, {.name = "delta", .on_host = true}).span);
 }
@@ -145,6 +157,38 @@ void bind_delta(nb::module_& module) {
              "  delta: The delta.\n"
              "  trusts: True if the base's checksum need not be read.\n"
              "  threads: Number of threads; 0: one per core.\n\n"
+             "Raises:\n"
+             "  As delta_check.");
+  nb::class_<PreparedDelta>(module, "PreparedDelta", "A checked and decoded delta.")
+      .def(
+          "write",
+          [](PreparedDelta& self, const Arrays& weights, unsigned threads) {
+            const WrittenArrays values(weights);
+            const nb::gil_scoped_release released;
+            Threads pool(threads);
+            self.write(values.spans, &pool);
+          },
+          "weights"_a, "threads"_a, "Turns the base into the result, in place.")
+      .def(
+          "undo",
+          [](const PreparedDelta& self, const Arrays& weights) {
+            const WrittenArrays values(weights);
+            const nb::gil_scoped_release released;
+            self.undo(values.spans);
+          },
+          "weights"_a, "Turns the result, or a mixture, into the base.")
+      .def_prop_ro("bytes", &PreparedDelta::bytes, "Size in bytes.");
+  module.def("delta_prepare", &prepare_delta, "tensors"_a, "base"_a, "delta"_a, "trusts"_a,
+             "threads"_a,
+             "Checks and decodes a delta, and writes nothing.\n\n"
+             "Args:\n"
+             "  tensors: Name, dtype and shape of each array.\n"
+             "  base: Bytes of the old values.\n"
+             "  delta: The delta.\n"
+             "  trusts: True if the base's checksum need not be read.\n"
+             "  threads: Number of threads; 0: one per core.\n\n"
+             "Returns:\n"
+             "  A PreparedDelta.\n\n"
              "Raises:\n"
              "  As delta_check.");
   module.def("delta_entries", &entries_of_delta, "delta"_a,
