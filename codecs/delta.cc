@@ -2,7 +2,6 @@
 
 #include <tersor/delta.h>
 
-#include "codecs/apart.h"
 #include "codecs/delta_frame.h"
 #include "codecs/delta_tensors.h"
 
@@ -12,8 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
-#include <utility>
+#include <optional>
 
 namespace tersor {
 namespace {
@@ -21,44 +19,6 @@ namespace {
 using namespace encoding;
 using kernels::DeltaBlock;
 using kernels::DeltaScratch;
-
-/// A tensor of a delta, and the caller's tensor with this name.
-struct Matched {
-  DeltaView view;
-  const DeltaTensor* tensor;
-  const std::byte* values;
-};
-
-/// Finds the caller's tensor of each tensor in the delta.
-std::vector<Matched> match(std::span<const DeltaTensor> tensors,
-                           std::span<const ConstByteSpan> values, ConstByteSpan delta) {
-  check_list(tensors, values);
-  std::vector<DeltaView> views = read_delta(delta);
-  std::unordered_map<std::string_view, std::size_t> indices;
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (!indices.emplace(tensors[i].name, i).second)
-      throw InvalidArgumentError("delta: two tensors have the name \"" + tensors[i].name + "\"");
-  std::vector<Matched> matched;
-  for (DeltaView& view : views) {
-    const DeltaTensor& own = view.tensor;
-    const auto found = indices.find(own.name);
-    if (found == indices.end())
-      throw InvalidArgumentError(
-          "delta: the delta belongs to another model: these weights have no " + quoted(own));
-    const DeltaTensor& tensor = tensors[found->second];
-    if (own.dtype != tensor.dtype || own.shape != tensor.shape)
-      throw InvalidArgumentError("delta: the delta belongs to another model: " + quoted(own) +
-                                 " is " + shape_text(own) + " in the delta, but " +
-                                 shape_text(tensor) + " in these weights");
-    matched.push_back({std::move(view), &tensor, values[found->second].data()});
-    indices.erase(found);
-  }
-  for (const DeltaTensor& tensor : tensors)
-    if (indices.contains(tensor.name))
-      throw InvalidArgumentError("delta: the delta belongs to another model: the delta has no " +
-                                 quoted(tensor));
-  return matched;
-}
 
 /// Calls visit(block, its entry in sizes, its words, scratch) for all blocks on the available
 /// threads.
@@ -87,7 +47,7 @@ void prove(const Matched& matched, const DeltaOptions& options, DeltaScratches& 
   const std::size_t width = delta_dtype_bytes(view.tensor.dtype);
   const bool reads_base = options.base == DeltaBase::kCheck;
   std::mutex mutex;
-  std::uint64_t base_sum = 0, sum = view.head.base_checksum, changed = 0;
+  std::uint64_t base_sum = 0, sum = 0, changed = 0;
   const char* fault = nullptr;
   for_each_block(matched, options.threads, scratches,
                  [&](const DeltaBlock& block, std::uint16_t size, const std::byte* words,
@@ -108,22 +68,7 @@ void prove(const Matched& matched, const DeltaOptions& options, DeltaScratches& 
                    if (fault == nullptr && size != 0)
                      keep(block, plain ? words : nullptr, changes, scratch);
                  });
-  if (reads_base && base_sum != view.head.base_checksum)
-    throw BaseMismatchError("delta: " + quoted(view.tensor) +
-                            " is not the base of this delta: its checksum differs. Apply the "
-                            "missing deltas first, or load a full copy");
-  if (fault == nullptr && changed != view.head.changed) fault = "its counts do not add up";
-  if (fault == nullptr && sum != view.head.result_checksum)
-    fault = "the changes do not give the checksum of the result";
-  if (fault != nullptr) throw WireError("delta: " + quoted(view.tensor) + ": " + fault);
-}
-
-void refuse_overlap(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values) {
-  CallMemory memory;
-  for (std::size_t i = 0; i < values.size(); ++i)
-    memory.write(tensors[i].name.c_str(), values[i].data(), values[i].size());
-  if (const std::string overlap = memory.overlap(); !overlap.empty())
-    throw InvalidArgumentError("delta: " + overlap + ", or pass shared weights once");
+  conclude(view, reads_base ? std::optional(base_sum) : std::nullopt, sum, changed, fault);
 }
 
 /// Returns the places in a record of `count` values.

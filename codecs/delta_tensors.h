@@ -1,6 +1,7 @@
-// The caller's tensors of a weight delta: checks, checksums and blocks.
+// The caller's tensors and the tensors of a weight delta: checks, checksums and blocks.
 #pragma once
 
+#include "codecs/delta_frame.h"
 #include "codecs/slices.h"
 #include "kernels/delta/cpu.h"
 
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,6 +35,27 @@ void check_list(std::span<const DeltaTensor> tensors, std::span<const Bytes> val
   for (std::size_t i = 0; i < tensors.size(); ++i)
     check_bytes(tensors[i], values[i].data(), values[i].size());
 }
+
+/// Throws InvalidArgumentError if the weights of two tensors overlap.
+void refuse_overlap(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values);
+
+/// A tensor of a delta, and the caller's tensor with this name.
+struct Matched {
+  DeltaView view;
+  const DeltaTensor* tensor;
+  const std::byte* values;
+};
+
+/// Finds the caller's tensor of each tensor in the delta. Throws WireError for a damaged delta and
+/// InvalidArgumentError for another model.
+std::vector<Matched> match(std::span<const DeltaTensor> tensors,
+                           std::span<const ConstByteSpan> values, ConstByteSpan delta);
+
+/// Compares the sums over a tensor's blocks with the head of the tensor. `base_sum` is the checksum
+/// of the values, or nothing for a trusted base. `fault` describes a fault of a block, or is null.
+/// Throws BaseMismatchError and WireError.
+void conclude(const DeltaView& view, std::optional<std::uint64_t> base_sum,
+              std::uint64_t change_sum, std::uint64_t changed, const char* fault);
 
 /// Returns block `index` of a tensor.
 kernels::DeltaBlock block_at(const kernels::DeltaBlock& whole, std::size_t index);

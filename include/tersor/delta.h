@@ -5,10 +5,12 @@
 
 #include <tersor/error.h>
 #include <tersor/span.h>
+#include <tersor/stream.h>
 #include <tersor/threads.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -138,6 +140,31 @@ class PreparedDelta {
   std::vector<DeltaTensor> tensors_;
   std::vector<Block> blocks_;
   std::vector<std::byte> records_;  // values, then their places; new values before `write`
+};
+
+/// PreparedDelta for weights in device memory. Keeps the delta and the changes in device memory:
+/// for bf16, 5 bytes per changed value. All functions wait for their stream.
+class PreparedDeviceDelta {
+ public:
+  /// `base` is in memory of the current device, `delta` on the host. Work that wrote the weights
+  /// must be done, or queued on the stream. Throws as PreparedDelta does, OutOfMemoryError, and
+  /// CudaError in a build without CUDA.
+  PreparedDeviceDelta(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
+                      ConstByteSpan delta, StreamView stream, const DeltaOptions& options = {});
+  ~PreparedDeviceDelta();
+  PreparedDeviceDelta(PreparedDeviceDelta&&) noexcept;
+  PreparedDeviceDelta& operator=(PreparedDeviceDelta&&) noexcept;
+
+  /// As PreparedDelta::write.
+  void write(std::span<const ByteSpan> values, StreamView stream);
+  /// As PreparedDelta::undo.
+  void undo(std::span<const ByteSpan> values, StreamView stream);
+  /// Returns the size in device memory in bytes.
+  std::size_t bytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 /// Turns the base into the result, in place: PreparedDelta, and `write`. Throws as

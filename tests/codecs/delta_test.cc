@@ -213,13 +213,6 @@ TEST(Delta, WrongCallsAreRefused) {
   EXPECT_NE(error.find("overlaps"), std::string::npos) << error;
 }
 
-void reseal(Bytes& delta) {
-  if (delta.size() < 64) return;
-  std::memset(delta.data() + 56, 0, 8);
-  const std::uint64_t sum = kernels::delta_checksum(delta.data(), delta.size(), 0);
-  std::memcpy(delta.data() + 56, &sum, 8);
-}
-
 TEST(Delta, DamagedDeltasAreRefusedAndForgedDeltasNeverGiveAWrongResult) {
   Versions versions;
   versions.add("a", DeltaDtype::kBf16, 3000);

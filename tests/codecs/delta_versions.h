@@ -1,6 +1,7 @@
 // Two versions of a model's weights, for tests of deltas.
 #pragma once
 
+#include "kernels/delta/cpu.h"
 #include "tests/support/reference.h"
 
 #include <tersor/delta.h>
@@ -80,6 +81,14 @@ inline void fill(Versions& versions, std::size_t index, std::size_t every,
     std::memcpy(base.data() + i * width, &old, width);
     std::memcpy(now.data() + i * width, &value, width);
   }
+}
+
+/// Computes the checksum of a changed delta.
+inline void reseal(Bytes& delta) {
+  if (delta.size() < 64) return;
+  std::memset(delta.data() + 56, 0, 8);
+  const std::uint64_t sum = kernels::delta_checksum(delta.data(), delta.size(), 0);
+  std::memcpy(delta.data() + 56, &sum, 8);
 }
 
 }  // namespace tersor::test

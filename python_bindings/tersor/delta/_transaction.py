@@ -39,7 +39,8 @@ def apply(
 
     Args:
         weights: Names and tensors of the base: contiguous, writable and separate. Pass shared
-            ("tied") weights once. Tensors on a device are copied to the host and back.
+            ("tied") weights once. A single delta changes tensors of one CUDA device there. Other
+            tensors on devices are copied to the host and back.
         delta: The delta; or several deltas, each of other tensors or of the next version. The call
             keeps the changes: for bfloat16, 4 bytes per change, at most a copy of all tensors. If
             deltas follow one another, the check also makes a copy of one delta's tensors.
@@ -133,13 +134,20 @@ class Part:
         return _memory.described(self.tensors)
 
     def values(self) -> list[Any]:
-        return [_memory.bytes_of(name, tensor) for name, tensor in self.tensors.items()]
+        bytes_of = _memory.device_bytes_of if self._is_direct else _memory.bytes_of
+        return [bytes_of(name, tensor) for name, tensor in self.tensors.items()]
+
+    @property
+    def _is_direct(self) -> bool:
+        """True if the tensors change on their device. Otherwise the host has copies."""
+        one_delta = len(self.deltas) == 1 and self.read is None
+        return one_delta and _memory.are_on_cuda(self.tensors.values())
 
     def check(self, trust_base: bool) -> None:
         """Proves that ``write`` will succeed."""
         values = self.values()
         for name, one in zip(self.tensors, values, strict=True):
-            if not one.flags.writeable:
+            if not self._is_direct and not one.flags.writeable:
                 raise InvalidArgumentError(f'tensor "{name}" is not writable')
         if len(self.deltas) == 1 and self.read is None:
             self._prepared.append(self._prepare(self.deltas[0], values, trust_base))
@@ -152,7 +160,7 @@ class Part:
             trust = False
 
     def _prepare(self, delta: Delta, values: list[Any], trust: bool) -> Any:
-        return _core.delta_prepare(self.described, values, delta.data, trust, self.threads)
+        return _core.PreparedDelta(self.described, values, delta.data, trust, self.threads)
 
     def _read_full(self, values: list[Any]) -> None:
         if self.read is not None:
@@ -186,7 +194,9 @@ class Part:
         self._store(values)
 
     def _store(self, values: list[Any]) -> None:
-        """Copies bytes to the tensors, except to host memory that has the bytes already."""
+        """Copies bytes to the tensors, except to memory that has the bytes already."""
+        if self._is_direct:
+            return
         for (name, tensor), one in zip(self.tensors.items(), values, strict=True):
             if _memory.is_on_host(tensor):
                 own = _memory.bytes_of(name, tensor)
