@@ -217,7 +217,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
   /// Returns the bit of the plane at which a code ends.
   TERSOR_DEVICE static unsigned end_of(const DeltaWords& words, const Shared& shared, unsigned runs,
                                        unsigned code) {
-    const unsigned run = find_last<kRuns>(shared.ones, runs, code);
+    const unsigned run = find_last(shared.ones, runs, code);
     unsigned rank = code - shared.ones[run], word = run * kRun;
     std::uint32_t bits = words.word(shared.head.plane + word);
     TERSOR_KEEP_LOOP
@@ -281,8 +281,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
         if (fails) continue;
         auto place = static_cast<unsigned>(rank);
         if (classes) {
-          const unsigned word =
-              find_last<2 * kMaskWords>(shared.before[c], (valid + 63) / 64, place);
+          const unsigned word = find_last(shared.before[c], (valid + 63) / 64, place);
           const std::uint64_t mask = shared.masks[c][word];
           unsigned left = place - shared.before[c][word];
           const unsigned lower = count_bits(static_cast<std::uint32_t>(mask));

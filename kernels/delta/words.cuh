@@ -22,14 +22,15 @@ TERSOR_DEVICE unsigned nth_one(std::uint32_t bits, unsigned rank) {
   return position;
 }
 
-/// Returns the last of `count` sorted numbers that is at most `key`. The first number is 0.
-template <unsigned kMost>
+/// Returns the index of the last of `count` sorted numbers that is at most `key`. The first number
+/// is 0.
 TERSOR_DEVICE unsigned find_last(const std::uint16_t* numbers, unsigned count, unsigned key) {
   unsigned found = 0;
-  TERSOR_UNROLL
-  for (unsigned step = kMost / 2; step != 0; step /= 2) {
-    const unsigned next = found + step;
-    if (next < count && numbers[next] <= key) found = next;
+  TERSOR_KEEP_LOOP
+  for (unsigned step = count <= 1 ? 0 : 1u << (31 - __clz(static_cast<int>(count - 1))); step != 0;
+       step /= 2) {
+    const unsigned next = min(found + step, count - 1);
+    if (numbers[next] <= key) found = next;
   }
   return found;
 }
