@@ -145,6 +145,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
     right = right && words.pads(bit);
     head.plane = (bit + 31) / 32;
     head.fault = right ? DeltaFault::kNone : DeltaFault::kHead;
+    head.record = 0;
     if (!right) return;
     head.record = atomic_add(&tensor.sums->recorded, std::uint64_t{head.all});
     if (head.record + head.all > tensor.most_recorded) head.fault = DeltaFault::kCounts;
