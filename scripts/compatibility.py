@@ -44,6 +44,7 @@ PACKAGES = (
     ("Keras", "keras", r"test_tensorflow\."),
     ("torchft", "torchft", r"test_torchft\."),
     ("torchao", "torchao", r"test_torchao\."),
+    ("vLLM", "vllm", r"test_vllm\."),
     ("Ray", "ray", r"test_ray\."),
     ("Flower", "flwr", r"test_flower"),
     ("NVFlare", "nvflare", r"test_nvflare\."),

@@ -5,10 +5,12 @@
 
 #include <tersor/error.h>
 #include <tersor/span.h>
+#include <tersor/stream.h>
 #include <tersor/threads.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -109,9 +111,64 @@ std::vector<DeltaEntry> delta_entries(ConstByteSpan delta);
 void delta_check(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
                  ConstByteSpan delta, const DeltaOptions& options = {});
 
-/// Turns the base into the result, in place. First performs `delta_check` for all tensors, and
-/// throws as `delta_check` does before anything is written. `values` must not overlap, and no other
-/// thread may use `values` during the call.
+/// A checked and decoded delta, which can be written and undone. Keeps one value and one place of
+/// 2 bytes per changed value, and at most one copy of a block.
+class PreparedDelta {
+ public:
+  /// Performs `delta_check` and throws as `delta_check` does. Does not need `delta` afterwards.
+  PreparedDelta(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
+                ConstByteSpan delta, const DeltaOptions& options = {});
+
+  /// Turns the base into the result, in place, and keeps the old values. `values` must have the
+  /// contents of `base`, and no other thread may use `values` during the call. Throws
+  /// InvalidArgumentError for spans of other sizes, for overlapping spans and for a second call,
+  /// before anything is written.
+  void write(std::span<const ByteSpan> values, Threads* threads = nullptr);
+  /// Turns the result, or a mixture of result and base, into the base. Does nothing before `write`.
+  /// Throws InvalidArgumentError for spans of other sizes.
+  void undo(std::span<const ByteSpan> values) const;
+  /// Returns the size in bytes.
+  std::size_t bytes() const;
+
+ private:
+  struct Block {
+    std::size_t tensor, first_byte;  // of the block
+    std::size_t count, record;       // values, and the offset of the record
+    bool whole;                      // the record has all values of the block, and no places
+    bool written = false;            // the record has old values
+  };
+  std::vector<DeltaTensor> tensors_;
+  std::vector<Block> blocks_;
+  std::vector<std::byte> records_;  // values, then their places; new values before `write`
+};
+
+/// PreparedDelta for weights in device memory. Keeps the delta and the changes in device memory:
+/// for bf16, 5 bytes per changed value. All functions wait for their stream.
+class PreparedDeviceDelta {
+ public:
+  /// `base` is in memory of the current device, `delta` on the host. Work that wrote the weights
+  /// must be done, or queued on the stream. Throws as PreparedDelta does, OutOfMemoryError, and
+  /// CudaError in a build without CUDA.
+  PreparedDeviceDelta(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
+                      ConstByteSpan delta, StreamView stream, const DeltaOptions& options = {});
+  ~PreparedDeviceDelta();
+  PreparedDeviceDelta(PreparedDeviceDelta&&) noexcept;
+  PreparedDeviceDelta& operator=(PreparedDeviceDelta&&) noexcept;
+
+  /// As PreparedDelta::write.
+  void write(std::span<const ByteSpan> values, StreamView stream);
+  /// As PreparedDelta::undo.
+  void undo(std::span<const ByteSpan> values, StreamView stream);
+  /// Returns the size in device memory in bytes.
+  std::size_t bytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Turns the base into the result, in place: PreparedDelta, and `write`. Throws as
+/// `delta_check` does before anything is written.
 void delta_apply(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values,
                  ConstByteSpan delta, const DeltaOptions& options = {});
 

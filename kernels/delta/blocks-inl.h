@@ -19,12 +19,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr unsigned kCountBits = 15;  // of a number of values in a block's head
-constexpr unsigned kWidthBits = 4;   // of the width of low parts
-constexpr unsigned kMostWidth = 13;
-constexpr unsigned kStepBits = 6;  // of the width of big steps
-constexpr unsigned kGamma = 63;    // the width that means Elias gamma codes
-
 /// A block's lists: their lengths and widths.
 struct Head {
   unsigned changed[kDeltaClasses] = {}, widths[kDeltaClasses] = {};
@@ -39,12 +33,12 @@ std::size_t write_lists(const Head& head, unsigned classes, DeltaScratch& scratc
   using Bits = typename L::Bits;
   PlaneWriter fields(scratch.words);
   for (unsigned c = 0; c < classes; ++c) {
-    fields.put(head.changed[c], kCountBits);
-    fields.put(head.widths[c], kWidthBits);
+    fields.put(head.changed[c], kDeltaCountBits);
+    fields.put(head.widths[c], kDeltaWidthBits);
   }
-  fields.put(head.bigs, kCountBits);
-  fields.put(head.big_width, kWidthBits);
-  fields.put(head.step_width, kStepBits);
+  fields.put(head.bigs, kDeltaCountBits);
+  fields.put(head.big_width, kDeltaWidthBits);
+  fields.put(head.step_width, kDeltaStepBits);
   const auto put_lows = [&](const std::uint16_t* gaps, unsigned count, unsigned width) {
     if (width == 0) return;
     for (unsigned i = 0; i < count; ++i) fields.put(gaps[i] & ((1u << width) - 1), width);
@@ -64,15 +58,15 @@ std::size_t write_lists(const Head& head, unsigned classes, DeltaScratch& scratc
   const auto log = [](std::uint64_t m) { return static_cast<unsigned>(std::bit_width(m + 1)) - 1; };
   for (unsigned i = 0; i < head.bigs; ++i) {
     const std::uint64_t m = scratch.magnitudes[i];
-    codes.put_unary(head.step_width == kGamma ? log(m)
-                                              : static_cast<std::uint32_t>(m >> head.step_width));
+    codes.put_unary(
+        head.step_width == kDeltaGamma ? log(m) : static_cast<std::uint32_t>(m >> head.step_width));
   }
   words += codes.finish();
   PlaneWriter rest(scratch.words + 4 * words);
   for (unsigned i = 0; i < head.bigs; ++i) {
     const std::uint64_t m = scratch.magnitudes[i];
-    const unsigned width = head.step_width == kGamma ? log(m) : head.step_width;
-    rest.put_wide((head.step_width == kGamma ? m + 1 : m) & ((std::uint64_t{1} << width) - 1),
+    const unsigned width = head.step_width == kDeltaGamma ? log(m) : head.step_width;
+    rest.put_wide((head.step_width == kDeltaGamma ? m + 1 : m) & ((std::uint64_t{1} << width) - 1),
                   width);
   }
   return words + rest.finish();
@@ -128,7 +122,8 @@ DeltaCoded encode_block(const DeltaBlock& block, const std::byte* now_bytes,
       head.bigs += is_big;
       before = is_big != 0 ? index + 1 : before;
     }
-  std::uint64_t field_bits = (kCountBits + kWidthBits) * (block.classes.count + 1) + kStepBits;
+  std::uint64_t field_bits =
+      (kDeltaCountBits + kDeltaWidthBits) * (block.classes.count + 1) + kDeltaStepBits;
   std::uint64_t code_bits = 0, rest_bits = 0;
   const auto take = [&](const Width& width, unsigned count, std::uint64_t& low_bits) {
     low_bits += std::uint64_t{width.low_bits} * count;
@@ -136,12 +131,13 @@ DeltaCoded encode_block(const DeltaBlock& block, const std::byte* now_bytes,
     return width.low_bits;
   };
   for (unsigned c = 0; c < block.classes.count; ++c)
-    head.widths[c] =
-        take(best_width(scratch.gaps[c], head.changed[c], kMostWidth), head.changed[c], field_bits);
-  head.big_width = take(best_width(scratch.big_gaps, head.bigs, kMostWidth), head.bigs, field_bits);
-  const Width rice = best_width(scratch.magnitudes, head.bigs, kGamma - 1);
+    head.widths[c] = take(best_width(scratch.gaps[c], head.changed[c], kDeltaMostWidth),
+                          head.changed[c], field_bits);
+  head.big_width =
+      take(best_width(scratch.big_gaps, head.bigs, kDeltaMostWidth), head.bigs, field_bits);
+  const Width rice = best_width(scratch.magnitudes, head.bigs, kDeltaGamma - 1);
   if (gamma_bits <= rice.bits) {
-    head.step_width = kGamma;
+    head.step_width = kDeltaGamma;
     code_bits += (gamma_bits + head.bigs) / 2;
     rest_bits += (gamma_bits - head.bigs) / 2;
   } else {
@@ -170,15 +166,16 @@ class ListReader {
       return static_cast<unsigned>(field_at(scratch_.words, bit_ - width, width));
     };
     for (unsigned c = 0; c < classes; ++c) {
-      head.changed[c] = take(kCountBits);
-      head.widths[c] = take(kWidthBits);
+      head.changed[c] = take(kDeltaCountBits);
+      head.widths[c] = take(kDeltaWidthBits);
       head.all += head.changed[c];
-      if (head.widths[c] > kMostWidth) return kBrokenHead;
+      if (head.widths[c] > kDeltaMostWidth) return kBrokenHead;
     }
-    head.bigs = take(kCountBits);
-    head.big_width = take(kWidthBits);
-    head.step_width = take(kStepBits);
-    if (head.all == 0 || head.all > count || head.bigs > head.all || head.big_width > kMostWidth)
+    head.bigs = take(kDeltaCountBits);
+    head.big_width = take(kDeltaWidthBits);
+    head.step_width = take(kDeltaStepBits);
+    if (head.all == 0 || head.all > count || head.bigs > head.all ||
+        head.big_width > kDeltaMostWidth)
       return kBrokenHead;
     for (unsigned c = 0; c < classes; ++c) {
       lows[c] = bit_;
@@ -267,7 +264,7 @@ bool read_steps(ListReader& lists, DeltaScratch& scratch) {
         (std::uint64_t{gaps[i]} << head.big_width) + field_at(scratch.words, bit, head.big_width);
     const std::uint64_t quotient = gaps[head.bigs + i];
     std::uint64_t m;  // the magnitude - 1
-    if (head.step_width == kGamma) {
+    if (head.step_width == kDeltaGamma) {
       if (quotient > L::kWidth - 2) return false;
       const auto width = static_cast<unsigned>(quotient);
       m = std::uint64_t{1} << width | lists.rest(width);
@@ -328,7 +325,7 @@ std::uint64_t sum_of_changes(const DeltaScratch& scratch, unsigned count, std::u
 
 template <class L>
 DeltaChanges decode_block(const DeltaBlock& block, const std::byte* words, std::size_t size,
-                          std::byte* values, DeltaScratch& scratch) {
+                          DeltaScratch& scratch) {
   using Bits = typename L::Bits;
   ListReader lists(words, size, scratch);
   if (const char* fault = lists.read_head(block.classes.count, block.count)) return {fault};
@@ -343,10 +340,7 @@ DeltaChanges decode_block(const DeltaBlock& block, const std::byte* words, std::
   auto* HWY_RESTRICT news = reinterpret_cast<Bits*>(scratch.news);
   for (unsigned i = 0; i < count; ++i) olds[i] = base[scratch.places[i]];
   for (unsigned i = 0; i < count; ++i) news[i] = L::moved(olds[i], steps[i]);
-  if (values == nullptr) return {nullptr, count, sum_of_changes<Bits>(scratch, count, block.first)};
-  auto* to = reinterpret_cast<Bits*>(values);
-  for (unsigned i = 0; i < count; ++i) to[scratch.places[i]] = news[i];
-  return {nullptr, count, 0};
+  return {nullptr, count, sum_of_changes<Bits>(scratch, count, block.first)};
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

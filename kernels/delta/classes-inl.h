@@ -7,6 +7,7 @@
 #endif
 
 #include "kernels/delta/cpu.h"
+#include "kernels/delta/formulas.h"
 #include "kernels/host/simd-inl.h"
 
 #include <tersor/align.h>
@@ -28,12 +29,7 @@ struct Line {
   static constexpr unsigned kMantissa = kWidth - 1 - kExponentBits;
   static constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;  // all bits but the sign
 
-  /// Converts bits to a position and back: if the sign bit is 1, the other bits are inverted.
-  static Bits flip(Bits bits) {
-    if constexpr (kExponentBits == 0) return bits;
-    const auto all = static_cast<Bits>(static_cast<Signed>(bits) >> (kWidth - 1));
-    return static_cast<Bits>(bits ^ (all & kMagnitude));
-  }
+  static Bits flip(Bits bits) { return kExponentBits == 0 ? bits : delta_flip(bits); }
   static Bits step(Bits old, Bits now) { return static_cast<Bits>(flip(now) - flip(old)); }
   static Bits moved(Bits old, Bits step) { return flip(static_cast<Bits>(flip(old) + step)); }
   static unsigned exponent(Bits bits) {

@@ -21,10 +21,9 @@ DeltaCoded delta_encode_block_on(const DeltaBlock& block, const std::byte* now,
 }
 
 DeltaChanges delta_decode_block_on(const DeltaBlock& block, const std::byte* words,
-                                   std::size_t size, std::byte* values, DeltaScratch& scratch) {
-  return visit_line(block.dtype, [&]<class L>(L) {
-    return decode_block<L>(block, words, size, values, scratch);
-  });
+                                   std::size_t size, DeltaScratch& scratch) {
+  return visit_line(block.dtype,
+                    [&]<class L>(L) { return decode_block<L>(block, words, size, scratch); });
 }
 
 void delta_count_on(const DeltaBlock& block, const std::byte* now, std::uint64_t* values,
@@ -53,12 +52,53 @@ TERSOR_DISPATCHED(DeltaCoded, delta_encode_block,
                   (block, now, scratch))
 TERSOR_DISPATCHED(DeltaChanges, delta_decode_block,
                   (const DeltaBlock& block, const std::byte* words, std::size_t size,
-                   std::byte* values, DeltaScratch& scratch),
-                  (block, words, size, values, scratch))
+                   DeltaScratch& scratch),
+                  (block, words, size, scratch))
 TERSOR_DISPATCHED(void, delta_count,
                   (const DeltaBlock& block, const std::byte* now, std::uint64_t* values,
                    std::uint64_t* changed),
                   (block, now, values, changed))
+
+namespace {
+
+/// Calls visit(the unsigned type of this width).
+template <typename Visitor>
+void visit_width(unsigned width, const Visitor& visit) {
+  switch (width) {
+    case 1:
+      return visit(std::uint8_t());
+    case 2:
+      return visit(std::uint16_t());
+    case 4:
+      return visit(std::uint32_t());
+    default:
+      return visit(std::uint64_t());
+  }
+}
+
+}  // namespace
+
+void delta_write(unsigned width, std::size_t count, const std::uint16_t* places,
+                 const std::byte* values, std::byte* block) {
+  visit_width(width, [&]<typename Bits>(Bits) {
+    const auto* HWY_RESTRICT from = reinterpret_cast<const Bits*>(values);
+    auto* HWY_RESTRICT to = reinterpret_cast<Bits*>(block);
+    for (std::size_t i = 0; i < count; ++i) to[places[i]] = from[i];
+  });
+}
+
+void delta_exchange(unsigned width, std::size_t count, const std::uint16_t* places,
+                    std::byte* values, std::byte* block) {
+  visit_width(width, [&]<typename Bits>(Bits) {
+    auto* HWY_RESTRICT other = reinterpret_cast<Bits*>(values);
+    auto* HWY_RESTRICT to = reinterpret_cast<Bits*>(block);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Bits old = to[places[i]];
+      to[places[i]] = other[i];
+      other[i] = old;
+    }
+  });
+}
 
 std::uint64_t delta_checksum(const std::byte* bytes, std::size_t count, std::uint64_t first) {
   const std::uint64_t sum = checksum(bytes, count / 4, first / 4);

@@ -55,15 +55,22 @@ DeltaCoded delta_encode_block(const DeltaBlock& block, const std::byte* now, Del
 
 /// The changes of a coded block.
 struct DeltaChanges {
-  const char* fault = nullptr;  // a sentence; then nothing was written
+  const char* fault = nullptr;  // a sentence, or null
   std::uint32_t changed = 0;
   std::uint64_t sum = 0;  // the change of the tensor's checksum
 };
 
-/// Decodes a block of `size` words. If `values` is null, computes the change of the checksum.
-/// Otherwise writes the changed values to `values`, which may be the base.
+/// Decodes a block of `size` words: scratch.places, scratch.olds and scratch.news describe the
+/// changed values.
 DeltaChanges delta_decode_block(const DeltaBlock& block, const std::byte* words, std::size_t size,
-                                std::byte* values, DeltaScratch& scratch);
+                                DeltaScratch& scratch);
+
+/// Writes `count` values of `width` bytes at places of a block.
+void delta_write(unsigned width, std::size_t count, const std::uint16_t* places,
+                 const std::byte* values, std::byte* block);
+/// Exchanges `count` values of `width` bytes with the values at places of a block.
+void delta_exchange(unsigned width, std::size_t count, const std::uint16_t* places,
+                    std::byte* values, std::byte* block);
 
 /// Counts values and changed values of a block by exponent. Only for floats.
 void delta_count(const DeltaBlock& block, const std::byte* now, std::uint64_t* values,

@@ -6,6 +6,7 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -80,6 +81,68 @@ void apply_delta(const std::vector<Described>& described, const Arrays& weights,
   delta_apply(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
 }
 
+/// A checked and decoded delta for weights on the host or on a device.
+class Prepared {
+ public:
+  Prepared(const std::vector<Described>& described, const Arrays& base, nb::handle delta,
+           bool trusts, unsigned threads) {
+    const auto values = import_all(base, read_bytes, {.name = "weights"});
+    const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
+    const Place place(base, values);
+    const nb::gil_scoped_release released;
+    Threads pool(threads);
+    const DeltaOptions options = delta_options(trusts, pool);
+    const std::vector<DeltaTensor> tensors = tensors_of(described);
+    if (place.memory == Memory::kHost)
+      host_.emplace(tensors, values.spans, bytes.span, options);
+    else
+      device_.emplace(tensors, values.spans, bytes.span, place.stream, options);
+  }
+
+  void write(const Arrays& weights, unsigned threads) {
+    const auto values = import_all(weights, write_bytes, {.name = "weights"});
+    const Place place(weights, values);
+    const nb::gil_scoped_release released;
+    Threads pool(threads);
+    if (host_)
+      host_->write(values.spans, &pool);
+    else
+      device_->write(values.spans, place.stream);
+  }
+
+  void undo(const Arrays& weights) {
+    const auto values = import_all(weights, write_bytes, {.name = "weights"});
+    const Place place(weights, values);
+    const nb::gil_scoped_release released;
+    if (host_)
+      host_->undo(values.spans);
+    else
+      device_->undo(values.spans, place.stream);
+  }
+
+  std::size_t bytes() const { return host_ ? host_->bytes() : device_->bytes(); }
+
+ private:
+  /// The memory, the device and the current stream of a list of arrays.
+  struct Place {
+    template <typename Span>
+    Place(const Arrays& list, const ArrayList<Span>& values) {
+      if (values.arrays.empty()) return;
+      const Array<Span>& first = values.arrays.front();
+      for (const Array<Span>& array : values.arrays) check_same_device(first, array, "weights");
+      memory = first.memory;
+      stream = to_stream(nb::none(), list[0], memory);
+      scope.emplace(first);
+    }
+    Memory memory = Memory::kHost;
+    StreamView stream;
+    std::optional<DeviceScope> scope;
+  };
+
+  std::optional<PreparedDelta> host_;
+  std::optional<PreparedDeviceDelta> device_;
+};
+
 std::vector<DeltaEntry> entries_of_delta(nb::handle delta) {
   return delta_entries(read_bytes(delta, {.name = "delta", .on_host = true}).span);
 }
@@ -147,6 +210,23 @@ void bind_delta(nb::module_& module) {
              "  threads: Number of threads; 0: one per core.\n\n"
              "Raises:\n"
              "  As delta_check.");
+  nb::class_<Prepared>(module, "PreparedDelta", "A checked and decoded delta.")
+      .def(nb::init<const std::vector<Described>&, const Arrays&, nb::handle, bool, unsigned>(),
+           "tensors"_a, "base"_a, "delta"_a, "trusts"_a, "threads"_a,
+           "Checks and decodes a delta, and writes nothing.\n\n"
+           "Args:\n"
+           "  tensors: Name, dtype and shape of each array.\n"
+           "  base: Bytes of the old values, all on the host or all on a device.\n"
+           "  delta: The delta.\n"
+           "  trusts: True if the base's checksum need not be read.\n"
+           "  threads: Number of threads; 0: one per core.\n\n"
+           "Raises:\n"
+           "  As delta_check.")
+      .def("write", &Prepared::write, "weights"_a, "threads"_a,
+           "Turns the base into the result, in place.")
+      .def("undo", &Prepared::undo, "weights"_a,
+           "Turns the result, or a mixture of result and base, into the base.")
+      .def_prop_ro("bytes", &Prepared::bytes, "Size in bytes.");
   module.def("delta_entries", &entries_of_delta, "delta"_a,
              "Returns a DeltaEntry for each tensor.\n\n"
              "Args:\n"

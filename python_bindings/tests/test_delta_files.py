@@ -10,8 +10,6 @@ import os
 import pathlib
 import random
 import shutil
-import signal
-import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -547,43 +545,3 @@ def test_another_manifest_on_a_rank_is_named(folder: pathlib.Path) -> None:
         assert same(ours, version(1))
 
     tersor.local.run(3, rank)
-
-
-def kill_publishers(folder: pathlib.Path, seeds: range) -> int:
-    """Kills processes that publish, at random times. Returns the number of complete versions."""
-    receiver, ours, complete = delta.Receiver(folder), weights(), 0
-    for seed in seeds:
-        child = os.fork()
-        if child == 0:
-            try:
-                publisher = delta.Publisher(folder, keep=3)
-                number = max(_files.versions_in(folder), default=0)
-                while True:
-                    number += 1
-                    publisher.publish(number, version(number))
-            finally:
-                os._exit(1)
-        time.sleep(random.Random(seed).uniform(0, 0.08))
-        os.kill(child, signal.SIGKILL)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        found = _files.versions_in(folder)
-        if found:
-            assert receiver.update(ours) == found[-1]
-            assert same(ours, version(found[-1]))
-            complete = found[-1]
-    publisher = delta.Publisher(folder, keep=1)
-    (folder / ".tmpA1b2C3").touch()  # as safetensors leaves one
-    publisher.publish(complete + 1, version(complete + 1))
-    publisher.publish(complete + 2, version(complete + 2))
-    found = _files.versions_in(folder)  # the rest was deleted, also what the kills left
-    assert all(int(one.name[1:13]) in found for one in folder.iterdir())
-    return complete
-
-
-def test_killed_publishers_leave_complete_versions(folder: pathlib.Path) -> None:
-    assert kill_publishers(folder, range(20)) > 1
-
-
-@pytest.mark.long
-def test_200_killed_publishers_leave_complete_versions(folder: pathlib.Path) -> None:
-    assert kill_publishers(folder, range(200)) > 20

@@ -28,6 +28,7 @@ TESTS = {
     "torch": "test_docs_torch.py",
     "torchft": "",
     "transformers": "test_docs_frameworks.py",
+    "vllm": "test_vllm.py",
 }
 # Pages with blocks of no kind.
 BY_TORCHRUN = {"docs/get-started/pytorch.md", "docs/how-to/diloco.md"}
@@ -64,6 +65,8 @@ def test_the_programs_of_one_process_run_in_order(
     elif "publisher" in known:
         assert (known["version"], known["versions"]) == (2, [2, 2, 2])
         assert all((known["weights"][name] == value).all() for name, value in known["new"].items())
+        assert known["loaded_version"] == 2
+        assert (known["values"] == known["newer"]["scale"][known["indices"]]).all()
     else:  # 8 bits in a byte, 1.75 times the gradient among 8 ranks
         assert known["exchange_seconds"](1e6, 8, 1) == pytest.approx(1.75 * 4e6 * 8 / 1e9)
 

@@ -1,4 +1,4 @@
-"""Each example of the folder `examples` runs on two ranks and prints the promised lines."""
+"""Each example of the folder `examples` runs on its ranks and prints the promised lines."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def output(*command: str | pathlib.Path, **environment: str) -> str:
     return done.stdout
 
 
-def output_of(example: str, *arguments: str) -> str:
+def output_of(example: str, *arguments: str, ranks: int = 2) -> str:
     pytest.importorskip("torch")
-    ranks = ["--standalone", "--nproc-per-node=2"]
-    return output(*TORCHRUN, *ranks, EXAMPLES / example, *arguments)
+    launch = ["--standalone", f"--nproc-per-node={ranks}"]
+    return output(*TORCHRUN, *launch, EXAMPLES / example, *arguments)
 
 
 def losses(printed: str) -> list[float]:
@@ -97,6 +97,16 @@ def test_diloco_trains_in_fewer_bytes() -> None:
     first, last = losses(printed)
     assert last < first
     assert sent_share(printed) < 0.05
+
+
+def test_servers_follow_a_policy_that_learns() -> None:
+    pytest.importorskip("safetensors")
+    printed = output_of("weight_deltas.py", "--versions", "4", ranks=3)
+    found = re.findall(r"^version (\d): reward ([\d.]+), ([\d.]+) of ([\d.]+) KiB$", printed, re.M)
+    assert [number for number, *_ in found] == ["1", "2", "3", "4"]
+    assert float(found[-1][1]) > float(found[0][1]) + 0.05
+    assert found[0][2] == found[0][3]  # all weights
+    assert all(float(sent) < 0.7 * float(full) for _, _, sent, full in found[1:])
 
 
 def test_the_slurm_job_starts_the_ddp_example(tmp_path: pathlib.Path) -> None:

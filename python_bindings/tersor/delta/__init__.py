@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tersor._core import BaseMismatchError
 from tersor.delta._broadcast import broadcast_delta
+from tersor.delta._changes import changes
 from tersor.delta._memory import Delta, Entry, check, encode
 from tersor.delta._publisher import Publisher
 from tersor.delta._receiver import Receiver
@@ -16,7 +17,7 @@ from tersor.delta._transaction import apply
 
 __all__ = [
     "BaseMismatchError", "Delta", "Entry", "Publisher", "Receiver", "apply", "broadcast_delta",
-    "check", "encode",
+    "changes", "check", "encode",
 ]  # fmt: skip
 __dir__ = __all__.copy
 

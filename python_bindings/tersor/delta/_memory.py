@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,6 +172,14 @@ def described(weights: Weights) -> list[Described]:
 
 def bytes_of(name: str, tensor: Any) -> Any:
     """Returns the bytes of a tensor as a flat array of uint8. Bytes of a device are copied."""
+    flat = device_bytes_of(name, tensor)
+    if isinstance(flat, numpy.ndarray):
+        return flat
+    return (flat if is_on_host(tensor) else flat.to("cpu", copy=True)).numpy()
+
+
+def device_bytes_of(name: str, tensor: Any) -> Any:
+    """Returns the bytes of a tensor as a flat array or tensor of uint8 in the same memory."""
     torch = sys.modules.get("torch")
     is_torch = torch is not None and isinstance(tensor, torch.Tensor)
     if hasattr(tensor, "to_local"):
@@ -179,8 +187,7 @@ def bytes_of(name: str, tensor: Any) -> Any:
     if not (tensor.is_contiguous() if is_torch else tensor.flags.c_contiguous):
         raise InvalidArgumentError(f'tensor "{name}" is not contiguous: make a contiguous copy')
     if torch is not None and is_torch:
-        host = tensor.detach().reshape(-1).view(torch.uint8)
-        return (host if is_on_host(tensor) else host.to("cpu", copy=True)).numpy()
+        return tensor.detach().reshape(-1).view(torch.uint8)
     return tensor.reshape(-1).view(numpy.uint8)
 
 
@@ -188,6 +195,14 @@ def is_on_host(tensor: Any) -> bool:
     """False if the tensor is PyTorch's, and on a device."""
     device = getattr(tensor, "device", "cpu")  # of NumPy: a string
     return bool(getattr(device, "type", device) == "cpu")
+
+
+def are_on_cuda(tensors: Iterable[Any]) -> bool:
+    """True if this build has CUDA, and all tensors are PyTorch's on one CUDA device."""
+    devices = {getattr(tensor, "device", "cpu") for tensor in tensors}
+    device = devices.pop() if devices else None
+    has_cuda = bool(_core.build_info()[1])
+    return has_cuda and not devices and getattr(device, "type", None) == "cuda"
 
 
 def tensors_of(weights: Weights) -> tuple[list[Described], list[Any]]:

@@ -1,0 +1,46 @@
+// Launches the kernels of weight deltas: one kernel per width of a value.
+
+#include "kernels/delta/body.cuh"
+
+#include <tersor/align.h>
+
+namespace tersor::kernels {
+namespace {
+
+template <template <typename> class Kernel, typename Change>
+void launch(const DeltaDeviceTensor& tensor, StreamView stream, const Change& change) {
+  const auto run = [&]<typename Bits>(Bits) {
+    Kernel<Bits> kernel{};
+    kernel.tensor = tensor;
+    kernel.blocks = static_cast<unsigned>(ceil_div(tensor.count, kDeltaBlock));
+    if (kernel.blocks == 0) return;
+    const unsigned exponent_bits = delta_exponent_bits(tensor.dtype);
+    kernel.is_float = exponent_bits != 0;
+    kernel.mantissa_bits = 8 * delta_dtype_bytes(tensor.dtype) - 1 - exponent_bits;
+    change(kernel);
+    Queue queue(stream);
+    queue.launch(kernel, queue.blocks_for<Kernel<Bits>>(kernel.blocks, 1));
+  };
+  switch (delta_dtype_bytes(tensor.dtype)) {
+    case 1:
+      return run(std::uint8_t());
+    case 2:
+      return run(std::uint16_t());
+    case 4:
+      return run(std::uint32_t());
+    default:
+      return run(std::uint64_t());
+  }
+}
+
+}  // namespace
+
+void delta_device_decode(const DeltaDeviceTensor& tensor, StreamView stream) {
+  launch<DeltaDecodeKernel>(tensor, stream, [](auto&) {});
+}
+
+void delta_device_write(const DeltaDeviceTensor& tensor, bool restores, StreamView stream) {
+  launch<DeltaWriteKernel>(tensor, stream, [&](auto& kernel) { kernel.restores = restores; });
+}
+
+}  // namespace tersor::kernels
