@@ -139,28 +139,28 @@ def _gpu_figures() -> dict[str, str]:
 
 
 def _delta_figures() -> dict[str, str]:
-    pair, *_ = tables.delta_pairs()
-    four = tables.values(
-        tables.DELTA, "bytes_per_change", codec=tables.CLASSES[1], data=pair["data"]
-    )
-    tensors = tables.values(tables.DELTA, "tensors", codec=tables.CLASSES[1], data=pair["data"])
-    timed = tables.entries(tables.DELTA_SPEED)[0]
-    found = {
+    pair, timed = tables.delta_pairs()[0], tables.entries(tables.DELTA_SPEED)[0]
+    parts = tables.entries(tables.DELTA, codec=tables.CLASSES[1], data=pair["data"])
+    [listed] = tables.entries(tables.DELTA, codec="index + value", data=pair["data"])
+    bits = {
         f"entropy_{kind}": tables.entropy(tables.DELTA, kind, "bits_per_value")
         for kind in ("weights", "activations", "gradients")
     }
-    for name in ("encode", "decode"):
-        speed = "gigabytes_per_second"
-        found[f"entropy_{name}"] = tables.entropy(
-            tables.DELTA_SPEED, "weights", speed, operation=name
+    speeds = {
+        f"entropy_{name}": tables.entropy(
+            tables.DELTA_SPEED, "weights", "gigabytes_per_second", operation=name
         )
-    return found | {
+        for name in ("encode", "decode")
+    }
+    return {
+        **bits,
+        **speeds,
         "delta_count": f"{pair['count']:,}",
         "delta_warm": str(pair["warm_steps"]),
-        "delta_tensors": str(max(tensors)),
-        "delta_one": f"{min(four):.2f}",
-        "delta_named": f"{max(four):.2f}",
-        "delta_isa": timed["isa"],
+        "delta_tensors": str(max(one["tensors"] for one in parts)),
+        "delta_named": f"{max(one['bytes_per_change'] for one in parts):.2f}",
+        "delta_list": f"{listed['bytes_per_change']:.2f}",
+        "delta_isa": {"avx2": "AVX2", "avx512": "AVX-512"}.get(timed["isa"], timed["isa"]),
         "delta_mib": f"{timed['count'] >> 19}",
         "delta_load": f"{timed['load']:.1f}",
     }

@@ -285,20 +285,23 @@ def nccl_topk(file: str) -> float:
 
 
 DELTA, DELTA_SPEED = "python-delta.json", "python-delta-speed.json"
+NAMES = {"adamw": "AdamW", "muon": "Muon"}
 CLASSES = ("delta:classes=1", "delta:classes=4")
-PEERS = ("16-bit gaps + XOR, zstd-1", "dense XOR, zstd-1", "index + value")
+PEERS = ("16-bit gaps + XOR, zstd-1", "dense XOR, zstd-1")
 
 
-def delta_pairs() -> list[Entry]:
-    """A record per pair, from few changed values to many."""
-    return sorted(entries(DELTA, codec=PEERS[-1]), key=lambda one: one["changed_share"])
+def delta_pairs(*optimizers: str) -> list[Entry]:
+    """A record per pair, from few changed values to many. By default of both optimizers."""
+    found = [
+        one for one in entries(DELTA, codec=PEERS[0]) if one["optimizer"] in (optimizers or NAMES)
+    ]
+    return sorted(found, key=lambda one: one["changed_share"])
 
 
 def _delta_row(pair: Entry) -> list[str]:
-    name = {"adamw": "AdamW", "muon": "Muon"}[pair["optimizer"]]
-    rate, steps = f"{pair['learning_rate']:.0e}".replace("e-0", "e-"), pair["steps"]
+    rate, steps = f"{pair['learning_rate']:g}".replace("e-0", "e-"), pair["steps"]
     updates = f"{steps} step{'s' if steps > 1 else ''} of {rate}"
-    return [f"{name}, {updates}", f"{100 * pair['changed_share']:.1f} %"]
+    return [f"{NAMES[pair['optimizer']]}, {updates}", f"{100 * pair['changed_share']:.1f} %"]
 
 
 def delta_sizes() -> str:
@@ -314,17 +317,17 @@ def delta_sizes() -> str:
 
 
 def delta_speed() -> str:
-    """Times as numbers of copies, with 1 and 4 classes."""
+    """Times after steps of AdamW, as numbers of copies, with 1 and 4 classes."""
     rows = []
-    for pair in delta_pairs():
-        cells = _delta_row(pair)
+    for pair in delta_pairs("adamw"):
         times = []
         for codec in CLASSES:
             found = entries(DELTA_SPEED, data=pair["data"], codec=codec)
             copies = {one["operation"]: one["copies"] for one in found}
             check, both = copies["check, trusted base"], copies["apply, trusted base"]
             times.append([copies["encode"], check, both - check, copies["apply"]])
-        rows.append([*cells, *(f"{a:.1f} / {b:.1f}" for a, b in zip(*times, strict=True))])
+        cells = (f"{one:.1f} / {four:.1f}" for one, four in zip(*times, strict=True))
+        rows.append([*_delta_row(pair), *cells])
     calls = ["encode", "check", "write", "whole `apply`"]
     return table(["steps", "changed", *calls], rows)
 
