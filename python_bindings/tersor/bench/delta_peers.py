@@ -37,7 +37,7 @@ def encode_gaps(base: Bits, new: Bits) -> bytes:
 def decode_gaps(base: Bits, data: bytes) -> Bits:
     """The inverse of ``encode_gaps``."""
     gaps, changes = _unpacked(data).reshape(2, -1)
-    new = base.copy()
+    new: Bits = base.copy()
     new[np.cumsum(gaps.astype(np.int64) + 1) - 1] ^= changes
     return new
 
@@ -50,7 +50,8 @@ def encode_list(base: Bits, new: Bits) -> bytes:
 
 def decode_list(base: Bits, data: bytes) -> Bits:
     """The inverse of ``encode_list``."""
-    count, new = len(data) // 6, base.copy()
+    count = len(data) // 6
+    new: Bits = base.copy()
     values = np.frombuffer(data, np.uint16, offset=4 * count)
     new[np.frombuffer(data, np.int32, count)] = values
     return new
