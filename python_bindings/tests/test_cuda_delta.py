@@ -57,13 +57,3 @@ def test_arrays_in_two_places_are_refused() -> None:
     arrays[1] = base["layer.bias"].view(numpy.uint8)
     with pytest.raises(tersor.InvalidArgumentError, match="on one device"):
         prepared(base, delta.encode(base, new), arrays)
-
-
-def test_tensors_of_pytorch_change_on_the_device() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch has no CUDA device")
-    base, new = weights(), stepped(weights())
-    tensors = {name: torch.from_numpy(value).cuda() for name, value in base.items()}
-    delta.apply(tensors, delta.encode(base, new))
-    assert [value.cpu().numpy().tobytes() for value in tensors.values()] == bytes_of(new)

@@ -235,3 +235,14 @@ def test_a_distributed_tensor_is_refused(tmp_path: pathlib.Path) -> None:
             delta.encode({"a": tensor}, {"a": tensor})
     finally:
         distributed.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_tensors_of_pytorch_change_on_the_device() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    base, new = weights(), stepped(weights())
+    tensors = {name: value.cuda() for name, value in as_torch(base).items()}
+    delta.apply(tensors, delta.encode(base, new))
+    assert same({name: value.cpu().numpy() for name, value in tensors.items()}, new)
