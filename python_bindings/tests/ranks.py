@@ -264,6 +264,10 @@ atexit.register(close)  # before multiprocessing's own, which waits for them
 
 # What follows runs in the processes.
 
+# The process group of the last task. Callbacks of futures hold the group, as in PyTorch's PowerSGD.
+# If a thread of gloo frees the last reference, PyTorch 2.15 joins this thread and aborts.
+_groups: list[Any] = []
+
 
 def _perform(task: _Task) -> Outcome:
     try:
@@ -309,6 +313,7 @@ def _call(task: _Task) -> Any:
         if task.close and "tersor.torch._src.process_group.connections" in sys.modules:
             sys.modules["tersor.torch._src.process_group.connections"].close_all()
         if task.close and dist.is_initialized():
+            _groups[:] = [dist.group.WORLD]
             dist.destroy_process_group()
 
 

@@ -37,6 +37,11 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     add(parser, "link", "none", "name of the network, for the records", metavar="NAME")
 
 
+# Until the process ends. Callbacks of futures hold the group, as in PyTorch's PowerSGD. If a thread
+# of gloo frees the last reference, PyTorch 2.15 joins this thread and aborts.
+_ended: list[Any] = []
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """A process group of one rank."""
@@ -113,6 +118,7 @@ def run_on_ranks(
     try:
         body(chosen, world)
     finally:
+        _ended.append(dist.group.WORLD)
         dist.destroy_process_group()
     return 0
 
