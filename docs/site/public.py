@@ -63,14 +63,14 @@ HEADERS = (
         ("span", "dtype", "buffer", "align", "stream", "threads"),
     ),
     ("errors", "Errors and versions", ("error", "version", "abi", "isa")),
-    ("codec", "Codec interface", ("codec", "spec", "wire", "accumulators", "lanes")),
+    ("codec", "Codec interface", ("codec", "spec", "wire", "code_sections", "accumulators", "lanes")),
     (
         "formats",
         "Payload formats",
         tuple(
             f"codecs/{name}"
             for name in ("none", "bf16", "f16", "scaled_codes", "int8", "int4", "intsum", "topk",
-                         "blocktopk", "hadamard", "lowrank", "entropy")
+                         "blocktopk", "hadamard", "lowrank", "entropy", "mxfp8", "nvfp4")
         ),
     ),
 )  # fmt: skip

@@ -98,6 +98,17 @@ def check_map(root):
                 yield f"CONTRIBUTING.md: the map lacks {parent}/{folder.name}/"
 
 
+def check_pages(root):
+    """The site's list has every public header. Only the part `docs` of scripts/test builds the site."""
+    pages = root / "docs" / "site" / "public.py"
+    if not pages.exists():
+        return
+    listed = pages.read_text()
+    for header in sorted((root / "include" / "tersor").rglob("*.h")):
+        if f'"{header.stem}"' not in listed:
+            yield f"docs/site/public.py: lacks {header.relative_to(root).as_posix()}"
+
+
 def check_umbrella(root):
     """tersor.h includes no single codec and no optional library, not even indirectly."""
     seen, pending = set(), ["tersor/tersor.h"]
@@ -191,6 +202,7 @@ def violations(root):
     yield from check_twice(root, types_by_namespace)
     yield from check_twice(root, functions_by_namespace)
     yield from check_map(root)
+    yield from check_pages(root)
 
 
 def main():
