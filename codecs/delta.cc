@@ -38,7 +38,7 @@ void for_each_block(const Matched& matched, Threads* threads, DeltaScratches& sc
 }
 
 /// Adds up the values and the changes of all blocks without writing. Calls keep(block, its words,
-/// changes, scratch) for each block with changes, for one block at a time; `words` is null for a
+/// changes, scratch) for each block with changes, in one thread at a time. `words` is null for a
 /// coded block.
 template <typename Keep>
 void prove(const Matched& matched, const DeltaOptions& options, DeltaScratches& scratches,

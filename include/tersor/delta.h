@@ -111,8 +111,8 @@ std::vector<DeltaEntry> delta_entries(ConstByteSpan delta);
 void delta_check(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
                  ConstByteSpan delta, const DeltaOptions& options = {});
 
-/// A checked and decoded delta, which can be written and undone. Keeps one value and one place of
-/// 2 bytes per changed value, and at most one copy of a block.
+/// A checked and decoded delta, which can be written and undone. Keeps one value and a place of
+/// 2 bytes per change: at most a copy of the changed blocks.
 class PreparedDelta {
  public:
   /// Performs `delta_check` and throws as `delta_check` does. Does not need `delta` afterwards.

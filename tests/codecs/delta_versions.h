@@ -50,7 +50,7 @@ struct Versions {
   }
 };
 
-/// Bits of a value near those of a weight, or any bits.
+/// Returns the bits of a number of a weight's size, or any bits.
 inline std::uint64_t weight_bits(std::uint64_t seed, DeltaDtype dtype) {
   const unsigned width = 8 * delta_dtype_bytes(dtype), exponent = delta_exponent_bits(dtype);
   const std::uint64_t random = mixed(seed);

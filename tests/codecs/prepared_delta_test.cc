@@ -8,8 +8,8 @@
 namespace tersor::test {
 namespace {
 
-/// Weights of all dtypes. A third of the tensors change in almost every bit, so their blocks are
-/// plain. The version after `now` is `later`.
+/// Weights of all dtypes. A third of the tensors change in almost every bit, which gives plain
+/// blocks. The version after `now` is `later`.
 struct Model : Versions {
   Model() {
     for (const DeltaDtype dtype : kDeltaDtypes) {
