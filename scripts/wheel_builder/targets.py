@@ -276,7 +276,7 @@ class CudaTarget(GccTarget):
     def _cuda_settings(self) -> str:
         return f"""set(CMAKE_CUDA_COMPILER {shutil.which("nvcc")})
 set(CMAKE_CUDA_HOST_COMPILER {shutil.which("g++")})
-set(CMAKE_CUDA_FLAGS_INIT "-include {OLD_GLIBC} --compress-mode=size")
+set(CMAKE_CUDA_FLAGS_INIT "-include {OLD_GLIBC} --compress-mode=size --threads=2")
 """
 
     def _copy_licenses(self) -> Path:
