@@ -20,6 +20,13 @@ RUNS = {
         120,
     ),
 }  # fmt: skip
+# Hooks and factors of the learning rate, most important first. The factors are the best at 0.8m.
+TRAININGS = (
+    ("none", 4), ("adamw:hadamard:bits=1+ef", 2), ("muon", 2), ("muon:hadamard:bits=1+ef", 8),
+    ("adamw:blocktopk:density=0.03+ef", 8), ("muon:blocktopk:density=0.03+ef", 8),
+)  # fmt: skip
+TRAINING = ("--model", "gpt", "--size", "86m", "--epochs", "4", "--steps", "500", "--resume")
+TRAINING_SECONDS = 500
 TESTS = ("test_arrays.py", "test_devices.py")
 TEST_SECONDS = 150
 
@@ -66,16 +73,33 @@ def failed_in(report: pathlib.Path) -> str:
 
 def benchmark(check: Check, name: str, package: pathlib.Path) -> str:
     """Runs one of `RUNS` and writes the records to a file."""
-    if not (package / "tersor").exists():
-        return f"not run: there is no {package / 'tersor'}"
     file = check.out / f"python_{name}.json"
     file.unlink(missing_ok=True)
     arguments, seconds = RUNS[name]
     if TEXT in arguments and not (package / TEXT).exists():
         return f"not run: there is no {package / TEXT}"
+    return run(check, arguments, seconds, package, file)
+
+
+def train(check: Check, hook: str, rate: int, corpus: pathlib.Path, package: pathlib.Path) -> str:
+    """Trains the GPT by a hook, unless the file of records has this training."""
+    if not corpus.exists():
+        return f"not run: there is no {corpus}: `python3 -m tersor.bench corpus FILE` makes one"
+    options = ["--data", str(corpus.resolve()), "--hooks", hook, "--rate", str(rate)]
+    arguments = ["train", *TRAINING, *options]
+    return run(check, arguments, TRAINING_SECONDS, package, check.out / "training.json")
+
+
+def run(
+    check: Check, arguments: list[str], seconds: float, package: pathlib.Path, file: pathlib.Path
+) -> str:
+    """Runs a command of `tersor.bench` on two ranks. Returns the number of records in the file."""
+    if not (package / "tersor").exists():
+        return f"not run: there is no {package / 'tersor'}"
     where = ["--device", "cuda", "--backend", "nccl", "--ranks", "2", "--json", str(file)]
     words = ["python3", "-m", "tersor.bench", *arguments, *where]
     status, output = check.command(words, seconds, package)
+    check.ran |= status == 0
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     said = f"{len(json.loads(text)) if text else 0} figures"
     return said if status == 0 else f"{said}, then failed: {last_line(output)}"

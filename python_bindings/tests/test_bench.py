@@ -20,9 +20,22 @@ from tersor.bench import data, hooks, sharded_hooks  # noqa: E402  torch comes f
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
 from tersor.bench.measures import parameter_count, ring_bytes  # noqa: E402
-from tersor.bench.models import Gpt, GptShape, convolutional_net, normalised_net  # noqa: E402
-from tersor.bench.records import RecordFile  # noqa: E402
-from tersor.bench.tasks import TASKS, Recipe, Share, TaskOptions, TextTask  # noqa: E402
+from tersor.bench.models import (  # noqa: E402
+    GPT_SIZES,
+    Gpt,
+    GptShape,
+    convolutional_net,
+    normalised_net,
+)
+from tersor.bench.records import RecordFile, read_records  # noqa: E402
+from tersor.bench.tasks import (  # noqa: E402
+    TASKS,
+    Recipe,
+    Share,
+    TaskOptions,
+    TextTask,
+    check_memory,
+)
 
 
 def write_images(folder: pathlib.Path, count: int) -> np.ndarray:
@@ -72,7 +85,7 @@ def test_text_as_indices_into_its_alphabet(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "text"
     path.write_text("abcab" * 20, encoding="utf-8")
     text = data.load_text(path)
-    assert text.alphabet == "abc"
+    assert text.alphabet == b"abc"
     assert text.train[:5].tolist() == [0, 1, 2, 0, 1]
     assert (len(text.train), len(text.validation)) == (95, 5)
 
@@ -80,8 +93,48 @@ def test_text_as_indices_into_its_alphabet(tmp_path: pathlib.Path) -> None:
 def test_text_of_one_character_is_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "text"
     path.write_text("aaaa", encoding="utf-8")
-    with pytest.raises(BenchmarkError, match="different characters"):
+    with pytest.raises(BenchmarkError, match="different bytes"):
         data.load_text(path)
+
+
+def test_a_missing_text_names_the_command(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(BenchmarkError, match=r"corpus FILE"):
+        data.load_text(tmp_path / "missing")
+    damaged = tmp_path / "text.gz"
+    damaged.write_bytes(gzip.compress(b"abc" * 100)[:-9])
+    with pytest.raises(BenchmarkError, match=r"corpus FILE"):
+        data.load_text(damaged)
+
+
+def test_a_corpus_of_packages(tmp_path: pathlib.Path) -> None:
+    plain, packed, records = (tmp_path / name for name in ("text", "text.gz", "records.json"))
+    arguments = ["corpus", "--packages", "pytest", "numpy", "--mib", "1"]
+    assert main([*arguments, str(plain), "--json", str(records)]) == 0
+    assert main([*arguments, str(packed)]) == 0
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert plain.stat().st_size == 2**20
+    first, second = data.load_text(plain), data.load_text(packed)
+    assert np.array_equal(first.train, second.train)
+    assert first.alphabet == second.alphabet
+    parts = json.loads(records.read_text())
+    assert [one["package"] for one in parts] == ["numpy", "pytest"]
+    assert sum(one["bytes"] for one in parts) == 2**20
+    assert all(one["files"] and one["sha256"] == first.sha256 for one in parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--packages", "no-such-package"], "no-such-package is not installed"),
+        (["--packages", "pytest", "--mib", "100"], "give fewer --mib or more --packages"),
+    ],
+)
+def test_a_corpus_that_cannot_be(
+    options: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["corpus", str(tmp_path / "text"), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "text").exists()
 
 
 @pytest.fixture
@@ -125,6 +178,38 @@ def test_a_factor_of_the_learning_rate(text_task: TextTask, tmp_path: pathlib.Pa
     assert TextTask(options).recipe == dataclasses.replace(
         text_task.recipe, learning_rate=2 * text_task.recipe.learning_rate
     )
+
+
+@pytest.mark.parametrize("size", GPT_SIZES)
+def test_a_gpt_has_the_parameters_of_its_name(size: str) -> None:
+    with torch.device("meta"):
+        count = parameter_count(Gpt(73, GPT_SIZES[size]))
+    assert count / 1e6 == pytest.approx(float(size.removesuffix("m")), rel=0.1)
+
+
+def test_wider_gpts_learn_more_slowly(tmp_path: pathlib.Path, text_task: TextTask) -> None:
+    options = TaskOptions(tmp_path / "text", 3, 2, 5, torch.device("cpu"), ranks=2)
+    sizes = ("0.2m", "0.8m", "6m", "12m")
+    tasks = [TextTask(dataclasses.replace(options, size=size)) for size in sizes]
+    rates = [task.recipe.learning_rate for task in tasks]
+    assert rates == sorted(rates, reverse=True)
+    assert tasks[1].recipe == text_task.recipe
+    assert rates[0] / rates[2] == pytest.approx(4 ** (2 / 3))
+
+
+def test_a_text_is_not_read_again_and_again(tmp_path: pathlib.Path, text_task: TextTask) -> None:
+    assert text_task.fields["size"] == "0.8m"
+    options = TaskOptions(tmp_path / "text", 3, 2, 500, torch.device("cpu"), ranks=2)
+    with pytest.raises(BenchmarkError, match=r"384,000 characters of 15,675 .*corpus FILE"):
+        TextTask(options)
+
+
+def test_a_gpu_with_too_little_memory_is_refused() -> None:
+    needed = GPT_SIZES["86m"].step_bytes(batch=32)
+    assert 6 * 2**30 < needed < 9 * 2**30
+    check_memory(needed, ranks=2, available=80 * 2**30)
+    with pytest.raises(BenchmarkError, match=r"about 6.8 GiB on each rank, and 2 .* share 8.0 GiB"):
+        check_memory(needed, ranks=2, available=8 * 2**30)
 
 
 @pytest.mark.parametrize("factor", ["0", "-1", "nan", "inf", "x"])
@@ -339,6 +424,35 @@ def test_records_say_where_they_come_from(tmp_path: pathlib.Path) -> None:
     first, second = json.loads(path.read_text())
     assert list(first) == ["benchmark", "machine", "date", "commit"]
     assert second["benchmark"] == "backward"
+
+
+@pytest.mark.parametrize("content", ["[1]", "{}", "[", '[{"a": 1}'])
+def test_a_file_without_records(content: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "out.json"
+    assert read_records(path) == []
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(BenchmarkError, match=r"out\.json"):
+        read_records(path)
+
+
+def test_kept_records_come_first(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "out.json"
+    RecordFile(path, [{"epoch": 1}]).add({"epoch": 2})
+    assert [one["epoch"] for one in read_records(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resume"], "--resume needs --json FILE"),
+        (["--model", "cnn", "--size", "6m"], "--size is for GPTs"),
+    ],
+)
+def test_options_of_a_training_that_do_not_fit(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_records_that_cannot_be_written_are_refused_first(tmp_path: pathlib.Path) -> None:

@@ -133,6 +133,29 @@ def test_each_rate_is_trained_and_the_best_is_marked(
     assert marked == [["none", "0.008"]]
 
 
+@pytest.mark.long
+def test_complete_trainings_are_not_repeated(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    path = tmp_path / "train.json"
+    options = ["--data", text, "--epochs", 2, "--steps", 4, "--batch", 2, "--json", path]
+    options += ["--model", "gpt", "--size", "0.2m", "--hooks", "none", "int8", "--resume"]
+    bench("train", *options)
+    whole = json.loads(path.read_text())
+    assert [(one["codec"], one["epoch"]) for one in whole] == [
+        ("none", 1), ("none", 2), ("int8", 1), ("int8", 2)
+    ]  # fmt: skip
+    whole[0]["seconds"] = -1.0  # the mark of the first file
+    path.write_text(json.dumps(whole[:3]), encoding="utf-8")  # stopped after an epoch of int8
+    done = bench("train", *options)
+    assert "none, seed 1, 2 ranks, 206,848 parameters, complete" in done.stdout
+    again = json.loads(path.read_text())
+    assert again[:2] == whole[:2]
+    assert [one["loss"] for one in again] == [one["loss"] for one in whole]
+    bench("train", *options, "--rate", 2)  # other trainings leave nothing out
+    assert [one["learning_rate"] for one in json.loads(path.read_text())][-4:] == [
+        2 * whole[0]["learning_rate"]
+    ] * 4
+
+
 def test_own_work_of_steps(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "step.json"
     bench("step", "--parameters", 3, "--shape", 8, 8, "--repetitions", 1, "--json", path)

@@ -80,6 +80,15 @@ if sys.argv[1] == "train": sys.exit("tersor.bench: no use")
 pathlib.Path(sys.argv[sys.argv.index("--json") + 1]).write_text("[1, 2]")
 """
 
+FAKE_TRAINING = """
+import json, pathlib, sys
+told = lambda name: sys.argv[sys.argv.index(name) + 1]
+path = pathlib.Path(told("--json"))
+kept = json.loads(path.read_text()) if path.exists() else []
+kept.append([told("--hooks"), told("--rate"), told("--data"), "--resume" in sys.argv])
+path.write_text(json.dumps(kept))
+"""
+
 
 def record(codec: str, operation: str, **changes: typing.Any) -> gpu_figures.Record:
     base = {
@@ -227,10 +236,13 @@ class Program(unittest.TestCase):
         (package / "bench.py").write_text(FAKE_PYTHON_BENCH)
         (package.parent / "pytest.py").write_text(FAKE_PYTEST.replace("FAILS", str(fails)))
 
-    def check(self, **environment: str) -> tuple[int, dict[str, typing.Any], str]:
+    def check(
+        self, *options: str, **environment: str
+    ) -> tuple[int, dict[str, typing.Any], str]:
         out = self.folder / "out"
+        command = [SCRIPTS / "gpu-check", "--build", self.folder, "--out", out]
         done = subprocess.run(
-            [SCRIPTS / "gpu-check", "--build", self.folder, "--out", out, "--quick"],
+            [*command, *(options or ["--quick"])],
             capture_output=True, text=True, timeout=60, check=False,
             env={**os.environ, **environment},
         )  # fmt: skip
@@ -280,6 +292,21 @@ class Program(unittest.TestCase):
         self.assertTrue(summary["failed"])
         self.assertIn("S.C", output)
         self.assertIn("met", [f["verdict"] for f in summary["figures"]])
+
+    def test_a_training_of_a_large_gpt(self) -> None:
+        self.install_package(fails=False)
+        (self.folder / "python" / "tersor" / "bench.py").write_text(FAKE_TRAINING)
+        corpus = self.folder / "corpus.gz"
+        status, summary, _ = self.check("--training", str(corpus))
+        self.assertEqual(status, 2)
+        self.assertIn("tersor.bench corpus FILE", summary["steps"][-2]["result"])
+        corpus.touch()
+        status, summary, _ = self.check("--training", str(corpus))
+        self.assertEqual(status, 0)
+        trained = json.loads((self.folder / "out" / "training.json").read_text())
+        self.assertEqual(trained[0], ["none", "4", str(corpus), True])
+        self.assertEqual([one[0] for one in trained[1::2]], ["adamw:hadamard:bits=1+ef",
+                         "muon:hadamard:bits=1+ef", "muon:blocktopk:density=0.03+ef"])  # fmt: skip
 
     def test_the_python_package_is_tested_and_measured(self) -> None:
         for fails in (False, True):

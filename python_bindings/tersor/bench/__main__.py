@@ -14,6 +14,7 @@ _COMMANDS = {
     "codec": "numpy",
     "gossip": "numpy",
     "soak": "numpy",
+    "corpus": "numpy",
     "masks": "flwr",
     "federated": "flwr",
     "ray": "ray",

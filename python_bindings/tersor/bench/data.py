@@ -1,4 +1,4 @@
-"""Real data to train on: Fashion-MNIST, and the King James Bible as characters.
+"""Real data to train on: Fashion-MNIST, and the King James Bible as bytes.
 
 Both are Debian packages (dataset-fashion-mnist, bible-kjv-text). --data gives other folders
 and files.
@@ -6,9 +6,11 @@ and files.
 
 import dataclasses
 import gzip
+import hashlib
 import pathlib
 import shutil
 import subprocess
+import zlib
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from tersor.bench.errors import BenchmarkError, refuse
 FASHION_MNIST_FOLDER = pathlib.Path("/usr/share/datasets/fashion-mnist")
 BIBLE_COMMAND = ("bible", "-f", "gen1:1-rev22:21")
 VALIDATION_SHARE = 0.05  # of a text, its end
+GZIP_SUFFIX = ".gz"
 
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -33,11 +36,13 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Characters as indices into `alphabet`, the sorted characters of the text."""
+    """The bytes of a text as indices into ``alphabet``, the sorted bytes that the text has.
+    ``sha256`` is of the whole text."""
 
-    alphabet: str
+    alphabet: bytes
     train: Bytes
     validation: Bytes
+    sha256: str
 
 
 def load_images(folder: pathlib.Path, part: str) -> Images:
@@ -67,10 +72,10 @@ def _read_idx(path: pathlib.Path, dimensions: int) -> Bytes:
 
 
 def _read_plain_or_gzip(path: pathlib.Path) -> bytes:
-    compressed = path.with_name(path.name + ".gz")
+    compressed = path.with_name(path.name + GZIP_SUFFIX)
     try:
         return path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         remedy = "install the package dataset-fashion-mnist or give --data FOLDER"
         raise BenchmarkError(f"cannot read {path}[.gz]: {error}; {remedy}") from error
 
@@ -90,25 +95,32 @@ def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indice
 
 
 def load_text(path: pathlib.Path | None) -> Text:
-    """The text of a file; by default the King James Bible. Raises BenchmarkError without a text."""
-    characters = _read_bible() if path is None else _read_file(path)
-    codes = np.frombuffer(characters.encode("utf-32-le"), "<u4")
-    found, places = np.unique(codes, return_inverse=True)
-    is_wrong = not 2 <= len(found) <= 256
-    refuse(is_wrong, f"the text has {len(found)} different characters: give 2 to 256")
-    alphabet, indices = "".join(map(chr, found)), places.astype(np.uint8)
+    """The bytes of a file, which gzip may have compressed; by default the King James Bible.
+
+    The last twentieth is for validation. Raises BenchmarkError without a text.
+    """
+    content = _read_bible() if path is None else _read_file(path)
+    characters = np.frombuffer(content, np.uint8)
+    found = np.flatnonzero(np.bincount(characters, minlength=256))
+    refuse(len(found) < 2, f"the text has {len(found)} different bytes: give 2 or more")
+    index_of = np.zeros(256, np.uint8)
+    index_of[found] = np.arange(len(found))
+    indices = index_of[characters]
     border = len(indices) - int(len(indices) * VALIDATION_SHARE)
-    return Text(alphabet, indices[:border], indices[border:])
+    digest = hashlib.sha256(content).hexdigest()
+    return Text(bytes(found.tolist()), indices[:border], indices[border:], digest)
 
 
-def _read_bible() -> str:
+def _read_bible() -> bytes:
     remedy = "install the packages bible-kjv and bible-kjv-text, or give --data FILE"
     refuse(shutil.which(BIBLE_COMMAND[0]) is None, f"no program `bible`: {remedy}")
-    return subprocess.run(BIBLE_COMMAND, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(BIBLE_COMMAND, capture_output=True, check=True).stdout
 
 
-def _read_file(path: pathlib.Path) -> str:
+def _read_file(path: pathlib.Path) -> bytes:
+    remedy = "`python -m tersor.bench corpus FILE` makes a text"
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"cannot read {path}: {error}") from error
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == GZIP_SUFFIX else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise BenchmarkError(f"cannot read {path}: {error}; {remedy}") from error

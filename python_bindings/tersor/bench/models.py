@@ -133,6 +133,23 @@ class GptShape:
     context: int
     experts: int = 0  # of a mixture in each layer; 0: none
 
+    def step_bytes(self, batch: int) -> int:
+        """An estimate of the memory of a training step. A parameter takes 26 bytes: value,
+        gradient, momentum, variance, residual, a bucket's copy, and a cast to bf16. A token takes
+        34 bytes per layer and width (Korthikanti et al. 2022, without attention scores)."""
+        parameters = 12 * self.layers * self.width**2
+        return 26 * parameters + 34 * self.layers * self.width * self.context * batch
+
+
+GPT_SIZES = {
+    "0.2m": GptShape(layers=4, heads=2, width=64, context=64),
+    "0.8m": GptShape(layers=4, heads=4, width=128, context=64),
+    "6m": GptShape(layers=8, heads=8, width=256, context=64),
+    "12m": GptShape(layers=7, heads=6, width=384, context=64),
+    "86m": GptShape(layers=12, heads=12, width=768, context=512),
+    "124m": GptShape(layers=16, heads=10, width=800, context=512),
+}  # by the number of parameters
+
 
 class Block(nn.Module):
     """A pre-norm transformer block: causal attention, then two linear layers or a mixture of

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tersor import _text
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import BenchmarkError, refuse
 
 Field = Any  # a string, a number, a bool or None
 Record = dict[str, Field]
@@ -113,12 +113,12 @@ class RecordFile:
     """An array of records in a file, written after each record, so aborted runs keep records.
 
     Without a path, records are not written. Raises BenchmarkError before any measurement if the
-    file cannot be written.
+    file cannot be written. ``kept`` are earlier records of the file.
     """
 
-    def __init__(self, path: pathlib.Path | None) -> None:
+    def __init__(self, path: pathlib.Path | None, kept: Iterable[Record] = ()) -> None:
         self._path = path
-        self._records: list[Record] = []
+        self._records = list(kept)
         self._write("a", "")
 
     def add(self, record: Record) -> None:
@@ -136,6 +136,18 @@ class RecordFile:
                 file.write(text)
         except OSError as error:
             raise BenchmarkError(f"cannot write {self._path}: {error.strerror}") from error
+
+
+def read_records(path: pathlib.Path) -> list[Record]:
+    """The records of a file; none if there is no file. Raises BenchmarkError for another file."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        found: list[Record] = json.loads(text) if text else []
+    except (OSError, ValueError) as error:
+        raise BenchmarkError(f"cannot read {path}: {error}") from error
+    is_wrong = not isinstance(found, list) or not all(isinstance(one, dict) for one in found)
+    refuse(is_wrong, f"{path} has no records")
+    return found
 
 
 def columns(text: str) -> Columns:

@@ -4,8 +4,10 @@ import dataclasses
 import functools
 import math
 import pathlib
+import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +16,10 @@ from torch import nn
 from tersor.bench import data, hooks, split_hooks
 from tersor.bench.errors import refuse
 from tersor.bench.hook_kinds import Hook
-from tersor.bench.models import Batch, Gpt, GptShape, convolutional_net, normalised_net
+from tersor.bench.models import GPT_SIZES, Batch, Gpt, GptShape, convolutional_net, normalised_net
 
-CPU_GPT = GptShape(layers=4, heads=4, width=128, context=64)
-GPU_GPT = GptShape(layers=12, heads=12, width=768, context=512)
+RATE = 2e-3  # of a GPT of width 128; other rates follow width^(-2/3)
+MOST_READS = 8  # of each byte of a text
 TEST_WINDOWS = 512  # of a text: enough to resolve 0.1 %
 WARMUP_SHARE = 0.1  # of all steps
 
@@ -56,6 +58,7 @@ class Task:
     name: typing.ClassVar[str]
     splits: typing.ClassVar[bool] = False  # True if the model is split over the ranks
     recipe: Recipe
+    fields: Mapping[str, Any] = types.MappingProxyType({})  # of the data, for the records
 
     def attach(self, model: nn.Module, hook: str) -> Hook:
         """The model on all ranks with a hook."""
@@ -72,9 +75,11 @@ class TaskOptions:
     steps: int | None
     device: torch.device
     ranks: int
+    ranks_here: int = 1  # on this host
     rate: float = 1.0  # times the task's own learning rate
     uneven: float | None = None  # the concentration of classes on ranks; None: equal
-    shape: GptShape | None = None  # of a GPT
+    shape: GptShape | None = None  # of a GPT, with the learning rate of the width 128
+    size: str | None = None  # of GPT_SIZES
 
 
 @functools.lru_cache(maxsize=1)
@@ -156,14 +161,24 @@ class TextTask(Task):
         refuse(options.uneven is not None, "--uneven is for images, which have classes")
         on_gpu = options.device.type == "cuda"
         self._device = options.device
-        shape = options.shape or (GPU_GPT if on_gpu else CPU_GPT)
+        size = options.size or ("86m" if on_gpu else "0.8m")
+        shape = options.shape or GPT_SIZES[size]
         self._shape = dataclasses.replace(shape, experts=self.experts)
         self._text = data.load_text(options.source)
         is_short = len(self._text.validation) <= self._shape.context + TEST_WINDOWS
         refuse(is_short, f"the text is too short: {len(self._text.train)} characters")
         batch = options.batch or (32 if on_gpu else 16)
-        rate = options.rate * (6e-4 if on_gpu else 2e-3)
+        rate = options.rate * (RATE if options.shape else RATE * (128 / shape.width) ** (2 / 3))
         self.recipe = Recipe(batch, options.epochs or 5, options.steps or 100, rate)
+        read = self.recipe.epochs * self.recipe.steps * batch * options.ranks * shape.context
+        text = f"{read:,} characters of {len(self._text.train):,} are too many for one text: make "
+        text += "a longer text with `python -m tersor.bench corpus FILE`, and give --data FILE"
+        refuse(read > MOST_READS * len(self._text.train), text)
+        if on_gpu:
+            memory = torch.cuda.get_device_properties(options.device).total_memory
+            sharing = math.ceil(options.ranks_here / torch.cuda.device_count())
+            check_memory(shape.step_bytes(batch), sharing, memory)
+        self.fields = {"size": size, "text_sha256": self._text.sha256[:16]}
 
     def model(self) -> nn.Module:
         return Gpt(len(self._text.alphabet), self._shape)
@@ -186,6 +201,13 @@ class TextTask(Task):
         places = starts[:, None] + np.arange(self._shape.context + 1)
         windows = torch.from_numpy(characters[places]).long().to(self._device)
         return windows[:, :-1], windows[:, 1:]
+
+
+def check_memory(needed: int, ranks: int, available: int) -> None:
+    """Raises BenchmarkError if the ranks of a GPU need more than its memory. In bytes."""
+    text = f"a step needs about {needed / 2**30:.1f} GiB on each rank, and {ranks} ranks share "
+    text += f"{available / 2**30:.1f} GiB: give a smaller --batch or --size, or fewer --ranks"
+    refuse(needed * ranks > available, text)
 
 
 class ExpertTask(TextTask):

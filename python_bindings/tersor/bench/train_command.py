@@ -12,12 +12,24 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 import tersor
 from tersor.bench import hooks, split_hooks
 from tersor.bench.errors import refuse
 from tersor.bench.measures import parameter_count
-from tersor.bench.records import Record, RecordFile, add, columns, positive, positive_number, table
-from tersor.bench.tasks import TASKS, TaskOptions
+from tersor.bench.models import GPT_SIZES
+from tersor.bench.records import (
+    Record,
+    RecordFile,
+    add,
+    columns,
+    positive,
+    positive_number,
+    read_records,
+    table,
+)
+from tersor.bench.tasks import TASKS, TaskOptions, TextTask
 from tersor.bench.training import Pace, Training
 from tersor.bench.world import World, add_world, run_on_ranks
 
@@ -27,6 +39,9 @@ COLUMNS = columns(
     "test loss=test_loss:.4f, =mark, sent a step=wire_bytes:B, interface=interface_bytes:B, "
     "step=step_seconds:s, exposed=exposed_seconds:s, training=seconds:s"
 )
+# The fields that are different in each training of a command.
+TRAINING: tuple[str, ...] = ("model", "size", "text_sha256", "codec", "seed", "ranks", "device")
+TRAINING += ("epochs", "steps", "batch", "learning_rate", "extra_seconds", "slow", "uneven")
 
 LINE = (
     "  epoch {epoch}  accuracy {accuracy:.2%}  loss {loss:.4f}  test loss {test_loss:.4f}  "
@@ -39,7 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(parser, "model", "cnn", "model and task", choices=sorted(TASKS))
     hooks.add_hooks(parser, DEFAULT_HOOKS, split_hooks.HELP)
     add_world(parser)
-    text = "folder of IDX files, or a text file; default: Debian's packages"
+    text = "parameters of a GPT; default: 86m on GPUs, otherwise 0.8m"
+    add(parser, "size", None, text, choices=list(GPT_SIZES))
+    text = "folder of IDX files, or a text file (see `corpus`); default: Debian's packages"
     add(parser, "data", None, text, pathlib.Path)
     add(parser, "epochs", None, "number of epochs; default: the task's", positive)
     add(parser, "steps", None, "steps of an epoch; default: the task's", positive)
@@ -54,6 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text += "smaller ALPHA, the more unlike the others'"
     add(parser, "uneven", None, text, positive_number, metavar="ALPHA")
     add(parser, "seed", [1], "seeds of the trainings", int)
+    text = "leave out the trainings that are complete in the file of --json"
+    parser.add_argument("--resume", action="store_true", help=text)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -61,6 +80,8 @@ def run(chosen: argparse.Namespace) -> int:
     task = TASKS[chosen.model]
     text = "--slow needs --step-seconds, which a slow rank multiplies"
     refuse(chosen.slow != 1.0 and chosen.step_seconds is None, text)
+    refuse(chosen.size and not issubclass(task, TextTask), "--size is for GPTs")
+    refuse(chosen.resume and chosen.json is None, "--resume needs --json FILE")
     chosen.hooks = chosen.hooks or (split_hooks.DEFAULT if task.splits else DEFAULT_HOOKS)
     for name in chosen.hooks:
         (split_hooks if task.splits else hooks).check(name)
@@ -68,10 +89,15 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _train_all(chosen: argparse.Namespace, world: World) -> None:
-    sizes = (chosen.batch, chosen.epochs, chosen.steps)
-    told = TaskOptions(chosen.data, *sizes, world.device, world.ranks, uneven=chosen.uneven)
+    told = TaskOptions(
+        *(chosen.data, chosen.batch, chosen.epochs, chosen.steps),
+        *(world.device, world.ranks, world.ranks_here),
+        uneven=chosen.uneven,
+        size=chosen.size,
+    )
     tasks = [TASKS[chosen.model](dataclasses.replace(told, rate=rate)) for rate in chosen.rate]
-    records = RecordFile(chosen.json if world.leads else None)
+    complete = _complete(chosen, world)
+    records = RecordFile(chosen.json if world.leads else None, complete)
     pace = None if chosen.step_seconds is None else Pace(chosen.step_seconds, chosen.slow)
     Training(tasks[0], "none", 0, world).warm_up()
     ways = list(itertools.product(chosen.hooks, tasks))
@@ -79,19 +105,42 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
     for seed in chosen.seed:
         for runs, (name, task) in zip(last, ways, strict=True):
             training = Training(task, name, seed, world, pace)
-            runs.append(_train_once(training, records, chosen))
+            runs.append(_train_once(training, records, chosen, complete))
     if world.leads:
         _print_summary(last)
 
 
-def _train_once(training: Training, records: RecordFile, chosen: argparse.Namespace) -> Record:
-    """One run. Returns the record of its last epoch."""
+def _complete(chosen: argparse.Namespace, world: World) -> list[Record]:
+    """The records of complete trainings in the file of ``--json``, on all ranks."""
+    found: list[Any] = [None]
+    if world.leads:
+        earlier = read_records(chosen.json) if chosen.resume else []
+        ended = [_training_of(one) for one in earlier if one.get("epoch") == one.get("epochs")]
+        found = [[one for one in earlier if _training_of(one) in ended]]
+    dist.broadcast_object_list(found)
+    complete: list[Record] = found[0]
+    return complete
+
+
+def _training_of(record: Record) -> Record:
+    return {field: record.get(field) for field in TRAINING}
+
+
+def _train_once(
+    training: Training,
+    records: RecordFile,
+    chosen: argparse.Namespace,
+    complete: Sequence[Record],
+) -> Record:
+    """One run, unless the run is complete. Returns the record of its last epoch."""
     world, setting = training.world, _setting(training, chosen)
+    earlier = [one for one in complete if _training_of(one) == _training_of(setting)]
     if world.leads:
         head = f"{training.name}, seed {training.seed}, {world.ranks} ranks"
-        print(f"{head}, {setting['parameters']:,} parameters", flush=True)
-    record: Record = {}
-    for epoch in training.epochs():
+        state = ", complete" if earlier else ""
+        print(f"{head}, {setting['parameters']:,} parameters{state}", flush=True)
+    record: Record = earlier[-1] if earlier else {}
+    for epoch in () if earlier else training.epochs():
         record = {**setting, **epoch}
         if world.leads:
             records.add(record)
@@ -116,7 +165,9 @@ def _setting(training: Training, chosen: argparse.Namespace) -> Record:
         "tersor": tersor.__version__,
         **{name: importlib.metadata.version(name) for name in others},
         "parameters": parameter_count(training.hook.model),
+        **training.task.fields,
         "epochs": recipe.epochs,
+        "steps": recipe.steps,  # of an epoch
         "batch": recipe.batch,
         "learning_rate": recipe.learning_rate,
         "wire_bytes_are": training.hook.bytes_are,

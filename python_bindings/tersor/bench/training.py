@@ -24,13 +24,13 @@ class Pace:
     """The pause after the backward pass of a step. In each step, the seed selects a rank. The
     selected rank waits ``slow`` times as long."""
 
-    step_seconds: float = 0.0
+    extra_seconds: float = 0.0
     slow: float = 1.0
 
     def wait(self, seed: int, step: int, share: Share) -> None:
         """Pauses this rank."""
         is_slow = random.Random(f"{seed} {step}").randrange(share.ranks) == share.rank
-        time.sleep(self.step_seconds * (self.slow if is_slow else 1.0))
+        time.sleep(self.extra_seconds * (self.slow if is_slow else 1.0))
 
 
 class Training:
