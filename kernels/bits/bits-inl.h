@@ -15,69 +15,69 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Appends four fields of `ends` + 1 bits. Short fields are appended at once.
-HWY_INLINE void put_four(PlaneWriter& plane, const std::uint32_t* fields,
-                         const std::uint32_t* ends) {
-  const std::uint32_t second = ends[0] + 1, third = second + ends[1] + 1, fourth = ends[2] + 1;
-  const std::uint32_t all = third + fourth + ends[3] + 1;
-  if (HWY_UNLIKELY(all > kMostFieldBits)) {
-    for (std::size_t i = 0; i < 4; ++i) plane.put(fields[i], ends[i] + 1);
-    return;
-  }
-  const std::uint64_t low = fields[0] | std::uint64_t{fields[1]} << second;
-  const std::uint64_t high = fields[2] | std::uint64_t{fields[3]} << fourth;
-  plane.put(low | high << third, all);
-}
-
 /// Appends the unary codes of `numbers[i] >> shift`. `numbers` has kPackedSlack more readable
 /// bytes.
 HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, std::size_t count,
                               unsigned shift) {
   std::size_t i = 0;
 #if !TERSOR_PORTABLE
-  // A lane holds four numbers. The codes of four numbers below 8 fit into 32 bits.
+  // A lane of 32 bits holds four numbers. The codes of four numbers below 8 fit into 32 bits. Two
+  // neighbouring lanes join to a field of 64 bits.
   const hn::CappedTag<std::uint32_t, 16> lanes;
+  const hn::Repartition<std::uint64_t, decltype(lanes)> fields;
   constexpr std::size_t kStep = 4 * hn::MaxLanes(lanes);
   const auto bytes = [&](std::uint32_t byte)
                          HWY_ATTR { return hn::Set(lanes, byte * 0x01010101u); };
   const auto valid = bytes(0xffu >> shift), large = bytes(0xf8), one = hn::Set(lanes, 1);
-  alignas(64) std::uint32_t codes[kStep / 4], ends[kStep / 4];
+  const auto low = hn::Set(lanes, 31);
+  alignas(64) std::uint64_t codes[kStep / 8], widths[kStep / 8];
   for (; i + kStep <= count; i += kStep) {
     const auto loaded = hn::LoadU(lanes, reinterpret_cast<const std::uint32_t*>(numbers + i));
     const auto quotients = hn::And(hn::ShiftRightSame(loaded, static_cast<int>(shift)), valid);
-    if (!hn::AllTrue(lanes, hn::Eq(hn::And(quotients, large), hn::Zero(lanes)))) {
+    if (HWY_UNLIKELY(!hn::AllTrue(lanes, hn::Eq(hn::And(quotients, large), hn::Zero(lanes))))) {
       for (std::size_t j = i; j < i + kStep; ++j)
         plane.put_unary(static_cast<std::uint32_t>(numbers[j] >> shift));
       continue;
     }
     // Byte j of a lane is the position of the j-th 1 bit.
     const auto at = hn::Add(hn::Mul(quotients, bytes(1)), hn::Set(lanes, 0x03020100u));
-    const auto low = hn::Set(lanes, 31);
     const auto end = hn::ShiftRight<24>(at);
-    const auto code = hn::Or(
-        hn::Or(hn::Shl(one, hn::And(at, low)), hn::Shl(one, hn::And(hn::ShiftRight<8>(at), low))),
-        hn::Or(hn::Shl(one, hn::And(hn::ShiftRight<16>(at), low)), hn::Shl(one, end)));
-    hn::Store(code, lanes, codes);
-    hn::Store(end, lanes, ends);
-    if constexpr (kStep % 16 == 0) {
-      for (std::size_t j = 0; j < kStep / 4; j += 4) put_four(plane, codes + j, ends + j);
-    } else {
-      for (std::size_t j = 0; j < kStep / 4; ++j) plane.put(codes[j], ends[j] + 1);
+    const auto code = hn::BitCast(
+        fields,
+        hn::Or(hn::Or(hn::Shl(one, hn::And(at, low)),
+                      hn::Shl(one, hn::And(hn::ShiftRight<8>(at), low))),
+               hn::Or(hn::Shl(one, hn::And(hn::ShiftRight<16>(at), low)), hn::Shl(one, end))));
+    const auto width = hn::BitCast(fields, hn::Add(end, one));
+    const auto first = hn::And(width, hn::Set(fields, 0xff));
+    const auto pair = hn::Or(hn::And(code, hn::Set(fields, 0xffffffff)),
+                             hn::Shl(hn::ShiftRight<32>(code), first));
+    const auto pair_width = hn::Add(first, hn::ShiftRight<32>(width));
+    hn::Store(pair, fields, codes);
+    hn::Store(pair_width, fields, widths);
+    for (std::size_t j = 0; j < kStep / 8; j += 2) {
+      const auto all = static_cast<unsigned>(widths[j] + widths[j + 1]);
+      if (HWY_LIKELY(all <= kMostFieldBits)) {
+        plane.put(codes[j] | codes[j + 1] << widths[j], all);
+      } else {
+        plane.put_wide(codes[j], static_cast<unsigned>(widths[j]));
+        plane.put_wide(codes[j + 1], static_cast<unsigned>(widths[j + 1]));
+      }
     }
   }
 #endif
   for (; i < count; ++i) plane.put_unary(static_cast<std::uint32_t>(numbers[i] >> shift));
 }
 
-/// The unary codes that end in a byte: the 0 bits before each 1 bit, and after the last 1 bit.
+/// The unary codes that end in a byte, and the 0 bits after the last 1 bit.
 struct CodesInByte {
-  std::uint8_t quotients[256][8] = {};
+  std::uint8_t quotients[256][8] = {};  // the number of 0 bits before each 1 bit, and then `zeros`
   std::uint8_t ones[256] = {};
   std::uint8_t zeros[256] = {};
+  std::uint8_t shift[256] = {};  // quotients >> shift is `zeros`, also with 0 bits before the byte
 };
 constexpr CodesInByte make_codes_in_byte() {
   CodesInByte codes;
-  for (unsigned byte = 0; byte < 256; ++byte)
+  for (unsigned byte = 0; byte < 256; ++byte) {
     for (unsigned bit = 0; bit < 8; ++bit)
       if ((byte >> bit & 1) != 0) {
         codes.quotients[byte][codes.ones[byte]++] = codes.zeros[byte];
@@ -85,6 +85,9 @@ constexpr CodesInByte make_codes_in_byte() {
       } else {
         ++codes.zeros[byte];
       }
+    if (codes.ones[byte] < 8) codes.quotients[byte][codes.ones[byte]] = codes.zeros[byte];
+    codes.shift[byte] = static_cast<std::uint8_t>(std::min(8u * codes.ones[byte], 63u));
+  }
   return codes;
 }
 alignas(64) inline constexpr CodesInByte kCodesInByte = make_codes_in_byte();
@@ -94,17 +97,27 @@ alignas(64) inline constexpr CodesInByte kCodesInByte = make_codes_in_byte();
 HWY_INLINE std::size_t take_quotients(const std::byte* plane, std::size_t words, std::size_t count,
                                       std::uint8_t* quotients) {
   if (count == 0) return 0;
+  constexpr std::size_t kWide = sizeof(std::uint64_t);
   std::size_t done = 0, at = 0;
-  unsigned zeros = 0;  // after the last one
-  for (; at < 4 * words && done < count; ++at) {
-    const auto byte = static_cast<unsigned>(plane[at]);
+  std::uint64_t zeros = 0;  // after the last one
+  const auto take = [&](unsigned byte) HWY_ATTR {
     std::uint64_t codes;
     std::memcpy(&codes, kCodesInByte.quotients[byte], sizeof codes);
-    if (HWY_UNLIKELY(zeros > 248) && (codes & 0xff) + zeros > 255) return kBrokenPlane;
     codes += zeros;
     std::memcpy(quotients + done, &codes, sizeof codes);
     done += kCodesInByte.ones[byte];
-    zeros = byte == 0 ? zeros + 8 : kCodesInByte.zeros[byte];
+    zeros = codes >> kCodesInByte.shift[byte];
+  };
+  for (;;) {
+    // Eight bytes have at most 64 codes, and at most 64 zeros for the next code.
+    while (at + kWide <= 4 * words && done + 8 * kWide <= count && zeros < 256 - 8 * kWide) {
+      for (const std::size_t end = at + kWide; at < end; ++at)
+        take(static_cast<unsigned>(plane[at]));
+    }
+    if (at == 4 * words || done >= count) break;
+    const auto byte = static_cast<unsigned>(plane[at++]);
+    if (zeros + kCodesInByte.quotients[byte][0] > 255) return kBrokenPlane;
+    take(byte);
   }
   if (done != count) return kBrokenPlane;
   const std::size_t end = 8 * at - zeros;

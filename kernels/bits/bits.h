@@ -37,7 +37,7 @@ class PlaneWriter {
 
   /// Appends up to 64 bits.
   void put_wide(std::uint64_t field, unsigned width) {
-    if (width > 32) {
+    if (width > kMostFieldBits) {
       put(field & 0xffffffff, 32);
       field >>= 32;
       width -= 32;

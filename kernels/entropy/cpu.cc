@@ -55,10 +55,37 @@ constexpr std::size_t fixed_words(std::size_t padded, unsigned low_bits) {
   return 1 + padded / 4 * F::kBytes + padded / 32 * (F::kBits + low_bits);
 }
 
+/// `count` is a multiple of 64.
 HWY_INLINE std::size_t sum_of(const std::uint8_t* numbers, std::size_t count) {
-  std::uint32_t sum = 0;  // compilers vectorise this loop
+#if TERSOR_PORTABLE
+  std::size_t sum = 0;
   for (std::size_t i = 0; i < count; ++i) sum += numbers[i];
   return sum;
+#else
+  const hn::CappedTag<std::uint8_t, 64> lanes;
+  const hn::Repartition<std::uint64_t, decltype(lanes)> sums;
+  auto sum = hn::Zero(sums);
+  for (std::size_t i = 0; i < count; i += hn::MaxLanes(lanes))
+    sum = hn::Add(sum, hn::SumsOf8(hn::LoadU(lanes, numbers + i)));
+  return static_cast<std::size_t>(hn::GetLane(hn::SumOfLanes(sums, sum)));
+#endif
+}
+
+/// Shifts each number to the left. `count` is a multiple of 64.
+HWY_INLINE void shift_left(std::uint8_t* numbers, std::size_t count, unsigned bits) {
+#if TERSOR_PORTABLE
+  for (std::size_t i = 0; i < count; ++i)
+    numbers[i] = static_cast<std::uint8_t>(numbers[i] << bits);
+#else
+  const hn::CappedTag<std::uint8_t, 64> lanes;
+  const hn::Repartition<std::uint16_t, decltype(lanes)> pairs;
+  const auto valid = hn::Set(lanes, static_cast<std::uint8_t>(0xff >> bits));
+  for (std::size_t i = 0; i < count; i += hn::MaxLanes(lanes)) {
+    const auto own = hn::BitCast(pairs, hn::And(hn::LoadU(lanes, numbers + i), valid));
+    const auto shifted = hn::ShiftLeftSame(own, static_cast<int>(bits));
+    hn::StoreU(hn::BitCast(lanes, shifted), lanes, numbers + i);
+  }
+#endif
 }
 
 /// Replaces each number by table[number]. Vectors of numbers in [first, first + 64) are looked up
@@ -110,16 +137,29 @@ HWY_INLINE void split(const typename F::Bits* bits, std::size_t padded, std::uin
       high[i] = static_cast<std::uint8_t>(F::rest(bits[i]) >> 8 * F::kBytes);
 }
 
+/// Returns the values if they need no copy that is aligned and padded.
+template <typename Bits, typename Pointer>
+Bits* whole_block(Pointer* values, std::size_t count) {
+  const bool whole =
+      count % 64 == 0 && reinterpret_cast<std::uintptr_t>(values) % alignof(Bits) == 0;
+  return whole ? static_cast<Bits*>(values) : nullptr;
+}
+
 template <class F>
 std::uint16_t encode_block(const void* values, std::size_t count, const EntropyTable& table,
                            std::byte* words) {
   using Bits = typename F::Bits;
-  alignas(64) Bits bits[kEntropyBlock];
+  alignas(64) Bits own[kEntropyBlock];
   const std::size_t padded = align_up(count, 64), bytes = count * sizeof(Bits);
-  std::memcpy(bits, values, bytes);
-  std::fill(bits + count, bits + padded, Bits{0});
+  const Bits* bits = whole_block<const Bits>(values, count);
+  if (bits == nullptr) {
+    std::memcpy(own, values, bytes);
+    std::fill(own + count, own + padded, Bits{0});
+    bits = own;
+  }
   Bits any = 0;
-  for (std::size_t i = 0; i < padded; ++i) any |= bits[i];
+  for (std::size_t i = 0; i < padded && any == 0; i += 64)
+    for (std::size_t j = i; j < i + 64; ++j) any |= bits[j];
   if (any == 0) return 0;
 
   alignas(64) Numbers ranks, high;
@@ -135,7 +175,7 @@ std::uint16_t encode_block(const void* values, std::size_t count, const EntropyT
   for (unsigned bit = 0; bit < kMostLowBits; ++bit) {
     sum = (sum - put_plane(ranks, padded, bit, low[bit])) / 2;
     const std::size_t size = sum + (bit + 1) * count;
-    if (size >= best) continue;
+    if (size >= best) break;  // the size is convex in the width
     best = size;
     low_bits = bit + 1;
     code_bits = sum + count;
@@ -144,7 +184,7 @@ std::uint16_t encode_block(const void* values, std::size_t count, const EntropyT
                     size = fixed + ceil_div(code_bits, 32);
   const std::size_t plain = ceil_div(bytes, 4);
   if (size >= plain) {
-    std::memcpy(words, bits, 4 * plain);  // `bits` is padded with zeros
+    std::memmove(words, bits, 4 * plain);  // `bits` is padded with zeros
     return kEntropyPlain;
   }
   const std::uint32_t head = low_bits;
@@ -201,12 +241,14 @@ const char* decode_block(const std::byte* words, std::size_t size, std::size_t c
     std::fill(high, high + padded, std::uint8_t{0});
     for (unsigned bit = 0; bit < F::kBits; ++bit) add(bit, high);
   }
-  for (std::size_t i = 0; i < padded; ++i)
-    ranks[i] = i < count ? static_cast<std::uint8_t>(ranks[i] << low_bits) : 0;
+  std::fill(ranks + count, ranks + padded, std::uint8_t{0});
+  if (low_bits != 0) shift_left(ranks, padded, low_bits);
   for (unsigned bit = 0; bit < low_bits; ++bit) add(bit, ranks);
   look_up(table.exponent, 0, padded, ranks);
 
-  alignas(64) Bits bits[kEntropyBlock];
+  alignas(64) Bits own[kEntropyBlock];
+  Bits* const whole = whole_block<Bits>(values, count);
+  Bits* const bits = whole != nullptr ? whole : own;
   for (std::size_t i = 0; i < padded; ++i) {
     Bits all = 0;
     for (unsigned byte = 0; byte < F::kBytes; ++byte)
@@ -214,7 +256,7 @@ const char* decode_block(const std::byte* words, std::size_t size, std::size_t c
     if constexpr (F::kBits != 0) all = static_cast<Bits>(all | Bits{high[i]} << 8 * F::kBytes);
     bits[i] = F::value(all, ranks[i]);
   }
-  std::memcpy(values, bits, count * sizeof(Bits));
+  if (whole == nullptr) std::memcpy(values, own, count * sizeof(Bits));
   return nullptr;
 }
 
@@ -222,7 +264,13 @@ void entropy_count_on(const void* values, std::size_t count, Dtype dtype,
                       std::uint32_t counts[256]) {
   visit_fields(dtype, [&]<class F>(F) {
     const auto* bits = static_cast<const typename F::Bits*>(values);
-    for (std::size_t i = 0; i < count; ++i) ++counts[F::exponent(bits[i])];
+    std::uint32_t parts[4][256] = {};  // equal exponents in turn would wait for each other
+    std::size_t done = 0;
+    for (; done + 4 <= count; done += 4)
+      for (std::size_t i = 0; i < 4; ++i) ++parts[i][F::exponent(bits[done + i])];
+    for (; done < count; ++done) ++parts[0][F::exponent(bits[done])];
+    for (std::size_t i = 0; i < 256; ++i)
+      counts[i] += parts[0][i] + parts[1][i] + parts[2][i] + parts[3][i];
   });
 }
 

@@ -78,23 +78,39 @@ TEST(Bits, QuotientsHaveTheBytesOfTheFormat) {
   });
 }
 
+void expect_same_planes(const std::vector<std::uint8_t>& numbers, std::size_t count,
+                        unsigned shift) {
+  const std::vector<std::byte> expected = reference_plane(numbers, count, shift);
+  std::vector<std::byte> plane(expected.size() + kPackedSlack);
+  ASSERT_EQ(4 * pack_quotients(numbers.data(), count, shift, plane.data()), expected.size());
+  plane.resize(expected.size());
+  ASSERT_EQ(plane, expected) << count << " " << shift;
+  std::vector<std::uint8_t> found(count + kPackedSlack), wanted(count);
+  const std::size_t words = expected.size() / 4;
+  const std::size_t end = read_quotients(plane.data(), words, count, wanted.data());
+  ASSERT_EQ(unpack_quotients(plane.data(), words, count, found.data()), end);
+  found.resize(count);
+  ASSERT_EQ(found, wanted);
+  for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(found[i], numbers[i] >> shift);
+}
+
 TEST(Bits, EveryInstructionSetWritesAndReadsTheSamePlanes) {
   for_each_bits_isa([] {
     for (const std::size_t count : {0, 1, 5, 63, 64, 65, 255, 1000, 4096})
-      for (unsigned shift = 0; shift <= 4; ++shift) {
-        const std::vector<std::uint8_t> numbers = byte_list(count, count + shift);
-        const std::vector<std::byte> expected = reference_plane(numbers, count, shift);
-        std::vector<std::byte> plane(expected.size() + kPackedSlack);
-        ASSERT_EQ(4 * pack_quotients(numbers.data(), count, shift, plane.data()), expected.size());
-        plane.resize(expected.size());
-        ASSERT_EQ(plane, expected) << count << " " << shift;
-        std::vector<std::uint8_t> found(count + kPackedSlack), wanted(count);
-        const std::size_t words = expected.size() / 4;
-        const std::size_t end = read_quotients(plane.data(), words, count, wanted.data());
-        ASSERT_EQ(unpack_quotients(plane.data(), words, count, found.data()), end);
-        found.resize(count);
-        ASSERT_EQ(found, wanted);
-        for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(found[i], numbers[i] >> shift);
+      for (unsigned shift = 0; shift <= 4; ++shift)
+        expect_same_planes(byte_list(count, count + shift), count, shift);
+  });
+}
+
+TEST(Bits, LongCodesMayFollowEachOther) {
+  for_each_bits_isa([] {
+    for (const unsigned least : {2, 4, 6, 100, 180, 247})
+      for (std::uint64_t seed = 0; seed < 20; ++seed) {
+        std::vector<std::uint8_t> numbers = byte_list(500, seed);
+        for (std::size_t i = 0; i < 500; ++i)
+          if (bits_random(i) % 16 != 0 || least < 8)
+            numbers[i] = static_cast<std::uint8_t>(least + numbers[i] % (least < 8 ? 2 : 9));
+        expect_same_planes(numbers, 500, 0);
       }
   });
 }
@@ -115,6 +131,23 @@ TEST(Bits, PlanesOfBitsComeBack) {
       }
       EXPECT_TRUE(std::equal(sum.begin(), sum.end(), numbers.begin()));
     }
+  });
+}
+
+TEST(Bits, TooManyZerosAmongManyCodesAreRefused) {
+  for_each_bits_isa([] {
+    for (std::size_t words = 7; words < 20; ++words)
+      for (unsigned bit = 0; bit < 32; ++bit) {
+        std::vector<std::uint32_t> plane(words + 20, ~0u);
+        for (std::size_t i = 0; i < words; ++i) plane[9 + i] = 0;
+        plane[9 + words] = ~0u << bit;
+        const std::size_t zeros = 32 * words + bit, count = 32 * plane.size() - zeros;
+        std::vector<std::uint8_t> found(count + kPackedSlack);
+        const auto* bytes = reinterpret_cast<const std::byte*>(plane.data());
+        const std::size_t end = unpack_quotients(bytes, plane.size(), count, found.data());
+        ASSERT_EQ(end, zeros > 255 ? kBrokenPlane : 32 * plane.size()) << zeros;
+        if (zeros <= 255) ASSERT_EQ(found[9 * 32], zeros);
+      }
   });
 }
 
