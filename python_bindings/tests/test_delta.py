@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import sys
+import types
 from typing import Any
 
 import numpy
@@ -297,3 +299,10 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(tersor.InvalidArgumentError):
         delta.apply(base, made)
     assert same(base, weights())
+
+
+def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    old = weights()
+    delta.apply(old, delta.encode(old, stepped(old)))
+    assert same(old, stepped(weights()))

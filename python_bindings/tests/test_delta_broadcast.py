@@ -147,11 +147,14 @@ def test_damaged_and_huge_messages_change_nothing(monkeypatch: pytest.MonkeyPatc
         lambda data: data + bytes(32),
         lambda data: data * 2000,  # above the size of the weights
     ]
-    real = _broadcast._link
+    real = _broadcast._plan
     for number, damage in enumerate(damages):
-        monkeypatch.setattr(
-            _broadcast, "_link", lambda *given, d=damage: (data := real(*given)) and d(data)
-        )
+
+        def plan(*given: Any, damage: Any = damage) -> Any:
+            data, links = real(*given)
+            return data, {version: damage(one) for version, one in links.items()}
+
+        monkeypatch.setattr(_broadcast, "_plan", plan)
 
         def rank(transport: tersor.Transport, number: int = number) -> None:
             source: Any = publisher_of(found) if transport.rank == 0 else None
@@ -162,3 +165,32 @@ def test_damaged_and_huge_messages_change_nothing(monkeypatch: pytest.MonkeyPatc
             assert same(ours, found[1])
 
         tersor.local.run(2, rank)
+
+
+def test_the_newest_version_is_checked() -> None:
+    found = versions(2)
+
+    def rank(transport: tersor.Transport) -> None:
+        ours = {name: one.copy() for name, one in found[transport.rank % 2].items()}
+        source: Any = publisher_of(found) if transport.rank == 0 else ours
+        if transport.rank == 1:
+            ours["steps"][0] += 1
+        with pytest.raises(delta.BaseMismatchError, match='rank 1: tensor "steps" is not of'):
+            delta.broadcast_delta(transport, source, 1 if transport.rank else None)
+
+    tersor.local.run(2, rank)
+
+
+def test_an_error_of_the_root_is_an_error_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: Any) -> Any:
+        raise MemoryError("no room for \udcff\x1f")
+
+    monkeypatch.setattr(_broadcast, "_plan", plan)
+    found = versions(2)
+
+    def rank(transport: tersor.Transport) -> None:
+        source: Any = publisher_of(found) if transport.rank == 0 else found[0]
+        with pytest.raises(tersor.Error, match="rank 0: no room for"):
+            delta.broadcast_delta(transport, source, 0 if transport.rank else None, timeout=20.0)
+
+    tersor.local.run(2, rank)

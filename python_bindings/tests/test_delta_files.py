@@ -9,7 +9,9 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
+import threading
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +43,12 @@ def published(folder: pathlib.Path, count: int, **options: Any) -> delta.Publish
     for number in range(1, count + 1):
         publisher.publish(number, version(number))
     return publisher
+
+
+def file_of(folder: pathlib.Path, number: int, suffix: str) -> pathlib.Path:
+    """The file of a version with this suffix."""
+    [path] = folder.glob(f"v{number:012}*.{suffix}")
+    return path
 
 
 @pytest.fixture
@@ -79,7 +87,7 @@ def test_a_version_is_read_from_the_page_alone(folder: pathlib.Path) -> None:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 
-    keys, tensors = ("name", "dtype", "shape", "slice"), manifest["tensors"]
+    keys, tensors = ("name", "dtype", "type", "shape", "slice"), manifest["tensors"]
     assert manifest.pop("sha256") == hash_of(manifest)
     assert manifest["model"] == hash_of(sorted([[one[key] for key in keys] for one in tensors]))
     assert (manifest["version"], manifest["base_version"]) == (2, 1)
@@ -106,15 +114,14 @@ def test_the_shorter_path_is_taken(folder: pathlib.Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(_files, "read_delta", read_delta)
     full = json.loads((folder / "v000000000005.json").read_text())
-    assert full["tensors"][0]["full"] == "v000000000005.safetensors"
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    chain = sum(sizes[f"v00000000000{number}.delta"] for number in (3, 4, 5))
-    assert chain < sizes["v000000000005.safetensors"]
+    assert full["tensors"][0]["full"] == file_of(folder, 5, "safetensors").name
+    chain = sum(file_of(folder, number, "delta").stat().st_size for number in (3, 4, 5))
+    assert chain < file_of(folder, 5, "safetensors").stat().st_size
     for own, files in ((2, {3, 4, 5, 6}), (None, {6})):
         read.clear()
         ours = version(2)
         delta.Receiver(folder, version=own).update(ours)
-        assert set(read) == {f"v00000000000{number}.delta" for number in files}
+        assert set(read) == {file_of(folder, number, "delta").name for number in files}
         assert same(ours, version(6))
 
 
@@ -176,7 +183,7 @@ def test_bf16_and_float8_of_pytorch_with_tied_weights(folder: pathlib.Path) -> N
         delta.Receiver(folder).update(tied)
     from safetensors.torch import load_file
 
-    full = load_file(folder / "v000000000001.safetensors")
+    full = load_file(file_of(folder, 1, "safetensors"))
     assert same(bits(full), bits(model(1)))
 
 
@@ -291,8 +298,8 @@ def test_another_base_is_named_and_the_full_copy_follows(folder: pathlib.Path) -
     ours = version(2)
     with pytest.raises(tersor.InvalidArgumentError, match="version 3 is missing"):
         delta.Receiver(folder, version=2).update(ours)
-    (folder / f"{SECOND}.delta").unlink()
-    with pytest.raises(OSError, match=r"0002\.delta"):
+    file_of(folder, 2, "delta").unlink()
+    with pytest.raises(OSError, match=r"0002\..*\.delta"):
         delta.Receiver(folder, version=1).update(ours, 2)
     assert same(ours, version(2))
 
@@ -303,7 +310,7 @@ def test_a_delta_of_another_training_is_named(folder: pathlib.Path) -> None:
         new = version(2)
         new["steps"][at] += 1
         publisher.publish(2, new)
-    shutil.copy(folder.with_name("other") / f"{SECOND}.delta", folder)
+    shutil.copy(file_of(folder.with_name("other"), 2, "delta"), file_of(folder, 2, "delta"))
     data = json.loads((folder / f"{SECOND}.json").read_text())
     del data["sha256"]
     ours = version(1)
@@ -322,36 +329,38 @@ def test_files_are_on_the_disk_before_their_names_appear(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    sync, replace = os.fsync, os.replace
+    sync, replace, link = os.fsync, os.replace, os.link
 
     def logged_sync(handle: int) -> None:
         steps.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{handle}'))}")
         sync(handle)
 
-    def logged_replace(source: pathlib.Path, to: pathlib.Path) -> None:
-        steps.append(f"name {to.name}")
-        assert not to.exists()
-        replace(source, to)
+    def logged(rename: Callable[..., None]) -> Callable[..., None]:
+        def call(source: pathlib.Path, to: pathlib.Path) -> None:
+            steps.append(f"name {to.name}")
+            assert not to.exists()
+            rename(source, to)
+
+        return call
 
     monkeypatch.setattr(os, "fsync", logged_sync)
-    monkeypatch.setattr(os, "replace", logged_replace)
+    monkeypatch.setattr(os, "replace", logged(replace))
+    monkeypatch.setattr(os, "link", logged(link))
     publisher = delta.Publisher(folder, keep=1)
     publisher.publish(1, version(1))
     steps.clear()
     publisher.publish(2, version(2))
-    suffixes = ("delta", "safetensors", "json")
-    assert steps == [
-        step
-        for suffix in suffixes
-        for step in (f"sync .{SECOND}.{suffix}.tmp", f"name {SECOND}.{suffix}", "sync versions")
-    ]
+    token = file_of(folder, 2, "delta").name.split(".")[1]
+    names = [f"{SECOND}.{suffix}" for suffix in (f"{token}.delta", f"{token}.safetensors", "json")]
+    expected = [one for name in names for one in (f"sync .{name}", f"name {name}", "sync versions")]
+    assert [re.sub(r"\.[0-9a-f]{8}\.tmp$", "", step) for step in steps] == expected
 
 
 def test_another_model_is_named(folder: pathlib.Path) -> None:
     published(folder, 2)
     for change, words in [
-        ({"layer.bias": numpy.zeros(34, numpy.float32)}, r'"layer.bias" is f32, shape \[34\]'),
-        ({"steps": numpy.zeros(10, numpy.int64)}, r"i64, shape \[10\]"),
+        ({"layer.bias": numpy.zeros(34, numpy.float32)}, r'"layer.bias" is float32, shape \[34\]'),
+        ({"steps": numpy.zeros(10, numpy.int64)}, r"int64, shape \[10\]"),
         ({"more": numpy.zeros(1, numpy.int8)}, '"more" is .* in version [12]: missing'),
         ({"scale": None}, 'these weights have no tensor "scale"'),
     ]:
@@ -410,11 +419,11 @@ def test_a_million_mutated_deltas_are_refused() -> None:
     refuse_mutations(1_000_000, 2)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".delta", ".safetensors"])
+@pytest.mark.parametrize("suffix", ["json", "delta", "safetensors"])
 def test_mutated_files_are_refused(folder: pathlib.Path, suffix: str) -> None:
     published(folder, 2, keep=1)
-    path, rng = folder / f"{SECOND}{suffix}", random.Random(3)
-    data, own = path.read_bytes(), None if suffix == ".safetensors" else 1
+    path, rng = file_of(folder, 2, suffix), random.Random(3)
+    data, own = path.read_bytes(), None if suffix == "safetensors" else 1
     ours, refused = version(1), 0
     for _ in range(250):
         path.write_bytes(bad := damage(data, rng))
@@ -424,7 +433,7 @@ def test_mutated_files_are_refused(folder: pathlib.Path, suffix: str) -> None:
             refused += 1
             assert same(ours, version(1))
         else:  # the bytes do not matter: of JSON's spaces, or padding
-            assert suffix != ".delta" or bad[: len(data)] == data
+            assert suffix != "delta" or bad[: len(data)] == data
             assert same(ours, version(2))
             ours = version(1)
     assert refused > 200
@@ -435,8 +444,8 @@ def test_a_manifest_names_files_of_its_own_folder(folder: pathlib.Path, key: str
     published(folder, 2)
     manifest = json.loads((folder / f"{SECOND}.json").read_text())
     del manifest["sha256"]
-    shutil.copy(folder / f"{SECOND}.delta", folder.parent)
-    for name in (f"../{SECOND}.delta", str(folder.parent / f"{SECOND}.delta")):
+    path = pathlib.Path(shutil.copy(file_of(folder, 2, "delta"), folder.parent))
+    for name in (f"../{path.name}", str(path)):
         manifest["tensors"][0][key] = name
         _files.write_json(folder / f"{SECOND}.json", manifest)
         ours = version(1)
@@ -509,7 +518,7 @@ def test_ranks_publish_and_receive_shards(folder: pathlib.Path) -> None:
     third = {"matrix": numpy.zeros((20, 300), numpy.float16)}
     with pytest.raises(
         tersor.InvalidArgumentError,
-        match=r'"matrix" is f16, .*; in version 4: f16, .* slice \[\[0, 35\]',
+        match=r'"matrix" is float16, .*; in version 4: float16, .* slice \[\[0, 35\]',
     ):
         delta.Receiver(folder, slices={"matrix": ((70, 300), (50, 0))}).update(third)
     with pytest.raises(tersor.InvalidArgumentError, match="does not fit into the full shape"):
@@ -545,3 +554,258 @@ def test_another_manifest_on_a_rank_is_named(folder: pathlib.Path) -> None:
         assert same(ours, version(1))
 
     tersor.local.run(3, rank)
+
+
+def test_a_wrong_version_of_the_weights_is_named(folder: pathlib.Path) -> None:
+    published(folder, 2)
+    ours, receiver = version(1), delta.Receiver(folder, version=2)
+    with pytest.raises(delta.BaseMismatchError, match="is not of version 2"):
+        receiver.update(ours)
+    assert same(ours, version(1))
+    assert receiver.update(ours) == 2
+    assert same(ours, version(2))
+    with pytest.raises(tersor.InvalidArgumentError, match=r'"zzz" is .*: missing'):
+        delta.Receiver(folder, version=2).update({"zzz": numpy.zeros(7)})
+    with pytest.raises(tersor.InvalidArgumentError, match="no path leads to version 7"):
+        delta.Receiver(folder.with_name("missing"), version=7).update(ours, 7)
+
+
+def test_a_restarted_training_with_old_numbers_is_named(folder: pathlib.Path) -> None:
+    published(folder, 1)
+    ours, receiver = version(0), delta.Receiver(folder)
+    receiver.update(ours)
+    shutil.rmtree(folder)
+    delta.Publisher(folder).publish(1, version(9))
+    with pytest.raises(delta.BaseMismatchError, match="is not of version 1"):
+        receiver.update(ours)
+    assert receiver.update(ours) == 1
+    assert same(ours, version(9))
+
+
+def test_own_versions_are_not_read_again(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(folder, 2)
+    ours, receiver = version(1), delta.Receiver(folder, version=1)
+    receiver.update(ours)
+    monkeypatch.setattr(_files, "checksums", None)
+    assert receiver.update(ours) == 2
+
+
+def test_a_transposed_view_is_no_alias(folder: pathlib.Path) -> None:
+    square = numpy.arange(4, dtype=numpy.float32).reshape(2, 2)
+    with pytest.raises(tersor.InvalidArgumentError, match='"b" is not contiguous'):
+        delta.Publisher(folder).publish(1, {"a": square, "b": square.T})
+
+
+def test_scalars_of_numpy_are_refused(folder: pathlib.Path) -> None:
+    old, new = {"s": numpy.float32(1)}, {"s": numpy.float32(2)}
+    arrays = {name: numpy.array(one) for name, one in old.items()}
+    same_delta = delta.encode(arrays, arrays)
+    delta.Publisher(folder).publish(1, arrays)
+    for call in (
+        lambda: delta.encode(old, new),
+        lambda: delta.apply(old, same_delta),
+        lambda: delta.apply(old, [same_delta]),
+        lambda: delta.Publisher(folder).publish(2, old),
+        lambda: delta.Receiver(folder, version=1).update(old),
+    ):
+        with pytest.raises(tersor.InvalidArgumentError, match='"s" is a float32: pass a NumPy'):
+            call()
+
+
+@pytest.mark.parametrize("others", [{"b": 5.0}, {"c": 1.0, "b": "c"}])
+def test_weights_shared_on_some_ranks_only_are_refused(
+    folder: pathlib.Path, others: dict[str, Any]
+) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        tied = numpy.ones(3, numpy.float32)
+        ours = {"a": tied, "b": tied}
+        if transport.rank == 1:
+            ours = {name: numpy.full(3, value, numpy.float32) for name, value in others.items()
+                    if not isinstance(value, str)}  # fmt: skip
+            ours |= {name: ours[one] for name, one in others.items() if isinstance(one, str)}
+        with pytest.raises(tersor.InvalidArgumentError, match=r'"b" and .* share memory on some'):
+            delta.Publisher(folder, transport=transport).publish(1, ours)
+
+    tersor.local.run(2, rank)
+    assert _files.versions_in(folder) == []
+
+
+def test_types_with_one_dtype_of_deltas_differ(folder: pathlib.Path) -> None:
+    publisher = delta.Publisher(folder)
+    publisher.publish(1, {"mask": numpy.uint8([2, 3])})
+    with pytest.raises(
+        tersor.InvalidArgumentError, match=r'"mask" is bool, .* in version 1: uint8'
+    ):
+        delta.Receiver(folder).update({"mask": numpy.zeros(2, bool)})
+    assert publisher.publish(2, {"mask": numpy.ones(2, bool)})["base_version"] is None
+
+
+def test_variants_of_float8_differ(folder: pathlib.Path) -> None:
+    torch = pytest.importorskip("torch")
+    delta.Publisher(folder).publish(1, {"w": torch.ones(4).to(torch.float8_e4m3fn)})
+    ours = {"w": torch.zeros(4).to(torch.float8_e4m3fnuz)}
+    with pytest.raises(tersor.InvalidArgumentError, match=r"is float8_e4m3fnuz, .*float8_e4m3fn,"):
+        delta.Receiver(folder).update(ours)
+
+
+def test_a_failed_call_leaves_no_version(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = published(folder, 1)
+    sync = _files._sync
+
+    def failing(path: pathlib.Path) -> None:
+        if path == folder and (folder / f"{SECOND}.json").exists():
+            raise OSError(errno.EIO, "input/output error")
+        sync(path)
+
+    monkeypatch.setattr(_files, "_sync", failing)
+    with pytest.raises(OSError, match="input/output"):
+        publisher.publish(2, version(2))
+    monkeypatch.undo()
+    assert _files.versions_in(folder) == [1]
+    assert publisher.publish(2, version(2))["base_version"] == 1
+
+
+def test_a_rank_that_fails_last_leaves_no_version(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _files.read_json
+    fails = [True]
+
+    def read_json(path: pathlib.Path) -> dict[str, Any]:
+        if fails[0] and path.name.endswith("r1.part") and threading.current_thread().name == "1":
+            raise OSError(errno.ENOENT, "no such file")
+        return real(path)
+
+    monkeypatch.setattr(_files, "read_json", read_json)
+    meeting = threading.Barrier(2)
+
+    def rank(transport: tersor.Transport) -> None:
+        threading.current_thread().name = str(transport.rank)
+        ours, slices = shards(1, transport.rank)
+        publisher = delta.Publisher(folder, transport=transport, slices=slices)
+        with pytest.raises(tersor.Error, match=r"rank 1: .*no such file"):
+            publisher.publish(1, ours)
+        assert _files.versions_in(folder) == []
+        meeting.wait(60)
+        fails[0] = False
+        assert publisher.publish(1, ours)["version"] == 1
+
+    tersor.local.run(2, rank)
+
+
+def test_ranks_with_other_bases_publish_full_copies(folder: pathlib.Path) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        ours, slices = shards(1, transport.rank)
+        publisher = delta.Publisher(folder, transport=transport, slices=slices)
+        publisher.publish(1, ours)
+        base = publisher.weights
+        publisher.publish(2, shards(2, transport.rank)[0])
+        if transport.rank == 1:  # as after an interrupt behind the last vote
+            publisher.version, publisher.weights = 1, base
+        manifest = publisher.publish(3, shards(3, transport.rank)[0])
+        assert manifest["base_version"] is None
+        ours = shards(2, transport.rank)[0]
+        receiver = delta.Receiver(folder, version=2, transport=transport, slices=slices)
+        assert receiver.update(ours) == 3
+        assert same(ours, shards(3, transport.rank)[0])
+
+    tersor.local.run(2, rank)
+
+
+def test_a_rank_may_lose_its_tensors(folder: pathlib.Path) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        publisher = delta.Publisher(folder, transport=transport)
+        for number in (1, 2):
+            value = numpy.full(3, number, numpy.float32)
+            ours = {"a": value} if transport.rank == 0 else {"b": value} if number == 1 else {}
+            manifest = publisher.publish(number, ours)
+            assert manifest["base_version"] is None
+
+    tersor.local.run(2, rank)
+    ours = {"a": numpy.zeros(3, numpy.float32)}
+    assert delta.Receiver(folder).update(ours) == 2
+    assert ours["a"].tolist() == [2, 2, 2]
+
+
+def test_two_publishers_never_mix_their_files(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = published(folder, 1), delta.Publisher(folder)
+    second.publish(2, version(2))
+    first.publish(3, version(3))
+    real, inner = first._combine, []
+
+    def combine(*given: Any) -> Any:
+        if not inner:  # meanwhile, the other publisher writes the same version
+            inner.append(second.publish(4, version(44)))
+        return real(*given)
+
+    monkeypatch.setattr(first, "_combine", combine)
+    with pytest.raises(FileExistsError):
+        first.publish(4, version(4))
+    ours = version(0)
+    assert delta.Receiver(folder).update(ours) == 4
+    assert same(ours, version(44))
+
+
+def test_links_are_not_followed(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = published(folder, 1)
+    precious = folder.parent / "precious"
+    precious.write_text("mine")
+    monkeypatch.setattr(_files.secrets, "token_hex", lambda _: "0" * 8)
+    (folder / f".{SECOND}.json.00000000.tmp").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        publisher.publish(2, version(2))
+    assert precious.read_text() == "mine"
+
+
+def test_publishing_without_hard_links(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    publisher = published(folder, 2)
+    assert _files.versions_in(folder) == [1, 2]
+    with pytest.raises(FileExistsError):
+        publisher._commit(2, {"other": 1}, "")
+    assert _files.versions_in(folder) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"base_version": 2}, {"base_version": -1}, {"base_version": "1"}, {"tensors": [{}]},
+        {"tensors": 1}, {"aliases": []}, {"aliases": {"a": 1}}, {"version": "2"},
+    ],
+)  # fmt: skip
+def test_sealed_manifests_with_wrong_members_are_refused(
+    folder: pathlib.Path, change: dict[str, Any]
+) -> None:
+    published(folder, 2)
+    manifest = json.loads((folder / f"{SECOND}.json").read_text())
+    del manifest["sha256"]
+    _files.write_json(folder / f"{SECOND}.json", {**manifest, **change})
+    ours = version(1)
+    with pytest.raises(tersor.WireError):
+        delta.Receiver(folder, version=1).update(ours)
+    for key in manifest["tensors"][0].keys() - {"kind", "classes", "changed"}:
+        one = {name: value for name, value in manifest["tensors"][0].items() if name != key}
+        _files.write_json(folder / f"{SECOND}.json", {**manifest, "tensors": [one]})
+        with pytest.raises(tersor.WireError):
+            delta.Receiver(folder, version=1).update(ours)
+    assert same(ours, version(1))
+
+
+def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:
+    publisher = delta.Publisher(folder)
+    with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):
+        publisher.publish(1, {})
+    with pytest.raises(TypeError):
+        publisher.publish(1.5, version(1))  # type: ignore[arg-type]
+    assert _files.versions_in(folder) == []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from tersor import collectives
-from tersor._core import InvalidArgumentError, Transport, WireError
+from tersor._core import BaseMismatchError, InvalidArgumentError, Transport, WireError
 from tersor.delta import _files, _memory
 from tersor.delta._memory import Delta, Weights
 from tersor.delta._publisher import Publisher
@@ -33,7 +33,7 @@ def broadcast_delta(
 
     Each rank first reports a version, and gets the deltas since this version. New ranks and ranks
     without a chain of deltas get all weights, and need memory for a second copy. Ranks with the
-    newest version get nothing.
+    newest version get nothing, and check their weights.
 
     Args:
         transport: The ranks. Host memory is sent: with NCCL, pass ``tersor.torch.transport()``.
@@ -77,15 +77,19 @@ def broadcast_delta(
         if other != texts[root][1]:
             raise InvalidArgumentError(f"rank {rank} has another model than rank {root}, the root")
     most = sum(size for _, size in map(_memory.address_of, tensors.values()))
-    data = b""
-    if isinstance(weights, Publisher):
-        data = _plan(weights, root, [text for text, _ in texts], most, threads)
+
+    def planned() -> tuple[bytes, dict[int, bytes]]:
+        if not isinstance(weights, Publisher):
+            return b"", {}
+        return _plan(weights, root, [text for text, _ in texts], most)
+
+    data, own_links = together(transport, planned, "", timeout)
     plan = json.loads(_sent(transport, data, root, _PLAN_BYTES, timeout).tobytes())
     chain, full = [], {}
     if group := _group(transport, root, plan["chain"]):
         inner, source = group
         chain = [
-            (base, _sent(inner, _link(weights, one), source, most, timeout))
+            (base, _sent(inner, own_links.get(one, b""), source, most, timeout))
             for one, base in plan["links"]
         ]
     if group := _group(transport, root, plan["full"]):
@@ -99,6 +103,8 @@ def broadcast_delta(
         if transport.rank in plan["full"]:
             return [_full_part(name, tensors[name], full[name], plan, threads) for name in full]
         if transport.rank not in plan["chain"]:
+            if transport.rank != root:
+                _check(tensors, plan, threads)
             return []
         links = itertools.dropwhile(lambda link: link[0] != version, chain)
         return parts_of(tensors, [one for _, link in links for one in _frames(link)], threads)
@@ -108,9 +114,9 @@ def broadcast_delta(
 
 
 def _plan(
-    publisher: Publisher, root: int, versions: Sequence[str], most: int, threads: int
-) -> bytes:
-    """Returns the ranks that get deltas and all weights, and the versions of the deltas."""
+    publisher: Publisher, root: int, versions: Sequence[str], most: int
+) -> tuple[bytes, dict[int, bytes]]:
+    """Returns the ranks that get deltas and all weights, and the deltas by version."""
     newest = publisher.version
     chain: list[int] = []
     full: list[int] = []
@@ -127,17 +133,10 @@ def _plan(
         is_linked = str(at) == text and size <= most
         (chain if is_linked else full).append(rank)
         links = max(links, path, key=len) if is_linked else links
-    tensors = {name: publisher.weights[name] for name in publisher.weights if full}
-    sums = dict(zip(tensors, _files.checksums(*_memory.tensors_of(tensors), threads), strict=True))
+    sums = publisher._checksums
     plan = {"version": newest, "chain": chain, "full": full, "links": links, "checksums": sums}
-    return json.dumps(plan).encode()
-
-
-def _link(weights: Weights | Publisher, version: int) -> bytes:
-    """Returns the deltas of a version, on the root."""
-    if not isinstance(weights, Publisher):
-        return b""
-    return b"".join(delta.data for delta in weights._links[version][1])
+    data = {one: b"".join(delta.data for delta in publisher._links[one][1]) for one, _ in links}
+    return json.dumps(plan).encode(), data
 
 
 def _group(transport: Transport, root: int, ranks: Sequence[int]) -> tuple[Transport, int] | None:
@@ -172,6 +171,14 @@ def _frames(data: Any) -> Iterable[Delta]:
         count = max(int.from_bytes(data[8:16].tobytes(), "little"), 64)
         yield Delta(data[:count].tobytes())
         data = data[count:]
+
+
+def _check(tensors: Weights, plan: Any, threads: int) -> None:
+    """Raises BaseMismatchError if weights do not have their version, the newest."""
+    found = _files.checksums(*_memory.tensors_of(tensors), threads)
+    for name, one in zip(tensors, found, strict=True):
+        if one != plan["checksums"].get(name):
+            raise BaseMismatchError(f'tensor "{name}" is not of version {plan["version"]}')
 
 
 def _full_part(name: str, tensor: Any, value: Any, plan: Any, threads: int) -> Part:

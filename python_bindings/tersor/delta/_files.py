@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import json
 import os
 import pathlib
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -24,6 +26,8 @@ FORMAT_VERSION = 1
 #: The full shape of a tensor and the offset of a rank's part in each dimension.
 Slices = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 Entry = dict[str, Any]
+#: Members of an entry that are different in another model.
+KEYS = ("name", "dtype", "type", "shape", "slice")
 Manifest = dict[str, Any]
 
 _NEEDED = "full copies need safetensors: pip install 'tersor[delta]'"
@@ -34,21 +38,46 @@ def path_of(folder: pathlib.Path, version: int, suffix: str) -> pathlib.Path:
     return folder / f"v{version:012}{suffix}"
 
 
-def write_file(path: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
-    """Writes a file beside ``path``, and renames the file when the disk has all bytes."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def write_file(
+    path: pathlib.Path, write: Callable[[pathlib.Path], object], *, is_new: bool = False
+) -> None:
+    """Writes a file beside ``path``, and renames the file when the disk has all bytes.
+
+    Raises:
+        FileExistsError: ``is_new``, and the file exists.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             mode = os.fstat(file.fileno()).st_mode
         write(temporary)
         os.chmod(temporary, mode & 0o777)  # safetensors makes a file for its own user only
         _sync(temporary)
-        os.replace(temporary, path)
-    except BaseException:
+        if is_new:
+            _link(temporary, path)
+        else:
+            os.replace(temporary, path)
+        try:
+            _sync(path.parent)
+        except BaseException:
+            if is_new:
+                path.unlink()
+            raise
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _link(temporary: pathlib.Path, path: pathlib.Path) -> None:
+    """Renames a file to a new name. Raises FileExistsError if the name is taken."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
         raise
-    _sync(path.parent)
+    except OSError:  # the file system has no hard links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(temporary, path)
 
 
 def _sync(path: pathlib.Path) -> None:
@@ -135,6 +164,7 @@ def separate(weights: Weights) -> tuple[dict[str, Any], dict[str, str]]:
     names: dict[Any, str] = {}
     tensors, aliases = {}, {}
     for name, tensor in weights.items():
+        _memory.device_bytes_of(name, tensor)  # raises if the tensor is not contiguous
         address, size = _memory.address_of(tensor)
         key = address, size, str(tensor.dtype), tuple(tensor.shape)
         first = names.setdefault(key, name) if size else name
@@ -149,7 +179,9 @@ def separate(weights: Weights) -> tuple[dict[str, Any], dict[str, str]]:
 def tensor_entries(tensors: Weights, slices: Slices) -> list[Entry]:
     """Returns the manifest's description of each tensor."""
     entries = []
-    for name, dtype, shape in _memory.described(tensors):
+    for (name, dtype, shape), tensor in zip(
+        _memory.described(tensors), tensors.values(), strict=True
+    ):
         full, offsets = slices.get(name, (shape, [0] * len(shape)))
         if not len(full) == len(offsets) == len(shape) or any(
             offset < 0 or offset + length > most
@@ -160,14 +192,14 @@ def tensor_entries(tensors: Weights, slices: Slices) -> list[Entry]:
                 "not fit into the full shape"
             )
         part = [list(pair) for pair in zip(offsets, shape, strict=True)]
-        entries.append({"name": name, "dtype": dtype, "shape": list(full), "slice": part})
+        entry = {"name": name, "dtype": dtype, "type": _memory.type_of(tensor)}
+        entries.append({**entry, "shape": list(full), "slice": part})
     return entries
 
 
 def model_of(entries: Sequence[Mapping[str, Any]]) -> str:
     """Returns the hash of the names, dtypes, shapes and slices of a model."""
-    keys = ("name", "dtype", "shape", "slice")
-    return digest(sorted([[one[key] for key in keys] for one in entries]))
+    return digest(sorted([[one[key] for key in KEYS] for one in entries]))
 
 
 def digest(value: object) -> str:
@@ -176,10 +208,10 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    """Writes a JSON file that contains its hash."""
+def write_json(path: pathlib.Path, value: Mapping[str, Any], *, is_new: bool = False) -> None:
+    """Writes a JSON file that contains its hash. Raises as ``write_file``."""
     text = json.dumps({**value, "sha256": digest(value)}, separators=(",", ":"))
-    write_file(path, lambda to: to.write_text(text))
+    write_file(path, lambda to: to.write_text(text), is_new=is_new)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -208,13 +240,42 @@ def read_manifest(folder: pathlib.Path, version: int) -> Manifest:
     """Reads the manifest of a version. Raises as ``read_json``."""
     path = path_of(folder, version, ".json")
     manifest = read_json(path)
-    if manifest["version"] != version:
-        raise WireError(f"{path}: this is the manifest of version {manifest['version']}")
+    try:
+        number, base = manifest["version"], manifest["base_version"]
+        is_valid = base is None or (type(base) is int and 0 <= base < number)
+        is_valid = is_valid and all(map(_is_entry, manifest["tensors"]))
+        is_valid = is_valid and all(
+            isinstance(name, str) for pair in manifest["aliases"].items() for name in pair
+        )
+        if base is not None:
+            is_valid = is_valid and all(map(_is_delta, manifest["tensors"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"{path}: this is not a manifest: {error!r}") from error
+    if not is_valid:
+        raise WireError(f"{path}: this is not a manifest")
+    if number != version:
+        raise WireError(f"{path}: this is the manifest of version {number}")
     for entry in manifest["tensors"]:
         for name in (entry.get("file", ""), entry["full"]):
             if "/" in name:
                 raise WireError(f'{path}: file "{name}" is not in the folder of the manifest')
     return manifest
+
+
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    numbers = [*entry["shape"], *(number for pair in entry["slice"] for number in pair)]
+    int(entry["checksum"], 16)
+    texts = [entry[key] for key in ("name", "dtype", "type", "full")]
+    return (
+        all(isinstance(one, str) for one in texts)
+        and all(type(one) is int and one >= 0 for one in [*numbers, entry["bytes"]])
+        and all(len(pair) == 2 for pair in entry["slice"])
+    )
+
+
+def _is_delta(entry: Mapping[str, Any]) -> bool:
+    int(entry["base_checksum"], 16)
+    return isinstance(entry["file"], str) and type(entry["offset"]) is int
 
 
 def versions_in(folder: pathlib.Path) -> list[int]:
@@ -267,7 +328,8 @@ class FullCopies(contextlib.ExitStack):
         described, values = _memory.tensors_of({name: tensor})
         expected = [(name, entry["dtype"], [length for _, length in entry["slice"]])]
         sums = [int(entry["checksum"], 16)]
-        if described != expected or checksums(described, values, threads) != sums:
+        is_other = described != expected or _memory.type_of(tensor) != entry["type"]
+        if is_other or checksums(described, values, threads) != sums:
             raise WireError(f'{path}: "{name}" does not have the checksum of the manifest')
         return values
 

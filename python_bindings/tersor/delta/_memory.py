@@ -181,14 +181,24 @@ def bytes_of(name: str, tensor: Any) -> Any:
 def device_bytes_of(name: str, tensor: Any) -> Any:
     """Returns the bytes of a tensor as a flat array or tensor of uint8 in the same memory."""
     torch = sys.modules.get("torch")
-    is_torch = torch is not None and isinstance(tensor, torch.Tensor)
+    # Another thread may be importing torch.
+    is_torch = isinstance(tensor, getattr(torch, "Tensor", ()))
     if hasattr(tensor, "to_local"):
         raise InvalidArgumentError(f'tensor "{name}" is a DTensor: pass its to_local()')
+    if not is_torch and not isinstance(tensor, numpy.ndarray):
+        raise InvalidArgumentError(
+            f'tensor "{name}" is a {type(tensor).__name__}: pass a NumPy array or a PyTorch tensor'
+        )
     if not (tensor.is_contiguous() if is_torch else tensor.flags.c_contiguous):
         raise InvalidArgumentError(f'tensor "{name}" is not contiguous: make a contiguous copy')
     if torch is not None and is_torch:
         return tensor.detach().reshape(-1).view(torch.uint8)
     return tensor.reshape(-1).view(numpy.uint8)
+
+
+def type_of(tensor: Any) -> str:
+    """Returns the name of a dtype, which NumPy and PyTorch share. Deltas have fewer dtypes."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def is_on_host(tensor: Any) -> bool:

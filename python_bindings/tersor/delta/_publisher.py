@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import pathlib
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from tersor._core import InvalidArgumentError, Transport
+from tersor._core import Error, InvalidArgumentError, Transport
 from tersor.delta import _files, _memory
 from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
 from tersor.delta._memory import Delta, Weights, encode
@@ -75,11 +77,13 @@ class Publisher:
         self.version: int | None = None
         self.weights: dict[str, Any] = {}
         self._links: dict[int, tuple[int, list[Delta]]] = {}
+        self._checksums: dict[str, int] = {}  # of the weights
         self._folder = None if folder is None else pathlib.Path(folder)
         self._keep, self._classes, self._threads = keep, classes, threads
         self._transport, self._timeout = transport, timeout
         several = transport is not None and transport.ranks > 1
         self._rank = f".r{transport.rank}" if transport is not None and several else ""
+        self._suffix = ""  # of this rank's files of a version; no other publisher has this suffix
         self._slices, self._metadata = slices or {}, dict(metadata or {})
         self._model, self._chain_bytes, self._since_full, self._full_version = "", 0, 0, -1
 
@@ -98,7 +102,8 @@ class Publisher:
 
         Raises:
             InvalidArgumentError: The version is not new, a tensor has an unknown dtype or is not
-                contiguous, or ranks have different values of one tensor.
+                contiguous, there are no tensors, or ranks have different values of one tensor.
+            FileExistsError: Another publisher wrote this version meanwhile.
             OSError: A file cannot be written.
             TransportError: A rank is late or lost.
 
@@ -112,22 +117,28 @@ class Publisher:
         """
         label = f"version {version}"
         new = self._together(lambda: self._prepare(version, weights), label)
-        facts = f"{new.model} {new.bytes} {new.full_bytes} {len(new.deltas) == len(new.weights)}"
-        texts = gather_texts(self._transport, facts, self._timeout)
-        rows = [text.split() for text in texts]
-        chain = self._chain_bytes + sum(int(row[1]) for row in rows)
-        linked = all(row[3] == "True" for row in rows) and self.version is not None
-        full = not linked or chain > sum(int(row[2]) for row in rows)
+        # After an interrupt of one rank, ranks may have different versions.
+        last = str(self.version if new.linked else None)
+        facts = f"{new.bytes} {new.full_bytes} {last} {secrets.token_hex(4)}"
+        rows = [text.split() for text in gather_texts(self._transport, facts, self._timeout)]
+        chain = self._chain_bytes + sum(int(row[0]) for row in rows)
+        linked = new.linked and all(row[2] == last for row in rows)
+        self._suffix = f".{rows[0][3]}{self._rank}"
+        full = not linked or chain > sum(int(row[1]) for row in rows)
         full = full or self._since_full + 1 >= self._keep
         base = self.version if linked else None
         entries = self._together(lambda: self._write(version, new, linked, full), label)
         manifest = self._together(lambda: self._combine(version, base, new, entries), label)
+        self._commit(version, manifest, label)
         self.version = None  # an interrupt here makes the next version a full copy
         self.weights, self._model = new.weights, new.model
         self._chain_bytes = 0 if full else chain
         self._since_full = 0 if full else self._since_full + 1
         self._full_version = version if full else self._full_version
-        if self._folder is None and base is not None:
+        self._checksums = {one["name"]: int(one["checksum"], 16) for one in entries}
+        if base is None:
+            self._links.clear()
+        elif self._folder is None:
             self._links[version] = base, new.deltas
             for old in sorted(self._links)[: -self._keep]:
                 del self._links[old]
@@ -138,7 +149,23 @@ class Publisher:
     def _together(self, call: Callable[[], Result], label: str) -> Result:
         return together(self._transport, call, label, self._timeout)
 
+    def _commit(self, version: int, manifest: Manifest, label: str) -> None:
+        """Writes the manifest on rank 0. If a rank fails here, no reader sees the version."""
+        path = path_of(self._folder or pathlib.Path(), version, ".json")
+        writes = self._folder is not None and self._rank in ("", ".r0")
+        try:
+            self._together(
+                lambda: _files.write_json(path, manifest, is_new=True) if writes else None, label
+            )
+        except BaseException:
+            with contextlib.suppress(OSError, Error):
+                # Not if another publisher wrote the manifest.
+                if writes and _files.digest(_files.read_json(path)) == _files.digest(manifest):
+                    path.unlink()
+            raise
+
     def _prepare(self, version: int, weights: Weights) -> _Version:
+        version = operator.index(version)
         last = max(versions_in(self._folder), default=-1) if self._folder else -1
         last = max(last, -1 if self.version is None else self.version)
         if not last < version < 10**12:
@@ -146,7 +173,8 @@ class Publisher:
         tensors, aliases = _files.separate(weights)
         entries = _files.tensor_entries(tensors, self._slices)
         new = _Version(_files.model_of(entries), entries, _files.copies_of(tensors), aliases, [])
-        if self.version is not None and new.model == self._model:
+        new.linked = self.version is not None and new.model == self._model
+        if new.linked:
             for name, value in new.weights.items():
                 base = {name: self.weights[name]}
                 new.deltas.append(encode(base, {name: value}, self._classes, threads=self._threads))
@@ -155,7 +183,7 @@ class Publisher:
     def _write(self, version: int, new: _Version, linked: bool, full: bool) -> list[Entry]:
         """Writes this rank's files, and returns the rank's entries of the manifest."""
         delta_path, full_path, part_path = (
-            path_of(self._folder or pathlib.Path(), version, f"{self._rank}.{suffix}")
+            path_of(self._folder or pathlib.Path(), version, f"{self._suffix}.{suffix}")
             for suffix in ("delta", "safetensors", "part")
         )
         at, entries = 0, []
@@ -186,12 +214,14 @@ class Publisher:
     def _combine(
         self, version: int, base: int | None, new: _Version, entries: list[Entry]
     ) -> Manifest:
-        """Returns the manifest of all ranks. Rank 0 writes the manifest."""
+        """Returns the manifest of all ranks."""
         transport, folder, aliases = self._transport, self._folder, new.aliases
         if self._rank and transport is not None and folder is not None:
-            paths = [path_of(folder, version, f".r{r}.part") for r in range(transport.ranks)]
+            suffix = self._suffix.removesuffix(self._rank)
+            ranks = range(transport.ranks)
+            paths = [path_of(folder, version, f"{suffix}.r{rank}.part") for rank in ranks]
             parts = [_files.read_json(path) for path in paths]
-            aliases = {name: one for part in parts for name, one in part["aliases"].items()}
+            aliases = _merged_aliases(parts)
             merged: dict[str, Entry] = {}
             for one in (one for part in parts for one in part["tensors"]):
                 kept = merged.setdefault(f"{one['name']} {one['slice']}", one)
@@ -200,13 +230,12 @@ class Publisher:
                         f'tensor "{one["name"]}" has different values on two ranks'
                     )
             entries = list(merged.values())
-        manifest = {
+        if not entries:
+            raise InvalidArgumentError("publish: there are no tensors")
+        return {
             **_HEAD, "model": _files.model_of(entries), "version": version, "base_version": base,
             "metadata": self._metadata, "aliases": aliases, "tensors": entries,
         }  # fmt: skip
-        if folder is not None and (transport is None or transport.rank == 0):
-            _files.write_json(path_of(folder, version, ".json"), manifest)
-        return manifest
 
     def _delete_old_versions(self) -> None:
         """Deletes versions before the last ``keep`` versions and before the last full copy."""
@@ -218,9 +247,21 @@ class Publisher:
         with contextlib.suppress(OSError):  # the next version deletes the rest
             # Manifests first, so receivers do not begin. Also files of killed publishers.
             for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".json"):
-                name = re.match(r"v(\d{12})\.", path.name)
-                if (name and int(name[1]) < first) or re.match(r"\.(tmp|v\d{12}\.)", path.name):
+                name = re.match(r"\.?v(\d{12})\.", path.name)
+                if (name and int(name[1]) < first) or path.name.startswith(".tmp"):
                     path.unlink()
+
+
+def _merged_aliases(parts: list[dict[str, Any]]) -> dict[str, str]:
+    """Returns the aliases of all ranks. Tensors must share memory on all ranks that have them."""
+    aliases: dict[str, str] = {}
+    names = {one["name"] for part in parts for one in part["tensors"]}
+    for name, first in ((name, one) for part in parts for name, one in part["aliases"].items()):
+        if name in names or aliases.setdefault(name, first) != first:
+            raise InvalidArgumentError(
+                f'tensors "{name}" and "{first}" share memory on some ranks only'
+            )
+    return aliases
 
 
 @dataclass
@@ -232,6 +273,7 @@ class _Version:
     weights: dict[str, Any]
     aliases: dict[str, str]
     deltas: list[Delta]
+    linked: bool = False  # True if there are deltas to the last version
 
     @property
     def bytes(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tersor._core import BaseMismatchError, InvalidArgumentError, Transport, WireError
-from tersor.delta import _files
+from tersor.delta import _files, _memory
 from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
 from tersor.delta._memory import Weights
 from tersor.delta._transaction import Part, write
@@ -48,6 +48,7 @@ class Receiver:
     ) -> None:
         """See the class."""
         self.version = version
+        self._seen = self._next = ""  # the version and the tensors of the last and of this update
         self._folder, self._slices, self._threads = pathlib.Path(folder), slices, threads
         self._transport, self._timeout = transport, timeout
 
@@ -101,13 +102,13 @@ class Receiver:
         try:
             with _files.FullCopies(self._folder) as copies:
                 write(
-                    lambda: self._parts(weights, path, copies), False, self._transport,
+                    lambda: self._parts(weights, target, path, copies), False, self._transport,
                     self._timeout, label, progress,
                 )  # fmt: skip
         except BaseMismatchError:
-            self.version = None
+            self.version, self._seen = None, ""
             raise
-        self.version = target
+        self.version, self._seen = target, self._next
         return target
 
     def _hash(self, target: int) -> str:
@@ -136,7 +137,7 @@ class Receiver:
             if base is None or (full and (ours is None or at < ours)):
                 break
             at = base
-        if at == ours:
+        if at == ours and (links or path_of(self._folder, at, ".json").exists()):
             options.append((_bytes_of(links), (False, links)))
         if not options:
             raise InvalidArgumentError(
@@ -145,11 +146,17 @@ class Receiver:
             )
         return min(options, key=lambda option: option[0])[1]
 
-    def _parts(self, weights: Weights, path: _Path, copies: _files.FullCopies) -> list[Part]:
+    def _parts(
+        self, weights: Weights, target: int, path: _Path, copies: _files.FullCopies
+    ) -> list[Part]:
         full, manifests = path
         tensors, aliases = _files.separate(weights)
-        if not manifests:
-            return []
+        is_newest = not manifests
+        if is_newest:
+            manifests = [_files.read_manifest(self._folder, target)]
+            self._next = _seen(manifests[0], tensors)
+            if self._seen == self._next:  # this receiver wrote or checked these tensors
+                return []
         if len({manifest["model"] for manifest in manifests}) != 1:
             raise WireError(f"{self._folder}: a delta is from another model than its base")
         stored = _stored_names(manifests[-1], weights, aliases)
@@ -163,7 +170,9 @@ class Receiver:
                 if _key(own) not in known:
                     raise InvalidArgumentError(_difference(manifest, own))
                 entry = known.pop(_key(own))
-                if full and number == 0:
+                if is_newest:
+                    self._check(part, entry)
+                elif full and number == 0:
                     part.read = functools.partial(copies.read, entry, self._threads)
                 else:
                     part.deltas.append(_files.read_delta(self._folder, manifest, entry))
@@ -172,7 +181,19 @@ class Receiver:
                     f'these weights have no tensor "{next(iter(known.values()))["name"]}" of '
                     f"version {manifest['version']}"
                 )
-        return parts
+        self._next = _seen(manifests[-1], tensors)
+        return [] if is_newest else parts
+
+    def _check(self, part: Part, entry: Entry) -> None:
+        """Raises BaseMismatchError if a tensor does not have the checksum of the manifest."""
+        values = [_memory.bytes_of(name, one) for name, one in part.tensors.items()]
+        if _files.checksums(part.described, values, self._threads) != [int(entry["checksum"], 16)]:
+            raise BaseMismatchError(f'tensor "{entry["name"]}" is not of version {self.version}')
+
+
+def _seen(manifest: Manifest, tensors: Weights) -> str:
+    """Returns a text that is equal for the same tensors and the same version."""
+    return _files.digest([manifest, [_memory.address_of(one) for one in tensors.values()]])
 
 
 _Path = tuple[bool, list[Manifest]]  # True if the first manifest's full copy is used
@@ -183,12 +204,12 @@ def _bytes_of(links: list[Manifest]) -> int:
 
 
 def _key(entry: Entry) -> str:
-    return _files.digest([entry[key] for key in ("name", "dtype", "shape", "slice")])
+    return _files.digest([entry[key] for key in _files.KEYS])
 
 
 def _difference(manifest: Manifest, own: Entry) -> str:
     texts = [
-        f"{one['dtype']}, shape {one['shape']}, slice {one['slice']}"
+        f"{one['type']}, shape {one['shape']}, slice {one['slice']}"
         for one in [own, *manifest["tensors"]]
         if one["name"] == own["name"]
     ]

@@ -209,6 +209,8 @@ class Part:
 
 def parts_of(weights: Weights, deltas: Sequence[Delta], threads: int) -> list[Part]:
     """Returns a part for each group of tensors that a delta has."""
+    for name, tensor in weights.items():
+        _memory.device_bytes_of(name, tensor)  # raises if this is no tensor, or not contiguous
     parts: dict[tuple[str, ...], Part] = {}
     owners: dict[str, Part] = {}
     for delta in deltas:

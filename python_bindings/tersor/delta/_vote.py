@@ -44,8 +44,9 @@ def vote(
         BaseException: The own error, if ``transport`` is None or the error is an interrupt.
     """
     if transport is not None:
-        own = "\x1f".join(("" if error is None else type(error).__name__, label, str(error)))
-        words = [text.split("\x1f") for text in gather_texts(transport, own, timeout)]
+        kind = "" if error is None else type(error).__name__
+        own = "\x1f".join((kind, label.replace("\x1f", " "), str(error)))
+        words = [text.split("\x1f", 2) for text in gather_texts(transport, own, timeout)]
         if error is not None and not isinstance(error, Exception):
             raise error
         for rank, (kind, _, text) in enumerate(words):
@@ -67,7 +68,7 @@ def gather_texts(transport: Transport | None, text: str, timeout: float) -> list
     if transport is None:
         return [text]
     own = numpy.zeros(_BYTES, numpy.uint8)
-    data = text.encode()[:_BYTES]
+    data = text.encode(errors="backslashreplace")[:_BYTES]
     own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
     all_of_them = numpy.empty(transport.ranks * _BYTES // 4, numpy.float32)
     collectives.allgather(
