@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks
+import tersor
 from tersor.torch import CompressedAdamW, CompressedMuon, CompressedSGD
 
 FEW_BITS = ["hadamard:bits=1+ef", "topk:density=0.02+ef"]
@@ -277,6 +278,38 @@ def test_who_has_a_gradient_that_is_not_finite_names_it(rank: int, count: int, k
         optimizer.step()
     assert optimizer.skipped_steps == 1
     assert torch.equal(flat(model), before)
+
+
+@every_kind
+@pytest.mark.parametrize("again", ["a scaled step", "a plain step"])
+@pytest.mark.parametrize("error", [tersor.TransportError, tersor.RanksLostError])
+@ranks.on(1)
+def test_a_step_after_an_error_has_its_own_scale(
+    rank: int, count: int, kind: Kind, again: str, error: type[tersor.Error]
+) -> None:
+    model, quiet = make_model(), make_model()
+    optimizer, reference = wrap(model, kind=kind), wrap(quiet, kind=kind)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(loss_of(model, rank, 0)).backward()
+
+    def fail(*_: Any) -> None:
+        raise error("a rank is lost")
+
+    real, optimizer._exchange.together = optimizer._exchange.together, fail
+    with pytest.raises(error):
+        scaler.step(optimizer)
+    optimizer._exchange.together = real
+    if error is tersor.TransportError:
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, 0)
+        (loss if again == "a plain step" else scaler.scale(loss)).backward()
+    if again == "a plain step":
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+    train(quiet, reference, rank, range(1))
+    assert torch.equal(own_moments(optimizer), own_moments(reference))
+    assert torch.equal(flat(model), flat(quiet))
 
 
 def scales_in_float64(rank: int, count: int) -> int:

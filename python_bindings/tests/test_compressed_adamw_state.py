@@ -210,3 +210,16 @@ def wrap_loaded(state: dict[str, Any]) -> CompressedAdamW:
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: pathlib.Path) -> None:
     ranks.run(saves, 3, OPTIONS["few bits"], str(tmp_path))
     ranks.run(refuses, 2, str(tmp_path))
+
+
+@ranks.on(1)
+def test_a_state_of_another_shape_is_refused(rank: int, count: int) -> None:
+    """Linear and Conv1D of Transformers have transposed weights under one name."""
+    for one, other in ((64, 128), (128, 64)):
+        model = torch.nn.Linear(one, other, bias=False)
+        saved = CompressedAdamW(model.named_parameters()).state_dict()
+        transposed = torch.nn.Linear(other, one, bias=False)
+        optimizer = CompressedAdamW(transposed.named_parameters())
+        words = f"weight has the shape {one} x {other}, in the state {other} x {one}"
+        with pytest.raises(tersor.InvalidArgumentError, match=words):
+            optimizer.load_state_dict(saved)

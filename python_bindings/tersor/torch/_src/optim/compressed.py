@@ -41,6 +41,7 @@ RENAMED |= {"group": "process_group", "least_ranks": "min_ranks"}
 # Values with temporary copies: on CPUs as many as fit into caches, on devices more, because
 # launches take time there.
 _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
+_OF_SCALER = {"grad_scale", "found_inf"}  # attributes of an optimizer in ``GradScaler.step``
 
 
 class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
@@ -82,6 +83,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._begin(self._parameters)
         self._hold()
         self._removed = False
+        self._told: dict[str, Any] = {}  # by a scaler, for a step that lost ranks
         self.skipped_steps = 0  #: Steps without an update: a gradient was not finite on some rank.
         #: Number of samples of which this rank's gradient in the next step is the mean; 0 for a
         #: rank without samples. Set on all ranks, or leave None: all ranks have equal weights.
@@ -121,13 +123,19 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        is_finite = self._is_finite()
         samples, self.samples = self.samples, None
         try:
+            is_finite = self._is_finite()
             made = self._exchange.together(lambda: self._exchange_step(is_finite, samples))
-        except RanksLostError:  # the step may be called again
-            self.samples = samples
+        except BaseException as error:
+            # A scaler removes its attributes after a step, and multiplies with the rest otherwise.
+            told = {key: vars(self).pop(key) for key in _OF_SCALER & vars(self).keys()}
+            if isinstance(error, RanksLostError):  # the step may be called again
+                self.samples, self._told = samples, {**self._told, **told}
+            else:
+                self._told = {}
             raise
+        self._told = {}
         if made is None:
             self.skipped_steps += 1
             return loss
@@ -296,7 +304,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
         If parameters are sharded, a collective call of the ranks with the other shards.
         """
-        if (found := getattr(self, "found_inf", None)) is not None:
+        if (found := self._of_scaler("found_inf")) is not None:
             return float(found) == 0
         parameters = self._optimized.all
         grads = {name: one.grad for name, one in parameters.items() if one.grad is not None}
@@ -311,9 +319,14 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             warnings.warn(text, stacklevel=4)
         return not _somewhere_in(bool(found), parameters.values())
 
+    def _of_scaler(self, key: str) -> Tensor | None:
+        """An attribute that a scaler has set for this step, or for the lost step."""
+        found: Tensor | None = vars(self).get(key, self._told.get(key))
+        return found
+
     def _unscaled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Divided by the scaler's scale: f32 gradients in place, 16-bit gradients as f32 copies."""
-        scale = getattr(self, "grad_scale", None)
+        scale = self._of_scaler("grad_scale")
         if scale is not None and gradients:
             gradients = {name: one.float() for name, one in gradients.items()}
             _compat.foreach_div_(list(gradients.values()), scale.to(self._exchange.device))
@@ -352,6 +365,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         alike: dict[Any, list[str]] = {}
         counts: Counter[Any] = Counter()
         parameters = self._parameters
+        latest = max((int(one["step"]) for one in self.state.values()), default=0)
         on_host = self._exchange.device.type == "cpu"
         together = _TOGETHER if on_host else _TOGETHER_ON_DEVICES
         for name, gradient in gradients.items():
@@ -364,7 +378,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             own = [parameters[name] for name in names]
             states = [self.state[one] for one in own]
             taken = [gradients[name] for name in names]
-            yield Part(self._rules[names[0]], groups[id(own[0])], steps, names, own, taken, states)
+            rule, group = self._rules[names[0]], groups[id(own[0])]
+            yield Part(rule, group, steps, latest, names, own, taken, states)
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         if (gradient := parameter.grad) is None:

@@ -24,6 +24,7 @@ class Part:
     rule: Rule
     group: Group
     steps: int
+    latest: int  #: the steps of the parameter with the most steps
     names: list[str]
     parameters: list[Tensor]  #: of the model; all other tensors are this rank's shards
     gradients: list[Tensor]

@@ -130,7 +130,7 @@ class _CommonMomentum(Rule):
 
     def _sent_momentum(self, part: Part) -> float:
         wanted: float = part.group["momentum"]
-        if part.steps < self._warmup_steps:
+        if part.latest < self._warmup_steps:  # also of a later parameter, as in the schedule
             return wanted
         given: float | None = part.group["sent_momentum"]
         return max(0.0, 1 - (1 - wanted) / self._share) if given is None else given

@@ -91,6 +91,7 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """The state, with moments per parameter name. ``packed`` is PyTorch's state."""
     own = checkpoint.save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
+    own["shapes"] = [_shape_of(kept.moments[name]) for name in own["parameters"]]
     common = {
         name: {key: value for key, value in moments.items() if key != kept.own.get(name)}
         for name, moments in kept.moments.items()
@@ -98,6 +99,11 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     for name, value in _own_moments(kept, mode):
         own.setdefault(OWN[kept.own[name]], {})[name] = value
     return with_residuals({**packed, "state": common}, own)
+
+
+def _shape_of(moments: Mapping[str, Tensor]) -> str:
+    """The shape of a parameter's moments, of all shards: "64 x 128"."""
+    return " x ".join(map(str, next(v for k, v in moments.items() if k != "step").shape))
 
 
 def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
@@ -158,6 +164,10 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(f"the state is of other parameters: {', '.join(others)}")
     if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
         raise InvalidArgumentError("the state is of other parameter groups")
+    shapes = zip(own["parameters"], own.get("shapes", ()), strict=False)  # none in former states
+    for name, shape in shapes:
+        if shape != (wanted := _shape_of(kept.moments[name])):
+            raise InvalidArgumentError(f"{name} has the shape {wanted}, in the state {shape}")
     if own["mode"] == "exact":
         checkpoint.check_ranks(own["ranks"], kept.group.size())
 
