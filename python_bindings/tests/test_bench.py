@@ -36,6 +36,8 @@ from tersor.bench.tasks import (  # noqa: E402
     TextTask,
     check_memory,
 )
+from tersor.bench.training import Training  # noqa: E402
+from tersor.bench.world import World, alone  # noqa: E402
 
 
 def write_images(folder: pathlib.Path, count: int) -> np.ndarray:
@@ -199,16 +201,33 @@ def test_wider_gpts_learn_more_slowly(tmp_path: pathlib.Path, text_task: TextTas
 
 def test_a_text_is_not_read_again_and_again(tmp_path: pathlib.Path, text_task: TextTask) -> None:
     assert text_task.fields["size"] == "0.8m"
+    assert len(text_task.fields["data_sha256"]) == 16
     options = TaskOptions(tmp_path / "text", 3, 2, 500, torch.device("cpu"), ranks=2)
-    with pytest.raises(BenchmarkError, match=r"384,000 characters of 15,675 .*corpus FILE"):
+    with pytest.raises(BenchmarkError, match=r"384,000 .* 15,675: .* 48,000 or more.*corpus"):
         TextTask(options)
+
+
+class Unequal(World):
+    """Ranks whose weights differ."""
+
+    def same_everywhere(self, values: Any) -> bool:
+        return False
+
+
+def test_a_training_with_unequal_ranks_is_not_complete(text_task: TextTask) -> None:
+    with alone():
+        training = Training(text_task, "none", 1, Unequal(0, 1, 1, torch.device("cpu")))
+        epochs = training.epochs()
+        assert next(epochs)["epoch"] == 1
+        with pytest.raises(BenchmarkError, match="different values of embedding"):
+            next(epochs)
 
 
 def test_a_gpu_with_too_little_memory_is_refused() -> None:
     needed = GPT_SIZES["86m"].step_bytes(batch=32)
     assert 6 * 2**30 < needed < 9 * 2**30
     check_memory(needed, ranks=2, available=80 * 2**30)
-    with pytest.raises(BenchmarkError, match=r"about 6.8 GiB on each rank, and 2 .* share 8.0 GiB"):
+    with pytest.raises(BenchmarkError, match=r"about 7.8 GiB on each rank, and 2 .* share 8.0 GiB"):
         check_memory(needed, ranks=2, available=8 * 2**30)
 
 
@@ -439,6 +458,23 @@ def test_kept_records_come_first(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
     RecordFile(path, [{"epoch": 1}]).add({"epoch": 2})
     assert [one["epoch"] for one in read_records(path)] == [1, 2]
+    records = RecordFile(path, read_records(path))
+    records.leave_out(lambda one: one["epoch"] == 1)
+    assert len(read_records(path)) == 2
+    records.add({"epoch": 3})
+    assert [one["epoch"] for one in read_records(path)] == [2, 3]
+
+
+def test_an_aborted_write_leaves_the_records_before(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.json"
+    records = RecordFile(path)
+    records.add({"epoch": 1})
+    monkeypatch.setattr(pathlib.Path, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        records.add({"epoch": 2})
+    assert [one["epoch"] for one in read_records(path)] == [1]
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,14 @@ def test_complete_trainings_are_not_repeated(tmp_path: pathlib.Path, text: pathl
         ("none", 1), ("none", 2), ("int8", 1), ("int8", 2)
     ]  # fmt: skip
     whole[0]["seconds"] = -1.0  # the mark of the first file
-    path.write_text(json.dumps(whole[:3]), encoding="utf-8")  # stopped after an epoch of int8
+    other = {**whole[2], "codec": "bf16", "epoch": 1}  # not of the next command
+    stopped = [*whole[:2], other, whole[2]]  # after an epoch of int8
+    path.write_text(json.dumps(stopped), encoding="utf-8")
     done = bench("train", *options)
     assert "none, seed 1, 2 ranks, 206,848 parameters, complete" in done.stdout
     again = json.loads(path.read_text())
-    assert again[:2] == whole[:2]
-    assert [one["loss"] for one in again] == [one["loss"] for one in whole]
+    assert again[:3] == stopped[:3]
+    assert [one["loss"] for one in again[3:]] == [one["loss"] for one in whole[2:]]
     bench("train", *options, "--rate", 2)  # other trainings leave nothing out
     assert [one["learning_rate"] for one in json.loads(path.read_text())][-4:] == [
         2 * whole[0]["learning_rate"]

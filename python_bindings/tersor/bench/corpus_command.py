@@ -72,7 +72,8 @@ def _files(name: str) -> Iterator[pathlib.Path]:
         files = importlib.metadata.files(name)
     except importlib.metadata.PackageNotFoundError as error:
         raise BenchmarkError(f"the package {name} is not installed") from error
-    for file in files or []:
+    refuse(files is None, f"the package {name} has no list of files (RECORD)")
+    for file in files or ():
         path = pathlib.Path(str(file.locate()))
         if file.suffix in SUFFIXES and path.is_file() and _is_utf8(path):
             yield path

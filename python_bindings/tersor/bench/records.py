@@ -128,12 +128,20 @@ class RecordFile:
         self._records.append({**record, **origin})
         self._write("w", json.dumps(self._records, indent=1) + "\n")
 
+    def leave_out(self, is_other: Callable[[Record], bool]) -> None:
+        """Removes records, from the next ``add`` on."""
+        self._records = [one for one in self._records if not is_other(one)]
+
     def _write(self, mode: str, text: str) -> None:
         if self._path is None:
             return
+        whole = mode == "w" and (self._path.is_file() or not self._path.exists())
+        path = self._path.with_name(f".{self._path.name}.tmp") if whole else self._path
         try:
-            with self._path.open(mode, encoding="utf-8") as file:
+            with path.open(mode, encoding="utf-8") as file:
                 file.write(text)
+            if whole:  # an aborted write leaves the records before
+                path.replace(self._path)
         except OSError as error:
             raise BenchmarkError(f"cannot write {self._path}: {error.strerror}") from error
 

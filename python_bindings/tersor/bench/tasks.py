@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import math
 import pathlib
 import types
@@ -57,6 +58,7 @@ class Task:
 
     name: typing.ClassVar[str]
     splits: typing.ClassVar[bool] = False  # True if the model is split over the ranks
+    same_batches: typing.ClassVar[bool] = False  # True if all ranks read the same batches
     recipe: Recipe
     fields: Mapping[str, Any] = types.MappingProxyType({})  # of the data, for the records
 
@@ -100,6 +102,7 @@ class ImageTask(Task):
         folder = options.source or data.FASHION_MNIST_FOLDER
         self._device = options.device
         self._train = data.load_images(folder, "train")
+        self.fields = {"data_sha256": hashlib.sha256(self._train.pixels.tobytes()).hexdigest()[:16]}
         self._test = data.load_images(folder, "t10k")
         self._mean, self._deviation = self._train.pixels.mean(), self._train.pixels.std()
         batch = options.batch or 64
@@ -166,19 +169,23 @@ class TextTask(Task):
         self._shape = dataclasses.replace(shape, experts=self.experts)
         self._text = data.load_text(options.source)
         is_short = len(self._text.validation) <= self._shape.context + TEST_WINDOWS
-        refuse(is_short, f"the text is too short: {len(self._text.train)} characters")
+        text = f"the text is too short: {len(self._text.train)} characters; `python -m "
+        text += "tersor.bench corpus FILE` makes a text"
+        refuse(is_short, text)
         batch = options.batch or (32 if on_gpu else 16)
         rate = options.rate * (RATE if options.shape else RATE * (128 / shape.width) ** (2 / 3))
         self.recipe = Recipe(batch, options.epochs or 5, options.steps or 100, rate)
-        read = self.recipe.epochs * self.recipe.steps * batch * options.ranks * shape.context
-        text = f"{read:,} characters of {len(self._text.train):,} are too many for one text: make "
-        text += "a longer text with `python -m tersor.bench corpus FILE`, and give --data FILE"
+        read = self.recipe.epochs * self.recipe.steps * batch * shape.context
+        read *= 1 if self.same_batches else options.ranks
+        text = f"the training reads {read:,} characters, and the text has {len(self._text.train):,}"
+        text += f": give --data with {read // MOST_READS:,} or more characters; `python -m "
+        text += "tersor.bench corpus FILE` makes a text"
         refuse(read > MOST_READS * len(self._text.train), text)
-        if on_gpu:
+        if on_gpu and not self.splits:
             memory = torch.cuda.get_device_properties(options.device).total_memory
             sharing = math.ceil(options.ranks_here / torch.cuda.device_count())
             check_memory(shape.step_bytes(batch), sharing, memory)
-        self.fields = {"size": size, "text_sha256": self._text.sha256[:16]}
+        self.fields = {"size": size, "data_sha256": self._text.sha256[:16]}
 
     def model(self) -> nn.Module:
         return Gpt(len(self._text.alphabet), self._shape)
@@ -204,7 +211,11 @@ class TextTask(Task):
 
 
 def check_memory(needed: int, ranks: int, available: int) -> None:
-    """Raises BenchmarkError if the ranks of a GPU need more than its memory. In bytes."""
+    """Raises BenchmarkError if the ranks of a GPU need more than its memory. In bytes.
+
+    ``needed`` is of a rank, without a GiB for PyTorch and NCCL.
+    """
+    needed += 2**30
     text = f"a step needs about {needed / 2**30:.1f} GiB on each rank, and {ranks} ranks share "
     text += f"{available / 2**30:.1f} GiB: give a smaller --batch or --size, or fewer --ranks"
     refuse(needed * ranks > available, text)
@@ -230,6 +241,7 @@ class StageTask(TextTask):
 
     name = "pipeline"
     splits = True
+    same_batches = True
 
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)

@@ -40,8 +40,9 @@ COLUMNS = columns(
     "step=step_seconds:s, exposed=exposed_seconds:s, training=seconds:s"
 )
 # The fields that are different in each training of a command.
-TRAINING: tuple[str, ...] = ("model", "size", "text_sha256", "codec", "seed", "ranks", "device")
-TRAINING += ("epochs", "steps", "batch", "learning_rate", "extra_seconds", "slow", "uneven")
+TRAINING: tuple[str, ...] = ("model", "size", "data_sha256", "codec", "seed", "ranks", "device")
+TRAINING += ("transport", "link", "torch", "tersor", "epochs", "steps", "batch", "learning_rate")
+TRAINING += ("extra_seconds", "slow", "uneven")
 
 LINE = (
     "  epoch {epoch}  accuracy {accuracy:.2%}  loss {loss:.4f}  test loss {test_loss:.4f}  "
@@ -96,8 +97,8 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
         size=chosen.size,
     )
     tasks = [TASKS[chosen.model](dataclasses.replace(told, rate=rate)) for rate in chosen.rate]
-    complete = _complete(chosen, world)
-    records = RecordFile(chosen.json if world.leads else None, complete)
+    earlier = read_records(chosen.json) if chosen.resume and world.leads else []
+    records = RecordFile(chosen.json if world.leads else None, earlier)
     pace = None if chosen.step_seconds is None else Pace(chosen.step_seconds, chosen.slow)
     Training(tasks[0], "none", 0, world).warm_up()
     ways = list(itertools.product(chosen.hooks, tasks))
@@ -105,21 +106,9 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
     for seed in chosen.seed:
         for runs, (name, task) in zip(last, ways, strict=True):
             training = Training(task, name, seed, world, pace)
-            runs.append(_train_once(training, records, chosen, complete))
+            runs.append(_train_once(training, records, chosen, earlier))
     if world.leads:
         _print_summary(last)
-
-
-def _complete(chosen: argparse.Namespace, world: World) -> list[Record]:
-    """The records of complete trainings in the file of ``--json``, on all ranks."""
-    found: list[Any] = [None]
-    if world.leads:
-        earlier = read_records(chosen.json) if chosen.resume else []
-        ended = [_training_of(one) for one in earlier if one.get("epoch") == one.get("epochs")]
-        found = [[one for one in earlier if _training_of(one) in ended]]
-    dist.broadcast_object_list(found)
-    complete: list[Record] = found[0]
-    return complete
 
 
 def _training_of(record: Record) -> Record:
@@ -127,20 +116,21 @@ def _training_of(record: Record) -> Record:
 
 
 def _train_once(
-    training: Training,
-    records: RecordFile,
-    chosen: argparse.Namespace,
-    complete: Sequence[Record],
+    training: Training, records: RecordFile, chosen: argparse.Namespace, earlier: Sequence[Record]
 ) -> Record:
-    """One run, unless the run is complete. Returns the record of its last epoch."""
+    """One run, unless rank 0 has the record of its last epoch. Returns this record."""
     world, setting = training.world, _setting(training, chosen)
-    earlier = [one for one in complete if _training_of(one) == _training_of(setting)]
+    same = [one for one in earlier if _training_of(one) == _training_of(setting)]
+    found: list[Any] = [next((one for one in same if one["epoch"] == one["epochs"]), None)]
+    dist.broadcast_object_list(found)
+    record: Record = found[0] or {}
     if world.leads:
         head = f"{training.name}, seed {training.seed}, {world.ranks} ranks"
-        state = ", complete" if earlier else ""
+        state = ", complete" if record else ""
         print(f"{head}, {setting['parameters']:,} parameters{state}", flush=True)
-    record: Record = earlier[-1] if earlier else {}
-    for epoch in () if earlier else training.epochs():
+    if not record:
+        records.leave_out(lambda one: any(one is other for other in same))
+    for epoch in () if found[0] else training.epochs():
         record = {**setting, **epoch}
         if world.leads:
             records.add(record)

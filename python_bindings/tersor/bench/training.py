@@ -56,7 +56,11 @@ class Training:
         for number in range(1, self.task.recipe.epochs + 1):
             epoch = self._epoch(number, seconds)
             seconds = epoch["seconds"]
+            if number == self.task.recipe.epochs:
+                self._check_weights()
             yield epoch
+
+    def _check_weights(self) -> None:
         for name, values in self._module.named_parameters():
             differs = not self.world.same_everywhere(values)
             refuse(differs, f"ranks ended with different values of {name}")
