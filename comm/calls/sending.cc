@@ -71,8 +71,17 @@ struct Sending::State {
     throw;
   } catch (const std::exception& error) {
     tasks.clear();
-    transport.abort(error.what());  // the peer would wait for this rank
+    abort(error);
     throw;
+  }
+
+  /// Ends the peer's wait for this rank. Isolated channels refuse `abort`; there, the peer waits
+  /// for its timeout.
+  void abort(const std::exception& error) {
+    try {
+      transport.abort(error.what());
+    } catch (const InvalidArgumentError&) {
+    }
   }
 };
 
@@ -119,7 +128,7 @@ Sending::~Sending() {
   try {
     wait();
   } catch (const std::exception& error) {
-    state_->transport.abort(error.what());
+    state_->abort(error);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace tersor {
 
@@ -39,7 +40,7 @@ inline std::size_t shard_length(std::size_t chunk_count, std::size_t shards,
   std::size_t length = std::max<std::size_t>(chunk_count / std::min(shards, most_shards), 1);
   const bool halves = most_shards > kShardsOfChunk && longest >= 32 * unit;
   if (halves) length = std::min(length, ceil_div(longest, 2));
-  return align_up(length, unit);
+  return align_up(std::min(length, std::numeric_limits<std::size_t>::max() / 2), unit);
 }
 
 /// The values [first, first + count) of a parameter.

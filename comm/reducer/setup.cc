@@ -33,7 +33,7 @@ void GradientReducer::Impl::finalize(LockedStep& step) {
 
 void GradientReducer::Impl::begin(LockedStep& step) {
   policy_.begin();
-  take_policy(step);
+  policy_.take(training_step(step));  // the memory of codecs is new
   backend_ = make_memory_backend(parameters_.memory(), options_.stream);
   backend_->bind(context_);
   parameters_.residuals.use_memory(*backend_);

@@ -261,6 +261,28 @@ def step(reducer: tersor.GradientReducer, values: np.ndarray) -> None:
     reducer.wait()
 
 
+def test_an_elastic_reducer_resumes_in_a_later_phase_of_a_schedule() -> None:
+    def rank(transport: tersor.Transport) -> float:
+        values = np.ones(5000, np.float32)
+        rules = [("*", "bf16"), ("*", "int8", 1)]
+        reducer = tersor.GradientReducer(transport, rules=rules, elastic=True)
+        reducer.add("w", values)
+        for _ in range(2):
+            values[:] = 1
+            step(reducer, values)
+        if transport.rank == 2:
+            return 0.0
+        values[:] = 1
+        with pytest.raises(tersor.RanksLostError):
+            step(reducer, values)
+        reducer.resume()
+        values[:] = 1
+        step(reducer, values)
+        return float(values[0])
+
+    assert tersor.local.run(3, rank)[:2] == [2.0, 2.0]
+
+
 def test_a_lost_rank_and_an_option_that_differs_are_both_named() -> None:
     def rank(transport: tersor.Transport) -> tuple[list[int], int, list[tuple[str, ...]]] | None:
         values = gradient(transport.rank, 6400)
@@ -308,3 +330,16 @@ def test_an_error_names_every_option_that_differs() -> None:
     for found in tersor.local.run(2, rank):
         assert [one for one in found if one[0] in ("codec", "reduction")] == wanted
     assert tersor.TransportError("text").disagreement == []
+
+
+@pytest.mark.parametrize("count", [1, 100, 5000])
+def test_the_largest_chunk_count_is_one_chunk(count: int) -> None:
+    def rank(transport: tersor.Transport) -> float:
+        values = np.ones(count, np.float32)
+        tersor.broadcast(transport, values, 0, chunk_count=2**64 - 1)
+        for algorithm in ("one-shot", "two-shot"):
+            options = {"codec": "int8", "algorithm": algorithm, "chunk_count": 2**64 - 1}
+            tersor.allreduce(transport, values, **options)
+        return float(values[-1])
+
+    assert tersor.local.run(2, rank) == [4.0, 4.0]

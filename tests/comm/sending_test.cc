@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -146,6 +147,16 @@ TEST(SendingErrors, APeerThatIsGone) {
                            if (transport.rank() == 0) receive(transport, values, 1).wait();
                          }),
                TransportError);
+}
+
+// An isolated channel refuses `abort`.
+TEST(SendingErrors, APeerThatIsGoneFromAnIsolatedChannel) {
+  run_ranks(2, {}, [](Transport& transport) {
+    const std::unique_ptr<Transport> isolated = transport.isolated_channel();
+    Values values(100);
+    if (transport.rank() == 0)
+      const Sending lost = receive(*isolated, values, 1, {.timeout = std::chrono::seconds(1)});
+  });
 }
 
 }  // namespace
