@@ -268,19 +268,19 @@ def test_an_elastic_reducer_resumes_in_a_later_phase_of_a_schedule() -> None:
         reducer = tersor.GradientReducer(transport, rules=rules, elastic=True)
         reducer.add("w", values)
         for _ in range(2):
-            values[:] = 1
+            values[:] = 1 + transport.rank
             step(reducer, values)
         if transport.rank == 2:
             return 0.0
-        values[:] = 1
+        values[:] = 1 + transport.rank
         with pytest.raises(tersor.RanksLostError):
             step(reducer, values)
         reducer.resume()
-        values[:] = 1
+        values[:] = 1 + transport.rank
         step(reducer, values)
         return float(values[0])
 
-    assert tersor.local.run(3, rank)[:2] == [2.0, 2.0]
+    assert tersor.local.run(3, rank)[:2] == pytest.approx([1.5, 1.5], rel=0.01)
 
 
 def test_a_lost_rank_and_an_option_that_differs_are_both_named() -> None:
