@@ -134,7 +134,7 @@ void GradientReducer::Impl::sum(std::vector<float>& values) {
 }
 
 ReducerState GradientReducer::Impl::exact_state() {
-  LockedStep step = stopped();
+  LockedStep step = stopped_between_steps("save_state()");
   finalize(step);
   ReducerState state{.form = ReducerState::Form::kExact,
                      .reduction = options_.reduction,
@@ -149,7 +149,8 @@ ReducerState GradientReducer::Impl::exact_state() {
 }
 
 void GradientReducer::Impl::load(const ReducerState& state) {
-  LockedStep step = between_steps();
+  LockedStep step = between_steps("load_state()");
+  check_unweighted("load_state()");
   finalize(step);
   check_state(state, parameters_);
   steps_before_ = state.step - step->number();
@@ -177,7 +178,7 @@ void GradientReducer::Impl::take_over(LockedStep& step, ReducerState& state, con
   load_residuals(state, by_hosts ? OwedBy::kAll : OwedBy::kThisRank, parameters_, stream());
 }
 
-void GradientReducer::relearn_order() { impl_->between_steps()->forget_order(); }
+void GradientReducer::relearn_order() { impl_->between_steps("relearn_order()")->forget_order(); }
 
 std::vector<std::byte> GradientReducer::save_state() const {
   return write_state(impl_->exact_state());

@@ -118,7 +118,8 @@ std::unique_ptr<GradientReducer::Impl> GradientReducer::Impl::over_members() try
   next->own_transport_ = std::move(members);
   next->survivors_ = survivors_;
   for (std::size_t i = 0; i < parameters_.count(); ++i)
-    next->add(parameters_.all[i].name, parameters_.shape(i), parameters_.all[i].gradient);
+    next->add(parameters_.all[i].name, parameters_.shape(i),
+              parameters_.all[i].given_anew ? ValueSpan{} : parameters_.all[i].gradient);
   return next;
 } catch (const TransportError& cause) {
   const std::exception_ptr error = lost(cause);

@@ -160,12 +160,17 @@ void Gradients::leave_out(std::uint32_t parameter) {
 }
 
 // Updates of an owner's residual and of the codec's memory go to idle memory that no step reads.
+// The exchange between hosts ignores inactive flags, so a host also sends an idle residual.
 void Gradients::leave_alone(std::uint32_t parameter) {
   ParameterFeedback& feedback = parameters_.feedback[parameter];
   Residuals& residuals = parameters_.residuals;
   nowhere_[parameter] = true;
+  const bool by_hosts = parameters_.context().ranks.hierarchy != nullptr;
+  if (by_hosts && !feedback.sender.residual_out.empty())
+    feedback.sender = residuals.idle_sender(parameter);
   if (!feedback.owner.residual_out.empty()) feedback.owner = residuals.idle_owner(parameter);
-  if (!feedback.memory.out.empty()) feedback.memory.out = residuals.idle_memory(parameter);
+  if (!feedback.memory.out.empty())
+    feedback.memory.out = residuals.idle_memory(parameter, feedback.memory.out.count());
   leave_out(parameter);
 }
 

@@ -61,13 +61,14 @@ struct GradientReducer::Impl {
   bool test(std::uint32_t parameter, std::uint32_t number);
   void progress();
   void finish_steps();
-  /// Finishes flushed steps and returns the locked step.
-  LockedStep between_steps() {
-    finish_steps();
-    return step_.lock();
-  }
-  /// The variant for callers without side effects. After an error, the step keeps its last state.
+  /// Finishes flushed steps and returns the locked step. Throws InvalidArgumentError if gradients
+  /// of the current step are ready.
+  LockedStep between_steps(std::string_view call);
+  /// The variant for calls that do not change a step. After an error, the step keeps its last
+  /// state.
   LockedStep stopped();
+  /// The variant for calls that use residuals: also works after an error.
+  LockedStep stopped_between_steps(std::string_view call);
 
   // Checkpoints (between_steps.cc); loss scales and transactions (transactions.cc).
   ReducerState exact_state();
@@ -106,6 +107,8 @@ struct GradientReducer::Impl {
 
   // Ranks with unequal numbers of samples (weights.cc).
   void weigh(double samples);
+  /// Throws InvalidArgumentError if ranks may be exchanging the weights of the next step.
+  void check_unweighted(std::string_view call) const;
   void find_weights(LockedStep& step);
 
   // Preparation before a step (setup.cc).

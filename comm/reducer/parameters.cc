@@ -159,17 +159,17 @@ void Parameters::hand_over(StreamView stream) {
   for (std::size_t i = 0; i < params.size(); ++i) hand_over(i, stream);
 }
 
-// The owner's residual is the same for every codec.
+// The owner's residual is the same for every codec. A later discard_step() may restore the values
+// from before the last step, so these also change.
 void Parameters::hand_over(std::size_t parameter, StreamView stream) {
-  const ValueSpan owner = residuals.current_owner(parameter);
-  if (owner.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
-  const ValueSpan sender = residuals.current_sender(parameter);
-  std::vector<float> sum = to_floats(sender, stream);
-  const std::vector<float> more = to_floats(owner, stream);
-  const Owed owed = tersor::owed(context_, params[parameter]);
   const ParameterFeedback& own = feedback[parameter];
-  fold_owner(more, own, owed, {sum, own.sender_first, owed.sender});
-  from_floats(sum, 1.0f, sender, stream);
+  if (own.owned.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
+  const Owed owed = tersor::owed(context_, params[parameter]);
+  for (const Residuals::Version& version : residuals.versions(parameter)) {
+    std::vector<float> sum = to_floats(version.sender, stream);
+    fold_owner(to_floats(version.owner, stream), own, owed, {sum, own.sender_first, owed.sender});
+    from_floats(sum, 1.0f, version.sender, stream);
+  }
   residuals.clear_owner(parameter);
 }
 

@@ -85,10 +85,8 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
 }
 
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {
-  const LockedStep step = between_steps();
-  if (!step->untouched())
-    throw InvalidArgumentError("add \"" + name +
-                               "\" between two steps: gradients of the current step are ready");
+  const LockedStep step = between_steps("add(\"" + name + "\")");
+  check_unweighted("add(\"" + name + "\")");
   if (policy_.was_captured())
     throw InvalidArgumentError("add \"" + name +
                                "\" before a step is captured: a captured graph cannot change");

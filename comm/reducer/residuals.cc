@@ -67,31 +67,46 @@ SegmentMemory Residuals::memory(std::size_t parameter, std::size_t count) const 
           codec_memory(parameter, next(entry), count)};
 }
 
-Buffer& Residuals::idle(std::size_t parameter) {
-  Entry& entry = entries_[parameter];
-  if (entry.idle.bytes() == 0) {
-    const std::size_t owner =
-        align_up(entry.owned_count * dtype_bytes(dtype_), kWorkspaceAlignment);
-    entry.idle = Buffer(owner + entry.memory_count * sizeof(float), backend_->memory());
-    backend_->clear(entry.idle.span(), backend_->stream());
+ValueSpan Residuals::idle(Buffer& memory, std::size_t count, Dtype dtype) {
+  if (memory.bytes() == 0) {
+    memory = Buffer(count * dtype_bytes(dtype), backend_->memory());
+    backend_->clear(memory.span(), backend_->stream());
   }
-  return entry.idle;
+  return memory.values(count, dtype);
 }
 
-SegmentState Residuals::idle_owner(std::size_t parameter) {
-  const ValueSpan zeros = idle(parameter).values(entries_[parameter].owned_count, dtype_);
+SegmentState Residuals::idle_sender(std::size_t parameter) {
+  Entry& entry = entries_[parameter];
+  const ValueSpan zeros = idle(entry.idle_sender, entry.count, dtype_);
   return {zeros, zeros};
 }
 
-ValueSpan Residuals::idle_memory(std::size_t parameter) {
-  const Entry& entry = entries_[parameter];
-  Buffer& memory = idle(parameter);
-  return {memory.pointer() + memory.bytes() - entry.memory_count * sizeof(float),
-          entry.memory_count, Dtype::kF32, backend_->memory()};
+SegmentState Residuals::idle_owner(std::size_t parameter) {
+  Entry& entry = entries_[parameter];
+  const ValueSpan zeros = idle(entry.idle_owner, entry.owned_count, dtype_);
+  return {zeros, zeros};
+}
+
+// A later phase may use a codec with more memory.
+ValueSpan Residuals::idle_memory(std::size_t parameter, std::size_t count) {
+  Entry& entry = entries_[parameter];
+  return idle(entry.idle_memory, entry.memory_count, Dtype::kF32).subspan(0, count);
 }
 
 ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) const {
   return count == 0 ? ValueSpan{} : codec_memory(parameter, entries_[parameter].current, count);
+}
+
+std::vector<Residuals::Version> Residuals::versions(std::size_t parameter) const {
+  const Entry& entry = entries_[parameter];
+  std::vector<Version> all;
+  const auto add_version = [&](unsigned generation) {
+    all.push_back({values(parameter, generation, {0, entry.count}),
+                   values(parameter, generation, owned(entry))});
+  };
+  add_version(entry.current);
+  if (entry.pending) add_version(other(entry));
+  return all;
 }
 
 std::vector<double> Residuals::norms() const {

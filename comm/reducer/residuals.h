@@ -38,15 +38,21 @@ class Residuals {
   /// The first `count` values of the codec's memory; empty if `count` is 0.
   SegmentMemory memory(std::size_t parameter, std::size_t count) const;
 
-  /// Replacement memory for a step that must not change the parameter's state: an owner residual of
-  /// zeros, and memory for the codec's writes.
+  /// Replacement memory for a step that must not change the parameter's state: residuals of zeros,
+  /// and memory for `count` values written by the codec.
+  SegmentState idle_sender(std::size_t parameter);
   SegmentState idle_owner(std::size_t parameter);
-  ValueSpan idle_memory(std::size_t parameter);
+  ValueSpan idle_memory(std::size_t parameter, std::size_t count);
 
   /// The values after the last step.
   ValueSpan current_sender(std::size_t i) const { return current(i, {0, entries_[i].count}); }
   ValueSpan current_owner(std::size_t i) const { return current(i, owned(entries_[i])); }
   ValueSpan current_memory(std::size_t parameter, std::size_t count) const;
+  /// The values after the last step and, if `discard` would restore values, the restored values.
+  struct Version {
+    ValueSpan sender, owner;
+  };
+  std::vector<Version> versions(std::size_t parameter) const;
   /// The Euclidean norm of each parameter's sender residual. Waits for queued work.
   std::vector<double> norms() const;
 
@@ -76,14 +82,15 @@ class Residuals {
     std::size_t owned_count;
     std::size_t memory_count;
     std::vector<Buffer> memory;  ///< by generation: sender values, owner values, codec memory
-    Buffer idle = {};            ///< owner values, then codec memory; allocated on first use
+    Buffer idle_sender = {}, idle_owner = {}, idle_memory = {};  ///< allocated on first use
     unsigned current = 0;
     bool pending = false;  ///< True if the other generation holds the values for `discard`
   };
 
   /// The range of owner values in a generation, after the sender values.
   static Range owned(const Entry& entry);
-  Buffer& idle(std::size_t parameter);
+  /// Allocates zeroed memory on first use.
+  ValueSpan idle(Buffer& memory, std::size_t count, Dtype dtype);
   /// Zeros `part(generation)` of each generation.
   void clear_each(const std::function<ValueSpan(unsigned)>& part);
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;

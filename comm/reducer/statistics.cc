@@ -24,7 +24,8 @@ std::string line_of(const ReducerParameter& own, const ExchangeParameter& param)
 
 void GradientReducer::reset_statistics() {
   Impl& impl = *impl_;
-  const auto lock = impl.between_steps();
+  impl.finish_steps();
+  const auto lock = impl.step_.lock();
   if (impl.sender_ == nullptr) return;
   impl.backend_->reset_overflows();
   impl.totals_.reset(impl.context_, impl.sender_->wire_seconds());
@@ -52,7 +53,7 @@ std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
 }
 
 std::vector<double> GradientReducer::residual_norms() const {
-  const auto lock = impl_->stopped();
+  const auto lock = impl_->stopped_between_steps("residual_norms()");
   if (impl_->backend_ == nullptr) return {};
   const MemoryBackend::Entry entry(*impl_->backend_);
   return impl_->parameters_.residuals.norms();

@@ -26,6 +26,13 @@ std::string wrongly_missing(const ReducerStep& step, const Parameters& parameter
   return names;
 }
 
+// Messages of the current step may be under way and change residuals.
+void check_between_steps(const ReducerStep& step, std::string_view call) {
+  if (step.untouched()) return;
+  throw InvalidArgumentError("call " + std::string(call) +
+                             " between two steps: gradients of the current step are ready");
+}
+
 }  // namespace
 
 // Waits for the driving thread, or drives if there is no driving thread.
@@ -144,10 +151,13 @@ bool GradientReducer::Impl::mark_missing(LockedStep& step) {
   const std::string mistakes = wrongly_missing(*step, parameters_, gradients_);
   if (!mistakes.empty()) fail_missing(step, mistakes);
   bool requested = false;
-  for (std::uint32_t i = 0; i < parameters_.count(); ++i) {
-    if (step->is_ready(i)) continue;
-    gradients_.leave_out(i);
-    requested |= step->ready(i);
+  std::vector<std::uint32_t> missing;
+  for (std::uint32_t i = 0; i < parameters_.count(); ++i)
+    if (!step->is_ready(i)) missing.push_back(i);
+  for (const std::uint32_t one : missing) gradients_.take_memory(*step, one, std::nullopt);
+  for (const std::uint32_t one : missing) {
+    gradients_.leave_out(one);
+    requested |= step->ready(one);
   }
   return requested;
 }
@@ -227,6 +237,17 @@ LockedStep GradientReducer::Impl::stopped() {
   } catch (const Error&) {
     if (!step_.lock()->failed()) throw;
   }
+  return step_.lock();
+}
+
+LockedStep GradientReducer::Impl::between_steps(std::string_view call) {
+  finish_steps();
+  check_between_steps(*step_.lock(), call);
+  return step_.lock();
+}
+
+LockedStep GradientReducer::Impl::stopped_between_steps(std::string_view call) {
+  if (const LockedStep step = stopped(); !step->failed()) check_between_steps(*step, call);
   return step_.lock();
 }
 

@@ -25,7 +25,7 @@ void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::s
   if (!std::isfinite(factor))
     throw InvalidArgumentError("factor of scale_residuals() is " + std::to_string(factor) +
                                ": give a finite number");
-  const auto lock = between_steps();
+  const auto lock = between_steps("scale_residuals()");
   if (backend_ == nullptr) return;
   const MemoryBackend::Entry entry(*backend_);
   for (const std::size_t one : parameters)
@@ -48,11 +48,11 @@ void GradientReducer::Impl::check_transactions(std::string_view call) const {
 // Returns false if no parameter has a step to discard. The step number falls only if every
 // parameter discards the step.
 bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
-  const LockedStep step = stopped();
+  const LockedStep step = stopped_between_steps("discard_step()");
+  check_transactions("discard_step");
   Residuals& residuals = parameters_.residuals;
   // After an error the residuals from before the step are current, except in joined steps.
   if (step->failed() && !step->untouched() && !residuals.joins()) return true;
-  check_transactions("discard_step");
   const bool found = residuals.discard(parameters);
   const std::uint32_t steps = residuals.take_discarded();
   if (steps > 0) backend_->set_step(backend_->step() - steps);
@@ -72,7 +72,7 @@ void GradientReducer::discard_step(std::span<const std::string> names) {
 }
 
 void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
-  const LockedStep step = stopped();
+  const LockedStep step = stopped_between_steps("accept_steps()");
   check_transactions("accept_steps");
   if (options_.elastic == Elastic::kOn)
     throw InvalidArgumentError(

@@ -52,12 +52,18 @@ void GradientReducer::Impl::weigh(double samples) {
     throw InvalidArgumentError("weigh() needs the option weighted, on all ranks");
   LockedStep step = step_.lock();
   step->rethrow();
+  if (driver_ != nullptr) finalize(step);
   weights_.give(samples);
   if (context_.ranks.count == 1) weights_.learn(0, {&samples, 1});
   if (driver_ == nullptr) return;
   driver_->wake(step);
   step.unlock();
   driver_->send(Driver::Drain::kNo);
+}
+
+void GradientReducer::Impl::check_unweighted(std::string_view call) const {
+  if (driver_ != nullptr && weights_.given())
+    throw InvalidArgumentError(std::string(call) + " after weigh(): call weigh() last");
 }
 
 // Call before the step's first message.

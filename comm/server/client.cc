@@ -207,10 +207,12 @@ class ServerSeen {
         joined_ = header.clock;
         break;
       case ServerMessage::kTaken:
+        if (pushed_.empty())
+          throw WireError("parameter server: an answer to a push that this worker did not send");
         pushed_.pop_front();
         break;
       case ServerMessage::kWeights:
-        weights_ = std::move(message);
+        if (header.clock == clock_) weights_ = std::move(message);  // others: of a late pull
         break;
       case ServerMessage::kOptions:
         refuse(Agreement::parse(unpack(rest)));

@@ -249,7 +249,8 @@ class GradientReducer {
   /// order between the same steps. `gradient` must outlive the reducer, or every `ready` must pass
   /// a gradient. `rows` and `columns` (0: a 1-D parameter) select rules for 1-D parameters and
   /// describe the matrix for codecs of matrices (see GradientShape). Throws InvalidArgumentError if
-  /// gradients of this step are already ready, and after the capture of a step in a graph.
+  /// gradients of this step are already ready, after `weigh`, and after the capture of a step in a
+  /// graph.
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
 
   /// Adds a parameter whose gradient is passed in each `ready` and may be freed after the step.
@@ -297,6 +298,10 @@ class GradientReducer {
   void wait();
   /// Makes progress if no thread of the reducer does (ProgressBy::kCaller). Never waits.
   void progress();
+
+  // Calls between two steps. Except for `resume`, `check_faults` and `transport`, the calls from
+  // here to `load_state` throw InvalidArgumentError if gradients of a step are ready, because
+  // messages under way use the residuals.
 
   /// Makes the next step learn the sending order from rank 0 again. Only for
   /// SendingOrder::kLearned.
@@ -348,9 +353,10 @@ class GradientReducer {
   std::vector<std::byte> save_portable_state() const;
   /// Loads the result of save_state or save_portable_state. Throws InvalidArgumentError and changes
   /// nothing if the state does not fit: other parameters, counts or ranks, a sending order that is
-  /// no permutation, or values that are not finite. Ranks compare their states in the next step. If
-  /// the steps, the forms (exact or portable) or the codec memories differ, every rank throws a
-  /// TransportError that names two ranks and their states. All ranks use rank 0's sending order.
+  /// no permutation, or values that are not finite; and after `weigh`. Ranks compare their states
+  /// in the next step. If the steps, the forms (exact or portable) or the codec memories differ,
+  /// every rank throws a TransportError that names two ranks and their states. All ranks use rank
+  /// 0's sending order.
   void load_state(std::span<const std::byte> state);
 
   /// Returns the statistics of all parameters together. Waits for flushed steps and for the device.

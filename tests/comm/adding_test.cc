@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tersor::testing {
@@ -130,11 +132,51 @@ TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
     Values gradient(kValues, 1.0f), other(kValues, 1.0f), more(kValues);
     grows.reducer().ready("first", gradient);
     expect_error<InvalidArgumentError>([&] { grows.reducer().add("third", more); },
-                                       "add \"third\" between two steps");
+                                       "add(\"third\") between two steps");
     grows.reducer().ready("second", other);
     grows.reducer().wait();
     grows.add("third");
     EXPECT_EQ(grows.step(2).size(), 3u);
+  });
+}
+
+// Messages of the first parameter may be under way.
+TEST(Reducer, CallsBetweenStepsAreRefusedOnceAGradientIsReady) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values gradient(1000), other(1000);
+    GradientReducer reducer(transport, {.codec = "int8+ef", .transactional = Transactional::kOn});
+    reducer.add("w", gradient);
+    reducer.add("v", other);
+    const auto begin_step = [&](float value) {
+      gradient.assign(1000, value);
+      other.assign(1000, value);
+      reducer.ready("w");
+    };
+    const auto end_step = [&] {
+      reducer.ready("v");
+      reducer.wait();
+    };
+    begin_step(1.0f);
+    end_step();
+    const std::vector<std::byte> state = reducer.save_state();
+    const std::vector<std::string> names = {"v"};
+    begin_step(2.0f);
+    const std::vector<std::pair<std::string, std::function<void()>>> calls = {
+        {"relearn_order()", [&] { reducer.relearn_order(); }},
+        {"load_state()", [&] { reducer.load_state(state); }},
+        {"save_state()", [&] { (void)reducer.save_state(); }},
+        {"save_state()", [&] { (void)reducer.save_portable_state(); }},
+        {"discard_step()", [&] { reducer.discard_step(); }},
+        {"discard_step()", [&] { reducer.discard_step(names); }},
+        {"accept_steps()", [&] { reducer.accept_steps(); }},
+        {"residual_norms()", [&] { (void)reducer.residual_norms(); }},
+        {"scale_residuals()", [&] { reducer.scale_residuals(2.0f, names); }}};
+    for (const auto& [name, call] : calls)
+      expect_error<InvalidArgumentError>(call, "call " + name + " between two steps");
+    end_step();
+    EXPECT_NEAR(other.back(), 2.0f, 0.02f);
+    reducer.discard_step();
+    EXPECT_EQ(reducer.save_state(), state);
   });
 }
 

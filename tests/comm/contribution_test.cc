@@ -109,13 +109,12 @@ TEST(Contributions, AParameterThatNeverHadAGradientIsMissedAllTheSame) {
 
 // Results of steps on three ranks, with two parameters in one message. If `interrupted`, extra
 // steps without a gradient of the first parameter run in between.
-std::vector<Values> results(const std::string& codec, Transactional transactions,
-                            bool interrupted) {
+std::vector<Values> results(const ReducerOptions& options, bool interrupted) {
   constexpr std::size_t kCount = 64 * 128;
   std::vector<Values> results(3);
   run_ranks(3, {}, [&](Transport& transport) {
     const auto rank = static_cast<std::size_t>(transport.rank());
-    GradientReducer reducer(transport, {.codec = codec, .transactional = transactions});
+    GradientReducer reducer(transport, options);
     for (const char* name : {"w", "v"})
       reducer.add(name, {.count = kCount, .rows = 64, .columns = 128});
     const auto step = [&](Contribution contribution, Values gradient) {
@@ -130,7 +129,8 @@ std::vector<Values> results(const std::string& codec, Transactional transactions
       results[rank].insert(results[rank].end(), result.begin(), result.end());
       if (interrupted)
         EXPECT_EQ(step(Contribution::kGloballyUnused, Values(kCount, 1)), Values(kCount));
-      if (interrupted && transactions == Transactional::kOn && i % 2 == 1) reducer.discard_step();
+      if (interrupted && options.transactional == Transactional::kOn && i % 2 == 1)
+        reducer.discard_step();
     }
   });
   return results;
@@ -139,7 +139,19 @@ std::vector<Values> results(const std::string& codec, Transactional transactions
 TEST(Contributions, WhatNoRankBringsIsLeftAlone) {
   for (const char* codec : {"int8+ef", "bf16+ef", "topk:density=0.05+ef", "lowrank:rank=2+ef"})
     for (const Transactional transactions : {Transactional::kOff, Transactional::kOn})
-      EXPECT_EQ(results(codec, transactions, true), results(codec, transactions, false)) << codec;
+      for (const Hosts& hosts : {Hosts{}, Hosts{0, 0, 1}}) {
+        ReducerOptions options{.codec = codec, .transactional = transactions};
+        if (!hosts.empty()) options.algorithm = Algorithm::kHierarchical;
+        options.hosts = hosts;
+        EXPECT_EQ(results(options, true), results(options, false)) << codec << " " << hosts.size();
+      }
+}
+
+// The first phase has more codec memory than the second.
+TEST(Contributions, WhatNoRankBringsIsLeftAloneInALaterPhase) {
+  const ReducerOptions options{
+      .rules = {{"*", "lowrank:rank=4+ef"}, {"*", "lowrank:rank=2+ef", 1}}};
+  EXPECT_EQ(results(options, true), results(options, false));
 }
 
 // The caller owns the first step's gradient again, so no later step may write there.

@@ -201,6 +201,28 @@ TEST(Elastic, AParameterAddedJustBeforeALossIsThere) {
   });
 }
 
+// The caller may free memory passed for one step.
+TEST(Elastic, MemoryGivenForOneStepIsNotUsedAfterALoss) {
+  run_mortal([](Transport& transport) {
+    Training run(transport, elastic());
+    run.reducer.add("anew", {.count = 1'000});
+    Values lent(1'000, 1.0f);
+    run.reducer.ready("anew", lent);
+    run.step(0);
+    if (run.rank == kVictim) return;
+    expect_lost([&] {
+      run.reducer.ready("anew", lent);
+      run.step(1);
+    });
+    run.reducer.resume();
+    expect_error<InvalidArgumentError>([&] { run.reducer.ready("anew"); }, "without a gradient");
+    Values other(1'000, 3.0f);
+    run.reducer.ready("anew", other);
+    run.step(1);
+    EXPECT_EQ(other.at(0), 3.0f);
+  });
+}
+
 // The trainer's own channel fails first. The reducer then reports the lost ranks.
 TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})

@@ -115,5 +115,24 @@ TEST(Overlap, OfGradientsOfOneStepIsRefused) {
   });
 }
 
+// Clearing the missing parameter's memory would change the gradient of the other parameter.
+TEST(Reducer, AMissingParameterInTheMemoryOfAnotherIsAnError) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values gradient(1000, 1.0f);
+    GradientReducer reducer(
+        transport,
+        {.codec = "none", .reduction = Reduction::kSum, .missing = MissingGradient::kInactive});
+    reducer.add("w", gradient);
+    reducer.add("v", {.count = 1000});
+    reducer.ready("v", gradient);
+    expect_error<InvalidArgumentError>([&] { reducer.wait(); }, "overlaps that of \"v\"");
+    Values other(1000, 7.0f);
+    reducer.ready("w", other, Contribution::kNone);
+    reducer.wait();
+    EXPECT_EQ(gradient, Values(1000, 2.0f));
+    EXPECT_EQ(other, Values(1000));
+  });
+}
+
 }  // namespace
 }  // namespace tersor::testing

@@ -125,6 +125,29 @@ TEST(Phases, ADiscardedStepAtAChangeLeavesNoTrace) {
   });
 }
 
+// Joined steps enter a phase without residuals of owners; discard_step() restores the residuals.
+TEST(Phases, JoinedStepsDiscardedAfterAChangeLoseNothing) {
+  run_ranks(4, {}, [](Transport& transport) {
+    ReducerOptions options = scheduled();
+    options.transactional = Transactional::kOn;
+    Training run(transport, options);
+    std::vector<double> found(kCount, 0.0), sent(kCount, 0.0);
+    for (int step = 0; step < 6; ++step) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const Values one = gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank));
+        for (std::size_t i = 0; i < kCount; ++i) sent[i] += double{one[i]} / 4;
+      }
+      const Values& mean = run.step(step);
+      for (std::size_t i = 0; i < kCount; ++i) found[i] += mean[i];
+      run.reducer.accept_steps();
+      for (int more = 0; more < 3; ++more) run.step(50 + more);
+      run.reducer.discard_step();
+    }
+    const std::vector<double> rest = drain(run);
+    for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(found[i] + rest[i], sent[i], 1e-4) << i;
+  });
+}
+
 // A gradient scaler may save a checkpoint before the step is known to be discarded.
 TEST(Phases, SavingBeforeAStepIsDiscardedChangesNothing) {
   run_ranks(3, {}, [](Transport& transport) {

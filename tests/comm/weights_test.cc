@@ -189,6 +189,36 @@ TEST(Weights, TheNextStepMayBeWeighedBeforeTheLastIsThere) {
   });
 }
 
+// The exchange of weights begins in weigh() and uses the parameters.
+TEST(Weights, AParameterIsAddedBeforeAStepIsWeighed) {
+  run_ranks(2, {}, [](Transport& transport) {
+    WeighedRun run(transport, weighed());
+    const auto state = [&] {
+      run.step(1);
+      return run.reducer.save_state();
+    }();
+    std::vector<Values> added(20, Values(1000));
+    for (std::size_t i = 0; i < added.size(); ++i) {
+      run.reducer.add(std::to_string(i), added[i]);
+      run.reducer.weigh(1 + 2 * transport.rank());
+      Values more(10);
+      expect_error<InvalidArgumentError>([&] { run.reducer.add("more", more); },
+                                         "add(\"more\") after weigh()");
+      expect_error<InvalidArgumentError>([&] { run.reducer.load_state(state); },
+                                         "load_state() after weigh()");
+      run.gradient.assign(kWeighed, static_cast<float>(4 * transport.rank()));
+      run.reducer.ready("w");
+      for (std::size_t j = 0; j <= i; ++j) {
+        added[j].assign(1000, static_cast<float>(8 * transport.rank()));
+        run.reducer.ready(std::to_string(j));
+      }
+      run.reducer.wait();
+      EXPECT_EQ(run.gradient, Values(kWeighed, 3.0f));
+      EXPECT_EQ(added[i], Values(1000, 6.0f));
+    }
+  });
+}
+
 TEST(Weights, AStepWithoutGradientsIsOneToo) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = weighed();
