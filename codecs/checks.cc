@@ -68,7 +68,7 @@ void check_counts(const Codec& codec, std::span<const Segment> segments,
 }
 
 void check_window(const Codec& codec, const DecodeCall& call) {
-  if (codec.traits().divisible)
+  if (codec.traits().sent_divisible)
     fail(codec, "does not read windows, because its segments may be cut; encode the part instead");
   if (call.segments.size() != 1)
     fail(codec, "a window needs one segment, not " + std::to_string(call.segments.size()));

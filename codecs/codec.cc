@@ -18,6 +18,9 @@ unsigned threads_of(const Execution& execution) {
   return execution.threads == nullptr ? 1 : execution.threads->count();
 }
 
+// Larger sizes in bytes would overflow.
+constexpr std::size_t kMostValues = std::size_t{1} << 48;
+
 void check_request(const Codec& codec, const PlanRequest& request) {
   check_memory(codec, request.memory);
   if (!is_gradient_dtype(request.dtype))
@@ -27,6 +30,12 @@ void check_request(const Codec& codec, const PlanRequest& request) {
   if (request.segments.size() > std::numeric_limits<std::uint32_t>::max())
     throw InvalidArgumentError("a frame holds at most 2^32 - 1 segments, not " +
                                std::to_string(request.segments.size()));
+  std::size_t values = 0;
+  for (const Segment& segment : request.segments) {
+    if (segment.count > kMostValues - values)
+      throw InvalidArgumentError("a frame holds at most 2^48 values");
+    values += segment.count;
+  }
 }
 
 /// Returns the checked request of a call's plan.

@@ -43,10 +43,12 @@ class ResultCodec final : public FrameCodec {
               std::shared_ptr<const Codec> result)
       : FrameCodec(std::move(spec), first->id()),
         first_(std::move(first)),
-        result_(std::move(result)) {}
+        result_(std::move(result)),
+        without_states_(without_feedback(*result_)) {}
 
   CodecTraits traits() const override {
     CodecTraits traits = first_->traits();
+    traits.sent_divisible = traits.divisible;
     traits.divisible &= result_->traits().divisible;
     traits.lossless = false;  // the sums differ from the values
     traits.unit = std::max(traits.unit, result_->traits().unit);
@@ -76,7 +78,14 @@ class ResultCodec final : public FrameCodec {
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override;
 
  private:
+  static std::shared_ptr<const Codec> without_feedback(const Codec& codec) {
+    CodecSpec spec = codec.spec();
+    spec.feedback = Feedback::kNone;
+    return make_codec(spec.text());
+  }
+
   const std::shared_ptr<const Codec> first_, result_;
+  const std::shared_ptr<const Codec> without_states_;  ///< for calls without states
 };
 
 /// Lists the sums in the workspace. The flags of inactive parameters concern only senders.
@@ -119,15 +128,16 @@ void ResultCodec::do_reduce(const ReduceCall& call, ByteSpan frame) const {
   auto* const words = reinterpret_cast<StateWords*>(call.execution.workspace.data());
   StateWords* const next = call.words_out == nullptr ? nullptr : words + 1;
   if (call.words != nullptr) copy_words(call.words, nullptr, words, call, memory);
-  result_->encode({.segments = lists.segments,
-                   .gradients = lists.read_sums,
-                   .states = call.states,
-                   .words = call.words == nullptr ? nullptr : words,
-                   .words_out = next,
-                   .random = call.random,
-                   .identity = call.identity,
-                   .execution = execution},
-                  frame);
+  const Codec& owner = call.states.empty() ? *without_states_ : *result_;
+  owner.encode({.segments = lists.segments,
+                .gradients = lists.read_sums,
+                .states = call.states,
+                .words = call.words == nullptr ? nullptr : words,
+                .words_out = next,
+                .random = call.random,
+                .identity = call.identity,
+                .execution = execution},
+               frame);
   if (next != nullptr) copy_words(next, call.words, call.words_out, call, memory);
 }
 

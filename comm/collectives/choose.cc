@@ -110,7 +110,7 @@ Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view opera
     throw InvalidArgumentError("codec " + codec.spec().text() +
                                " supports only allreduce: choose another codec for " +
                                std::string(operation));
-  return codec.traits().divisible ? Algorithm::kTwoShot : Algorithm::kOneShot;
+  return codec.traits().sent_divisible ? Algorithm::kTwoShot : Algorithm::kOneShot;
 }
 
 Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::string_view who) {

@@ -37,7 +37,7 @@ class Planner {
   /// selects among all values.
   bool gathers_whole(const ExchangeParameter& param) const {
     return param.collective == Collective::kReduceScatter && !climbs(param) &&
-           !param.codec->traits().divisible;
+           !param.codec->traits().sent_divisible;
   }
   /// The divisors of a parameter's residuals in a mean.
   Owed owed(const ExchangeParameter& param) const;

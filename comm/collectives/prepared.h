@@ -99,7 +99,7 @@ struct Prepared {
   /// True if each rank gathers everything and keeps its shard, because an indivisible codec selects
   /// among all values. A hierarchical call selects among the values of each shard.
   bool gathers_whole() const {
-    return key.kind == Kind::kReduceScatter && !by_hosts && !codec->traits().divisible;
+    return key.kind == Kind::kReduceScatter && !by_hosts && !codec->traits().sent_divisible;
   }
 
   bool is(KindTrait trait) const { return has(key.kind, trait); }

@@ -134,7 +134,8 @@ struct Plan : PlanSizes {
 
 /// The capabilities of a codec.
 struct CodecTraits {
-  bool divisible = true;  ///< True if a segment may be cut into parts and chunks.
+  bool divisible = true;            ///< True if a segment may be cut into parts and chunks.
+  bool sent_divisible = divisible;  ///< The same for senders' frames only; see Codec::results.
   /// True if decode returns the encoded values exactly, except for the bits of a NaN.
   bool lossless = false;
   /// In values: segments are cut at multiples of `unit`, a power of two, at least 512.
@@ -265,8 +266,9 @@ class Codec {
   /// `results()` with the capacity of its plan. `frame` must not overlap the input frames. Only for
   /// codecs whose plan allows kTwoShot. Throws InvalidArgumentError, and WireError as `decode`
   /// does. After a bad checksum, new residuals are NaN, and readers reject `frame`; sparse codecs
-  /// check first and change nothing. On a device, a bad header makes `frame` a frame of NaNs and
-  /// leaves residuals unchanged. A bad checksum that an earlier launch verifies does the same.
+  /// and codecs with the option result check first and change nothing. On a device, a bad header
+  /// makes `frame` a frame of NaNs and leaves residuals unchanged. A bad checksum that an earlier
+  /// launch verifies does the same.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
   /// Writes the raw values of a native round (Round::native_count of Round::native_dtype), made

@@ -109,6 +109,15 @@ void decode_range(const HadamardDecode& arguments) {
   }
 }
 
+/// Clears the values from `count` on, which are errors of the frames, and returns the absmax.
+HWY_NOINLINE Absmax cut_block(float* p, std::size_t count) {
+  std::fill(p + count, p + kRotationBlock, 0.0f);
+  Absmax absmax;
+  for (std::size_t k = 0; k < kRotationVectors; ++k)
+    absmax.show(hn::Load(F32(), p + k * kLanes), k);
+  return absmax;
+}
+
 template <unsigned kBits, typename E>
 std::size_t reduce_range(const HadamardReduce& arguments) {
   const HadamardInput& input = arguments.input;
@@ -129,6 +138,7 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
         hn::Store(value, F32(), p + k * kLanes);
         absmax.show(value, k);
       }
+      if (HWY_UNLIKELY(at + kRotationBlock > input.count)) absmax = cut_block(p, input.count - at);
       writer.take(at, p, absmax);
     }
     writer.write(first, signs.at(first), Absent{});

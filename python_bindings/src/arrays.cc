@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -355,7 +356,9 @@ std::vector<Buffer> align_frames(std::span<ConstByteSpan> frames, Memory memory)
 
 MatrixShape matrix_of(std::span<const std::size_t> shape) {
   MatrixShape matrix;
-  for (const std::size_t extent : shape) matrix.count *= extent;
+  for (const std::size_t extent : shape)
+    if (__builtin_mul_overflow(matrix.count, extent, &matrix.count))
+      matrix.count = std::numeric_limits<std::size_t>::max();  // refused later
   if (!shape.empty()) matrix.rows = shape.front();
   if (shape.size() > 1 && matrix.rows != 0) matrix.columns = matrix.count / matrix.rows;
   return matrix;

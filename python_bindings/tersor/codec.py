@@ -331,9 +331,14 @@ class Codec:
             raise _core.InvalidArgumentError("payload is an empty list; pass at least one array")
         decoding = _core.DecodeOptions(add, factor)
         options = _options(first_index, parameter, checksum, signature)
-        if out is None:
-            out = self._new_output(payloads, add, options)
-        self._core.decode(payloads, _as_list(out), decoding, options, stream)
+        if out is not None:
+            self._core.decode(payloads, _as_list(out), decoding, options, stream)
+            return out
+        out = self._new_output(payloads, add, options)
+        try:
+            self._core.decode(payloads, [out], decoding, options, stream)
+        except _core.OutOfMemoryError as error:  # possible without a checksum
+            raise _core.WireError(f"payload: cannot decode {len(out)} values: {error}") from error
         return out
 
     def sent_codes(

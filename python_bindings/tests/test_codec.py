@@ -299,6 +299,21 @@ class TestThreads:
             thread.join(60)
         assert [set(each) for each in found] == [{each} for each in expected]
 
+    def test_sizes_that_no_memory_holds_are_refused(self) -> None:
+        for shape in (1 << 62, 1 << 63, (1 << 40, 1 << 40), (1 << 32, 1 << 32)):
+            for codec in ("none", "int8", "topk"):
+                with pytest.raises(tersor.InvalidArgumentError, match=r"at most 2\^48 values"):
+                    tersor.Codec(codec).max_payload_bytes(shape)
+
+    def test_a_damaged_count_without_checksum_is_an_error_of_the_payload(self) -> None:
+        codec = tersor.Codec("topk:density=0.3")
+        payload = numpy.array(codec.encode(gaussian(700), checksum=False))
+        for bit in range(8):
+            damaged = payload.copy()
+            damaged[20] ^= 1 << bit  # bits 32 to 39 of the number of values
+            with pytest.raises(tersor.WireError):
+                codec.decode(damaged, checksum=False)
+
     def test_calls_release_the_gil(self) -> None:
         """With the longest switch interval nobody else runs unless the lock is given away."""
         codec = tersor.Codec("int8:rounding=stochastic")

@@ -11,6 +11,10 @@
 #include <cmath>
 #include <string>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 namespace tersor::test {
 namespace {
 
@@ -26,6 +30,22 @@ std::string refusal_of(const std::string& spec, const Segment& segment) {
   return error_of<InvalidArgumentError>([&] {
     make_codec(spec)->plan({.segments = {&segment, 1}});
   });
+}
+
+TEST(LowrankCalls, TheCallersFloatModeDoesNotMatter) {
+#if defined(__x86_64__)
+  if (test_device() != nullptr) GTEST_SKIP() << "a device has a mode of its own";
+  const HarnessOptions options = with_rows({.scale = 0x1p-140f, .contributions = 1});
+  NativeRounds expected("lowrank+ef", kCounts, options), found("lowrank+ef", kCounts, options);
+  expected.exchange();
+  const unsigned mode = _mm_getcsr();
+  _mm_setcsr(mode | 0x8040);  // flush-to-zero, denormals-are-zero
+  found.exchange();
+  _mm_setcsr(mode);
+  expect_same_rounds(found, expected);
+#else
+  GTEST_SKIP() << "no way to change the float mode here";
+#endif
 }
 
 TEST(LowrankCalls, RoundsAndSizes) {

@@ -123,6 +123,19 @@ TEST(Result, IgnoresTheFlagsOfTheOwner) {
   EXPECT_TRUE(std::ranges::equal(found.span().first(bytes), wanted.span().first(bytes)));
 }
 
+TEST(Result, WithoutStatesASumHasNoResidual) {
+  const std::vector<GuardedBytes> frames = frames_of_ranks("int8", {});
+  CodecHarness owner("int8:result=hadamard+ef", kSumCounts),
+      plain("int8:result=hadamard", kSumCounts);
+  ReduceCall call = owner.reduce_call(frames);
+  call.states = {};
+  const GuardedBytes wanted = plain.reduce(frames);
+  GuardedBytes found(wanted.span().size(), 0, default_memory());
+  owner.codec().reduce(call, found.span());
+  const std::size_t bytes = frame_bytes(wanted.span());
+  EXPECT_TRUE(std::ranges::equal(found.span().first(bytes), wanted.span().first(bytes)));
+}
+
 TEST(Result, ADamagedFrameLeavesTheResidual) {
   std::vector<GuardedBytes> frames = frames_of_ranks("int8+ef", {});
   frames[1].span()[200] ^= std::byte{1};
