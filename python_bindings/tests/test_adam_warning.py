@@ -83,3 +83,21 @@ def two_models(rank: int, count: int) -> int:
 
 def test_several_models_are_watched_at_once() -> None:
     assert ranks.run(two_models, 1) == [2]
+
+
+def steps_in_reverse(rank: int, count: int) -> int:
+    """Both models have as many parameters of few bits, and the second steps first."""
+    both = [DistributedDataParallel(make_model()), DistributedDataParallel(torch.nn.Linear(80, 70))]
+    both.append(DistributedDataParallel(torch.nn.Linear(90, 70)))
+    for model in both:
+        tersor.torch.compress(model, codec=FEW_BITS[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for model, width in zip(reversed(both), (90, 80, 90), strict=True):
+            model(torch.ones(2, width)).sum().backward()
+            torch.optim.Adam(model.parameters(), lr=1e-4).step()
+    return len(both)
+
+
+def test_models_may_step_in_another_order() -> None:
+    assert ranks.run(steps_in_reverse, 1) == [3]

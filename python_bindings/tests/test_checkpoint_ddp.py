@@ -117,3 +117,58 @@ def test_the_sum_of_residuals_goes_to_other_ranks(tmp_path: pathlib.Path) -> Non
     kept = torch.cat(list(saved["residuals"].values())) / saved["ranks"]  # of a mean
     for norm in ranks.run(resume_on_other_ranks, 3, codec, str(tmp_path)):
         assert norm == pytest.approx(float(kept.norm()), rel=1e-4)
+
+
+def layer(kind: str) -> nn.Module:
+    if kind == "wide":
+        return nn.Linear(80, 96, bias=False)
+    if kind == "high":
+        return nn.Linear(96, 80, bias=False)
+    made = nn.Conv2d(16, 32, 3, bias=False)
+    return made.to(memory_format=torch.channels_last) if kind == "channels last" else made
+
+
+def refused(rank: int, count: int, before: str, after: str, mode: str) -> str:
+    """Returns the error of a model that loads the state of another model."""
+    states = []
+    for kind in (before, after):
+        model = DistributedDataParallel(layer(kind))
+        handle = tersor.torch.compress(model, rules=[("*", "int4+ef")])
+        shape = (
+            (2, 16, 6, 6) if kind in ("plain", "channels last") else (2, model.module.in_features)
+        )
+        model(torch.ones(shape)).sum().backward()
+        if kind == before:
+            states.append(handle.state_dict(mode=mode))
+    with pytest.raises(tersor.InvalidArgumentError) as caught:
+        handle.load_state_dict(states[0])
+    return finished(str(caught.value))
+
+
+@pytest.mark.parametrize("mode", ["exact", "portable"])
+def test_a_state_of_another_layout_is_refused(mode: str) -> None:
+    for text in ranks.run(refused, 2, "wide", "high", mode):
+        assert text == (
+            "the state's shapes has [96, 80] for weight, but the parameter has [80, 96]"
+        )
+    for text in ranks.run(refused, 2, "plain", "channels last", mode):
+        assert "memory_orders has [0, 1, 2, 3] for weight" in text
+
+
+def numbered_residuals(rank: int, count: int, unused: bool) -> list[float]:
+    """Returns the residuals' norms after a first pass of a hook without a model."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    state = tersor.torch.HookState(rules=[("*", "int4+ef")])
+    model = DistributedDataParallel(module, find_unused_parameters=unused, bucket_cap_mb=0.02)
+    model.register_comm_hook(state, tersor.torch.hook)
+    model(torch.ones(2, 64)).square().sum().backward()
+    named = state.state_dict(mode="portable")["residuals"]
+    return finished([float(named[f"parameter.{i}"].norm()) for i in range(4)])
+
+
+def test_numbers_of_parameters_do_not_depend_on_buckets() -> None:
+    for one, other in zip(
+        ranks.run(numbered_residuals, 2, False), ranks.run(numbered_residuals, 2, True), strict=True
+    ):
+        assert one == pytest.approx(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_models import gradients, inputs, mean_gradients, mlp, relative_error, train, wrap
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import _apply_optimizer_in_backward
@@ -200,6 +202,56 @@ def wrong_model(rank: int, _: int) -> str:
 def test_a_state_of_another_model_is_an_error() -> None:
     for message in ranks.run(wrong_model, 2):
         assert "that is not in the model" in message
+
+
+def append(module: Any) -> None:
+    module.append(nn.Conv2d(8, 8, 3, padding=1))
+
+
+def replace(module: Any) -> None:
+    module[1] = nn.Conv2d(8, 8, 3, padding=1)
+
+
+def reorder(module: Any) -> None:
+    module.to(memory_format=torch.channels_last)
+
+
+def changed(rank: int, count: int, change: Callable[[Any], object]) -> str:
+    """Returns the error of the pass after a change of the model."""
+    layers = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    model = DistributedDataParallel(nn.Sequential(*layers), find_unused_parameters=True)
+    tersor.torch.compress(model, codec="int8")
+    images = torch.ones(2, 8, 5, 5)
+    model(images).sum().backward()
+    change(model.module)
+    with torch.no_grad():
+        model(images)  # no gradients
+    return message_of(lambda: model(images))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (append, "2.weight, 2.bias: added after DistributedDataParallel was made"),
+        (replace, "1.weight, 1.bias: added after DistributedDataParallel was made"),
+        (reorder, "0.weight has another memory order"),
+    ],
+)
+def test_a_changed_model_is_refused(change: Callable[[Any], object], text: str) -> None:
+    for message in ranks.run(changed, 2, change):
+        assert text in message
+
+
+def frozen_in_between(rank: int, count: int) -> str:
+    model = wrap(mlp(), find_unused_parameters=True)
+    model.module[0].weight.requires_grad_(False)
+    tersor.torch.compress(model, codec="int8", timeout=10)
+    return str(one_backward(model, rank, 0))
+
+
+def test_a_layer_frozen_between_ddp_and_compress_is_refused() -> None:
+    for message in ranks.run(frozen_in_between, 2):
+        assert "0.weight was frozen between DistributedDataParallel and compress()" in message
 
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])

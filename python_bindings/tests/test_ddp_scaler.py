@@ -77,3 +77,24 @@ def test_a_skipped_step_is_counted_and_undone_where_asked() -> None:
         assert (none, counted, also) == (0, 1, 1)
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
         assert not torch.allclose(other, wanted, rtol=1e-3)
+
+
+def starts_to_scale(rank: int, _: int, scale: float) -> torch.Tensor:
+    """Returns the unscaled gradients after a checkpoint from a training without a scaler."""
+    model = wrap(mlp())
+    handle = tersor.torch.compress(model, codec="int4+ef")
+    model(inputs(rank, 0)).square().mean().backward()
+    saved = handle.state_dict()
+    model = wrap(mlp())
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
+    handle = tersor.torch.compress(model, scaler=scaler, codec="int4+ef")
+    handle.load_state_dict(saved)
+    scaler.scale(model(inputs(rank, 1)).square().mean()).backward()
+    return gradients(model) / scale
+
+
+def test_residuals_of_a_training_without_a_scaler_get_the_scale() -> None:
+    for one, other in zip(
+        ranks.run(starts_to_scale, 2, 1024.0), ranks.run(starts_to_scale, 2, 1.0), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

@@ -130,15 +130,24 @@ def found_infinities(scaler: Any, optimizer: torch.optim.Optimizer) -> list[Tens
 # DistributedDataParallel
 
 _ddps = weakref.WeakSet[DistributedDataParallel]()
+_registrations = 0
 
 
-def _remember(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
+def _remember(module: nn.Module, name: str, one: Tensor | nn.Module | None) -> None:
     """DDP registers the wrapped model, which a public hook for all modules reports."""
+    global _registrations
+    _registrations += 1
     if isinstance(module, DistributedDataParallel):
         _ddps.add(module)
 
 
 nn.modules.module.register_module_module_registration_hook(_remember)
+nn.modules.module.register_module_parameter_registration_hook(_remember)
+
+
+def registrations() -> int:
+    """The number of registered modules and parameters. A new count needs a look at the models."""
+    return _registrations
 
 
 def ddp_with_hook(state: object) -> DistributedDataParallel | None:

@@ -27,7 +27,7 @@ from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, watch
 from tersor.torch._src.gradients.sample_weights import Samples, UnevenInputs, Weighed, scale
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.memory_order import as_it_lies
+from tersor.torch._src.parameters.memory_order import as_it_lies, check_layouts, layouts
 from tersor.torch._src.parameters.replaced import Registered
 from tersor.torch._src.parameters.selection import (
     Names,
@@ -80,7 +80,7 @@ class HookState(ReducerReporting, Weighed):
         if model is not None:
             expect(model, nn.Module, "HookState needs the model that DDP wraps, and codec=")
             trained, self._frozen = split_parameters(selection.wrapped_in(model))
-            self._names = Names(trained)
+            self._names = Names(trained, self._frozen)
         self._group = process_group
         self._options = gathered(
             AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
@@ -124,7 +124,7 @@ class HookState(ReducerReporting, Weighed):
         """
         self._loss_scale.settle(self.reducer, lambda: self._parameters)
         residuals = checkpoint.save_reducer(self.reducer, self._process_group(), mode)
-        return residuals | self._loss_scale.state_dict()
+        return residuals | layouts(self._parameters.values()) | self._loss_scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Loads the result of ``state_dict`` of either mode.
@@ -147,6 +147,8 @@ class HookState(ReducerReporting, Weighed):
             if state:
                 checkpoint.read_bytes(state, self._process_group())
             return
+        with checkpoint.refusing_damage():
+            check_layouts(state or {}, self._parameters)
         checkpoint.load_reducer(self.reducer, self._process_group(), state)
         self._loss_scale.load_state_dict(state or {}, self.reducer)
 
@@ -225,7 +227,7 @@ class HookState(ReducerReporting, Weighed):
         parameters, self._frozen = split_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
         self._uneven.of(model)
-        self._names = Names(parameters)
+        self._names = Names(parameters, self._frozen)
         self._unsupported = selection.unsupported_parameters(model.module, parameters)
         self._report_unsupported()
         self._check_parameters_of(model)
@@ -269,8 +271,11 @@ class HookState(ReducerReporting, Weighed):
         """Checks the model's parameters before each forward pass from now on."""
         if model is not None and not self._checks_parameters:
             self._checks_parameters = True
-            parameters, _ = split_parameters(model.module, model.parameters_to_ignore)
+            parameters, frozen = split_parameters(model.module, model.parameters_to_ignore)
             model.register_forward_pre_hook(Registered(parameters, model.modules()))
+            model.register_forward_pre_hook(ddp_options.Complete([parameters, frozen]))
+            if self._exchange is None and not self._names.complete:  # DDP's first buckets differ
+                self._frozen, self._names = frozen, Names.numbered(parameters.values())
 
     def _begin(self) -> Backward:
         backward = Backward(None if self._exchange is None else self._exchange.stream)

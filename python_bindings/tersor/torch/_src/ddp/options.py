@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
+from tersor.torch._src.parameters.replaced import Registered
+from tersor.torch._src.parameters.selection import split_parameters
 
 
 def checked_ddp(model: nn.Module) -> DistributedDataParallel:
@@ -69,11 +73,40 @@ def refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
     """Raises InvalidArgumentError if a parameter was unfrozen. Ranks would silently diverge."""
     if found := [name for name, one in frozen.items() if one.requires_grad]:
         raise InvalidArgumentError(
-            f"{', '.join(found)}: frozen when DistributedDataParallel was made, so it does not "
-            "exchange their gradients: call tersor.torch.close(), wrap the module in a new "
-            "one and compress that; or make it while all parameters are trainable, with "
+            f"{', '.join(found)}: frozen when DistributedDataParallel was made or compressed, so "
+            "their gradients are not exchanged: call tersor.torch.close(), wrap the module in a "
+            "new one and compress that; or do both while all parameters are trainable, with "
             "find_unused_parameters=True, and freeze afterwards"
         )
+
+
+class Complete:
+    """A forward pre-hook of a DDP model that refuses new parameters.
+
+    A copy of the model checks nothing.
+    """
+
+    def __init__(self, parameters: Iterable[Mapping[str, nn.Parameter]]) -> None:
+        """``parameters``: all parameters that the model has now."""
+        self._known = {id(one): one for part in parameters for one in part.values()}
+        self._registrations = _compat.registrations()
+
+    def __call__(self, ddp: DistributedDataParallel, *_: object) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if self._registrations == (now := _compat.registrations()):
+            return
+        trained, _frozen = split_parameters(ddp.module, ddp.parameters_to_ignore)
+        if found := [name for name, one in trained.items() if id(one) not in self._known]:
+            raise InvalidArgumentError(
+                f"{', '.join(found)}: added after DistributedDataParallel was made, so it does not "
+                "exchange their gradients: call tersor.torch.close(), wrap the module in a new one "
+                "and compress that"
+            )
+        self._registrations = now
+
+    def __reduce__(self) -> Any:
+        return Registered, ({}, ())
 
 
 def register(ddp: DistributedDataParallel, state: object, hook: Callable[..., object]) -> None:

@@ -118,7 +118,7 @@ class LossScale:
     def load_state_dict(self, state: Mapping[str, Any], residuals: Residuals) -> None:
         """Call after loading ``residuals``. The next step converts residuals to the new scale."""
         self._results = None
-        self._scale = state.get("loss_scale")
+        self._scale = state.get("loss_scale", 1.0 if state else None)  # 1: saved without a scaler
         if self.scaler is not None:
             self.skipped_steps = state.get("skipped_steps", 0)
         elif self._scale:  # gradients are not scaled any more

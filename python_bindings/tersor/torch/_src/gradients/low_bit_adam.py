@@ -82,7 +82,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}
         found = any(id(one) in own for one in watched)
         if found or not watched:
-            _watched.remove(entry)
+            _watched[:] = [one for one in _watched if one is not entry]  # == compares tensors
         if found:
             warn_of(optimizer, entry[1], stacklevel=4)
 

@@ -8,7 +8,7 @@ have different memory orders, so values are sent in the order of indices.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,38 @@ def as_it_lies(tensor: Tensor) -> Tensor:
     """Returns a view with dimensions in memory order, or :func:`in_order` if there are gaps."""
     if tensor.is_contiguous():
         return tensor
-    steps = [tensor.stride(i) if tensor.size(i) > 1 else 0 for i in range(tensor.dim())]
-    order = sorted(range(tensor.dim()), key=steps.__getitem__, reverse=True)
-    view = tensor.permute(order)
+    view = tensor.permute(memory_order(tensor.shape, tensor.stride()))
     return view if view.is_contiguous() else in_order(tensor)
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Returns the dimensions by stride, largest first. Dimensions of size 1 come last."""
+    steps = [stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True)]
+    return sorted(range(len(steps)), key=steps.__getitem__, reverse=True)
+
+
+def layouts(parameters: Iterable[Tensor]) -> dict[str, list[list[int]]]:
+    """Returns entries for a saved state, for :func:`check_layouts`."""
+    every = list(parameters)
+    return {
+        "shapes": [list(one.shape) for one in every],
+        "memory_orders": [memory_order(one.shape, one.stride()) for one in every],
+    }
+
+
+def check_layouts(saved: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """Raises InvalidArgumentError if a saved state has a parameter of another layout.
+
+    A residual lies in the memory order of its parameter. Earlier versions saved no layouts.
+    """
+    names = saved.get("parameters", ())
+    for i, (name, one) in enumerate((name, parameters.get(name)) for name in names):
+        now = {} if one is None else layouts([one])
+        for entry, [own] in now.items():
+            if entry in saved and (found := list(saved[entry][i])) != own:
+                raise InvalidArgumentError(
+                    f"the state's {entry} has {found} for {name}, but the parameter has {own}"
+                )
 
 
 def in_order(like: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
+from tersor.torch._src.parameters.memory_order import memory_order
 
 
 class Registered:
@@ -26,7 +27,7 @@ class Registered:
         """``modules``: by default all modules of the process."""
         names = {id(one): name for name, one in parameters.items() if not isinstance(one, DTensor)}
         self._entries = [
-            (names[id(one)], weakref.ref(module), key, one, one.dtype)
+            (names[id(one)], weakref.ref(module), key, one, one.dtype, one.stride())
             for module in (_compat.live_modules() if modules is None else modules)
             for key, one in _compat.own_parameters(module).items()
             if one is not None and id(one) in names
@@ -34,7 +35,7 @@ class Registered:
 
     def check(self, remedy: str) -> None:
         """Raises InvalidArgumentError for the first replaced or cast parameter."""
-        for name, find, key, parameter, dtype in self._entries:
+        for name, find, key, parameter, dtype, strides in self._entries:
             module = find()
             now = None if module is None else _compat.own_parameters(module).get(key)
             if isinstance(now, nn.Parameter) and now is not parameter:
@@ -44,6 +45,12 @@ class Registered:
                 )
             if now is not None and now.dtype != dtype:
                 raise InvalidArgumentError(f"{name} was cast from {dtype} to {now.dtype}: {remedy}")
+            if now is not None and now.stride() != strides:
+                shape = now.shape
+                if memory_order(shape, now.stride()) != memory_order(shape, strides):
+                    raise InvalidArgumentError(
+                        f"{name} has another memory order (channels_last, say): {remedy}"
+                    )
 
     def __call__(self, *_: object) -> None:
         # functional_call() puts other tensors into modules, without gradients for an evaluation.

@@ -335,10 +335,22 @@ def _listed(found: Mapping[str, str]) -> str:
 class Names:
     """The names of parameters. Keeps the parameters alive."""
 
-    def __init__(self, named: Mapping[str, nn.Parameter] | None = None) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter] | None = None,
+        frozen: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
         pairs = (named or {}).items()
         self._known: dict[int, tuple[str, Tensor]] = {id(one): (name, one) for name, one in pairs}
-        self._complete = named is not None
+        self._frozen = {id(one): name for name, one in (frozen or {}).items()}
+        self.complete = named is not None  #: True if all names were given
+
+    @staticmethod
+    def numbered(parameters: Iterable[Tensor]) -> Names:
+        """Returns names in the order of the model."""
+        names = Names()
+        names.of(parameters)
+        return names
 
     def of(self, parameters: Iterable[Tensor]) -> list[str]:
         """Returns the names. Without given names, parameters are numbered as they appear."""
@@ -350,7 +362,12 @@ class Names:
         return {name: one for name, one in self._known.values() if name in wanted}
 
     def _name(self, parameter: Tensor) -> str:
-        if self._complete and id(parameter) not in self._known:
+        if self.complete and id(parameter) in self._frozen:
+            raise InvalidArgumentError(
+                f"{self._frozen[id(parameter)]} was frozen between DistributedDataParallel and "
+                "compress(), but DDP reduces its gradient: freeze before both or after both"
+            )
+        if self.complete and id(parameter) not in self._known:
             raise InvalidArgumentError(
                 f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not in the "
                 "model passed to tersor: pass the model that DDP wraps and trains"
