@@ -181,6 +181,22 @@ def test_replicas_begin_alike(rank: int, count: int) -> None:
         assert all(torch.equal(other, one) for other in others)
 
 
+@ranks.on(2)
+def test_the_state_of_bf16_parameters_keeps_its_dtypes(rank: int, count: int) -> None:
+    weight = torch.nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
+    optimizer = torch.optim.NAdam([weight])
+    if rank == 0:
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        optimizer.state[weight]["nested"] = [torch.tensor(1 / 3)]
+    broadcast_optimizer_state(optimizer)
+    held = [optimizer.state[weight]["mu_product"], *optimizer.state[weight]["nested"]]
+    others: list[Any] = [None] * count
+    dist.all_gather_object(others, held)
+    assert [one.dtype for one in held] == [torch.float32] * 2
+    assert others[0] == others[1] == held
+
+
 def test_a_root_that_is_no_rank_is_named() -> None:
     ranks.run(names_a_wrong_root, 2)
 

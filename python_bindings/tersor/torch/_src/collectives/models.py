@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -104,6 +106,18 @@ def broadcast_optimizer_state(
     broadcast_all(tensors, root, process_group)
     if dist.get_rank(process_group) != root:
         optimizer.load_state_dict(state)
+        _restore_dtypes(optimizer, state["state"])
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, state: dict[Any, dict[str, Any]]) -> None:
+    """Replaces loaded values, which ``load_state_dict`` casts to the dtype of their parameter."""
+    parameters = (one for settings in optimizer.param_groups for one in settings["params"])
+    for number, parameter in enumerate(parameters):
+        for key, sent in state.get(number, {}).items():
+            own = _compat.tree_leaves(optimizer.state[parameter][key])
+            for value, received in zip(own, _compat.tree_leaves(sent), strict=True):
+                if isinstance(value, Tensor):
+                    value.data = received.to(value.device)
 
 
 class _Shape:
