@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 import ranks
 import tersor
 from tersor.torch import (
+    CompressedAdamW,
     FeedbackState,
     all_gather,
     all_reduce,
@@ -290,3 +291,6 @@ def test_shards_have_no_root(rank: int, count: int) -> None:
         broadcast_parameters(model)
     with pytest.raises(tersor.InvalidArgumentError, match="parameter of the optimizer is a shard"):
         broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))
+    model, own = torch.nn.Linear(64, 64), "CompressedAdamW has values of each rank"
+    with pytest.raises(tersor.InvalidArgumentError, match=own):
+        broadcast_optimizer_state(CompressedAdamW(model.named_parameters(), lr=0.1))

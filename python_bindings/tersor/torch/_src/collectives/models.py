@@ -86,7 +86,8 @@ def broadcast_optimizer_state(
 
     Raises:
         InvalidArgumentError: A parameter is a shard (``fully_shard``), which differs on each rank,
-            or ``src`` is not a rank of the process group.
+            the state has values of each rank (``CompressedAdamW``), or ``src`` is not a rank of the
+            process group.
         tersor.Error: As :func:`all_reduce`.
 
     Example:
@@ -98,8 +99,14 @@ def broadcast_optimizer_state(
             refuse_shard("a parameter of the optimizer", parameter)
     root = group_rank(src, group_src, process_group, "src")
     state = optimizer.state_dict()
-    sent = [_compat.tree_map_only(Tensor, _Shape, state)]
+    sharded = any(isinstance(one, DTensor) for one in _compat.tree_leaves(state))
+    sent = [None if sharded else _compat.tree_map_only(Tensor, _Shape, state)]
     dist.broadcast_object_list(sent, group=process_group, group_src=root)
+    if sent[0] is None:  # raised on all ranks
+        raise InvalidArgumentError(
+            f"the state of {type(optimizer).__name__} has values of each rank: "
+            "load the result of its state_dict on every rank"
+        )
     if dist.get_rank(process_group) != root:
         state = _compat.tree_map_only(_Shape, _Shape.empty, sent[0])
     tensors = [one for one in _compat.tree_leaves(state) if isinstance(one, Tensor)]
