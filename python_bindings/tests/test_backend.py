@@ -44,6 +44,17 @@ def test_sums_and_means_are_encoded(rank: int, count: int) -> None:
     assert encoded_calls() == 6
 
 
+@on(2, codec="int8")
+def test_a_sum_of_f16_overflows_to_infinity(rank: int, count: int) -> None:
+    large = torch.tensor([65504.0, -65504.0], dtype=torch.float16).repeat(COUNT)
+    rows, total = torch.empty_like(large), large.clone()
+    dist.all_to_all_single(rows, large)
+    dist.all_reduce(total)
+    assert torch.equal(rows, large)
+    assert torch.equal(total, large * torch.inf)
+    assert encoded_calls() == 2
+
+
 @on(2)
 def test_two_ranks_have_the_bits_of_gloo(rank: int, count: int) -> None:
     plain = dist.new_group(backend="gloo")

@@ -156,6 +156,21 @@ def test_one_rank_has_or_gets_what_all_get_or_have(rank: int, count: int) -> Non
             assert relative(mean, mean_of(count, 1003, dtype)) < 0.02
 
 
+@ranks.on(2)
+def test_a_sum_of_f16_overflows_to_infinity(rank: int, count: int) -> None:
+    large = torch.tensor([65504.0, -65504.0], dtype=torch.float16).repeat(2000)
+    for codec in ("none", "bf16", "int8"):
+        total, shard, reduced = large.clone(), large[:2000].clone(), large.clone()
+        all_reduce(total, codec=codec)
+        reduce_scatter(shard, large.clone(), codec=codec)
+        reduce(reduced, 0, codec=codec)
+        for found in (total, shard, *([reduced] if rank == 0 else [])):
+            assert torch.equal(found, large[: len(found)] * torch.inf)
+        mean = large.clone()
+        all_reduce(mean, codec=codec, reduction="mean")
+        assert torch.equal(mean, large)
+
+
 @ranks.on(3)
 def test_replicas_begin_alike(rank: int, count: int) -> None:
     torch.manual_seed(rank)

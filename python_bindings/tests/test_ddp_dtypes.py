@@ -156,3 +156,13 @@ def test_what_cannot_be_encoded_is_an_error_if_asked() -> None:
     for message in ranks.run(refuse_mixed, 2):
         assert "words.weight (sparse)" in message
         assert "float64" in message
+
+
+@ranks.on(2)
+def test_a_sum_of_f16_overflows_to_infinity(rank: int, count: int) -> None:
+    model = DistributedDataParallel(nn.Linear(64, 128, bias=False).half())
+    advanced = tersor.AdvancedOptions(reduction="sum")
+    tersor.torch.compress(model, rules=[("*", "int8")], advanced=advanced)
+    large = torch.tensor([[6e4, -6e4]], dtype=torch.float16).repeat(128, 32)
+    model(large[:1]).sum().backward()
+    assert torch.equal(model.module.weight.grad, large * torch.inf)

@@ -345,6 +345,16 @@ def test_sums_of_what_no_codec_takes_are_sums(rank: int, count: int) -> None:
         optimizer.step()
 
 
+@ranks.on(2)
+def test_a_sum_of_f16_overflows_to_infinity(rank: int, count: int) -> None:
+    model = torch.nn.Linear(64, 128, bias=False).half()
+    optimizer = wrap(model, "int8", advanced=tersor.AdvancedOptions(reduction="sum"))
+    large = torch.tensor([[6e4, -6e4]], dtype=torch.float16).repeat(128, 32)
+    model(large[:1]).sum().backward()
+    optimizer.synchronize()
+    assert torch.equal(model.weight.grad, large * torch.inf)  # type: ignore[arg-type]
+
+
 def takes_default_names(rank: int, count: int) -> str:
     model = make_model()
     optimizer = DistributedOptimizer(sgd(model), codec="int8")

@@ -18,6 +18,7 @@ from torch.distributed import ReduceOp, Work
 from tersor import collectives
 from tersor._core import TcpTransport, TransportError, Workspace
 from tersor.torch._src.parameters.memory_order import straightened
+from tersor.torch._src.parameters.selection import restore_overflow
 from tersor.torch._src.process_group.connections import Connection, Members, chunk_count
 
 Way = dict[str, Any]  # options of a collective
@@ -155,6 +156,9 @@ class Caller:
         if isinstance(transport, TcpTransport):
             told["chunk_count"] = chunk_count(transport.ranks)
         done = entry(transport, *tensors, **told)
+        is_sum = way["reduction"] == "sum" and entry is not collectives.all_to_all
+        if is_sum and way["codec"] != "none":
+            restore_overflow(tensors[-1])
         self.gradient_bytes += done.gradient_bytes
         self.sent_bytes += done.sent_bytes
 

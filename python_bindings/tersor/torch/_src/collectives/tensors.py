@@ -31,7 +31,8 @@ from tersor.torch._src.collectives.old_calls import (
     accept_group_ranks,
     accept_tensors,
 )
-from tersor.torch._src.parameters.memory_order import in_order, straightened
+from tersor.torch._src.parameters.memory_order import in_order, on_stream, straightened
+from tersor.torch._src.parameters.selection import restore_overflow
 from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout
 
 _COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather"}  # torch's names, and MPI's
@@ -105,7 +106,8 @@ def all_reduce(
     Example:
         >>> all_reduce(gradient, codec="int8", reduction="mean")
     """
-    return _call_in_place(collectives.allreduce, tensor, process_group, options)
+    done = _call_in_place(collectives.allreduce, tensor, process_group, options)
+    return _restored(done, tensor, options)
 
 
 @renamed_keywords(group="process_group")
@@ -133,7 +135,8 @@ def reduce_scatter(
     Example:
         >>> reduce_scatter(shard, gradient, codec="int8", reduction="mean")
     """
-    return _call(collectives.reduce_scatter, input, process_group, options, input, output)
+    done = _call(collectives.reduce_scatter, input, process_group, options, input, output)
+    return _restored(done, output, options)
 
 
 @renamed_keywords(group="process_group")
@@ -237,7 +240,8 @@ def reduce(
     root = group_rank(dst, group_dst, process_group, "dst")
     if output is None and dist.get_rank(process_group) == root:
         output = tensor
-    return _call(collectives.reduce, tensor, process_group, options, tensor, output, root)
+    done = _call(collectives.reduce, tensor, process_group, options, tensor, output, root)
+    return _restored(done, output, options)
 
 
 @accept_tensors("output", "tensor")
@@ -338,6 +342,16 @@ def _call(
 ) -> CollectiveStatistics:
     """``like``: a tensor that exists on all ranks."""
     return entry(ranks_of(group, like), *arguments, **with_timeout(options, group))
+
+
+def _restored(
+    done: CollectiveStatistics, output: Tensor | None, options: Keywords
+) -> CollectiveStatistics:
+    """Returns ``done``. A sum by a lossy codec gets its infinities."""
+    if options.get("reduction", "sum") == "sum" and options.get("codec") != "none":
+        with on_stream(options.get("stream"), output):
+            restore_overflow(output)
+    return done
 
 
 def _call_in_place(

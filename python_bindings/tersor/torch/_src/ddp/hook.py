@@ -278,7 +278,8 @@ class HookState(ReducerReporting, Weighed):
                 self._frozen, self._names = frozen, Names.numbered(parameters.values())
 
     def _begin(self) -> Backward:
-        backward = Backward(None if self._exchange is None else self._exchange.stream)
+        stream = None if self._exchange is None else self._exchange.stream
+        backward = Backward(stream, sums=self._options.get("reduction") == "sum")
         with backward.guard():
             if not self._samples.weighted:
                 self._uneven.check()

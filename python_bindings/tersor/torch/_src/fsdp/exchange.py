@@ -261,9 +261,8 @@ class ModuleExchange(Exchange):
         if late:
             return sender.leave(output)
         reducer.wait(sent)
-        if reduction == "sum" and output.dtype == torch.float16:
-            # The reducer saturates a sum; loss scalers look for infinities.
-            output.masked_fill_(output.abs() >= torch.finfo(torch.float16).max, math.inf)
+        if reduction == "sum":
+            selection.restore_overflow(output)
         if not in_pass:
             sender.end_steps()
         if factor != 1.0:

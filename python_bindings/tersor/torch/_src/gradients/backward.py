@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tersor import _core
 from tersor.torch import _compat
-from tersor.torch._src.parameters.selection import is_supported
+from tersor.torch._src.parameters.selection import is_supported, restore_overflow
 
 Future = torch.futures.Future[Tensor]
 
@@ -71,12 +71,12 @@ class KnownBuckets:
 
 
 class Backward:
-    """The buckets of one pass. ``stream`` waits for results on a device."""
+    """The buckets of one pass. ``stream`` waits for results on a device. ``sums``: not means."""
 
-    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None = None, *, sums: bool = False) -> None:
         self.buckets: list[Bucket] = []
         self.error: BaseException | None = None
-        self._stream = stream
+        self._stream, self._sums = stream, sums
         self._completion: concurrent.futures.Future[None] | None = None
 
     def add(self, gradients: Tensor) -> Bucket:
@@ -122,6 +122,8 @@ class Backward:
         with self.guard():
             if self.error is None and bucket.sent is not None:
                 bucket.sent.wait()
+                if self._sums:
+                    restore_overflow(bucket.gradients)
         try:
             if self.error is not None:
                 bucket.gradients.fill_(math.nan)

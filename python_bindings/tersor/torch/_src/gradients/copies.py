@@ -10,7 +10,7 @@ a sent value nor a mean, and raises an error. On a device, an edit is reported b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from tersor.torch import _compat
 from tersor.torch._src.gradients.loss_scale import HostCopy
-from tersor.torch._src.parameters.selection import local_shard
+from tersor.torch._src.parameters.selection import local_shard, restore_overflow
 
 
 @dataclass
@@ -101,11 +101,13 @@ class SentGradients:
 
 
 @torch.no_grad()
-def write_means(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Puts the second tensor of each pair into the first.
+def write_means(pairs: Sequence[tuple[Tensor, Tensor]], *, sums: bool = False) -> None:
+    """Puts the second tensor of each pair into the first. ``sums``: sums instead of means.
 
     On a CPU the tensors of a pair exchange memory if nothing else has the gradient's memory.
     """
+    for _, mean in pairs if sums else ():
+        restore_overflow(mean)
     copied = [pair for pair in pairs if not _exchanged(*pair)]
     if copied:
         gradients, means = zip(*copied, strict=True)

@@ -99,7 +99,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
                 "zero_grad() or discard_step() before a step on all ranks or on no rank"
             )
         if not discards:
-            write_means(sent)
+            write_means(sent, sums=self._options.get("reduction") == "sum")
             self._reduce_uncompressed(somewhere)
         return somewhere
 
@@ -144,7 +144,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self._send_rest(self._parameters, newcomers)
         sent = self._sent.end()
         self._exchange.wait()
-        write_means(sent)
+        write_means(sent, sums=self._options.get("reduction") == "sum")
         self._reduce_uncompressed(newcomers)
         self.reducer.relearn_order()
 

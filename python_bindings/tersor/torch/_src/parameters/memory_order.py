@@ -81,15 +81,16 @@ def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
             f"values of a tensor of shape {tuple(tensor.shape)} share memory, so they cannot be "
             "written: clone() it"
         )
-    with _on(stream, tensor):
+    with on_stream(stream, tensor):
         values = tensor.contiguous()
     yield values
-    with _on(stream, tensor):
+    with on_stream(stream, tensor):
         tensor.copy_(values)
 
 
-def _on(stream: Any, tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    if stream is None or not tensor.is_cuda:
+def on_stream(stream: Any, tensor: Tensor | None) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context for work on a device tensor. None: the current stream."""
+    if stream is None or tensor is None or not tensor.is_cuda:
         return contextlib.nullcontext()
     handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
     external = torch.cuda.ExternalStream(int(handle), tensor.device)  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 import weakref
@@ -42,6 +43,14 @@ def store(own: Tensor, values: Tensor) -> None:
         most = torch.finfo(torch.float16).max
         values = torch.where(values.isfinite(), values.clamp(-most, most), values)
     own.copy_(values)
+
+
+def restore_overflow(sums: Tensor | None) -> None:
+    """Replaces the limits of decoded float16 sums by infinities, which loss scalers look for."""
+    if sums is not None and sums.dtype == torch.float16:
+        most = torch.finfo(torch.float16).max
+        with torch.inference_mode():
+            sums.masked_fill_(sums >= most, math.inf).masked_fill_(sums <= -most, -math.inf)
 
 
 def wrapped_in(model: nn.Module) -> nn.Module:
