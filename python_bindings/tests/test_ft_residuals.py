@@ -127,6 +127,10 @@ def test_another_tensor_in_a_place_begins_anew() -> None:
     with pytest.warns(UserWarning, match="had 5000 values on cpu and has 4999"):
         places.take(torch.zeros(COUNT - 1), World(0, 2, 0), "sum")
     assert len(places.state_dict()["0.0"]) == COUNT - 1
+    places.load_state_dict({"0.0": torch.ones(7)})
+    places.end_step()
+    with pytest.warns(UserWarning, match="had 7 values in the loaded state and has 5000"):
+        places.take(torch.zeros(COUNT), World(0, 2, 0), "sum")
 
 
 def test_an_owners_residual_is_folded_where_it_lies() -> None:

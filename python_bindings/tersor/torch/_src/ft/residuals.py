@@ -130,16 +130,19 @@ class Places:
     def _place(self, key: tuple[int, int], like: Tensor, options: dict[str, Any]) -> Place:
         place = self._places.get(key)
         if place is None or not place.are(like):
-            if place is not None:
+            loaded = self._loaded.pop(key, None)
+            before = None if place is None else f"{place.count} values on {place.device}"
+            if loaded is not None and len(loaded) != like.numel():
+                before = f"{len(loaded)} values in the loaded state"
+            if before is not None:
                 warnings.warn(
-                    f"tensor {key[1]} of a step had {place.count} values on {place.device} and has "
+                    f"tensor {key[1]} of a step had {before} and has "
                     f"{like.numel()} on {like.device}: its residual starts at zero. Make the same "
                     "calls in each step; for streaming DiLoCo call follow(manager, fragments=...)",
                     stacklevel=5,
                 )
             place = self._places[key] = Place(like, options)
-            loaded = self._loaded.pop(key, checkpoint.zeros(0))
-            if len(loaded) == place.count:
+            if loaded is not None and len(loaded) == place.count:
                 place.restart(loaded)
         return place
 
