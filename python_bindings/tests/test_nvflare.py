@@ -100,6 +100,15 @@ def test_what_is_left_out_comes_later() -> None:
     assert np.delete(total, [0, 256]).mean() == pytest.approx(0.04, abs=0.004)
 
 
+def test_frames_may_be_shorter_than_the_maximum() -> None:
+    data = {**update(), "zeros": np.zeros(1 << 20, np.float32)}
+    sent = send(tersor.federated.nvflare.Compress("entropy"), data)
+    assert len(sent) < (1 << 16) + 40_000
+    found = receive(tersor.federated.nvflare.Decompress("entropy"), sent)
+    assert np.array_equal(found.data["weight"], data["weight"])
+    assert np.array_equal(found.data["zeros"], data["zeros"])
+
+
 def test_weights_and_what_has_no_frames_pass() -> None:
     data = update()
     weights = send(tersor.federated.nvflare.Compress("int8"), data, DataKind.WEIGHTS)

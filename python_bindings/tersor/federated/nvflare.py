@@ -90,7 +90,8 @@ class Compress(DXOFilter):  # type: ignore[misc]
         frame = self._made.encode(
             values, residual=residual, signature=text_hash(name), seed=seed, step=self._step
         )
-        return np.array(frame)
+        made = np.array(frame)
+        return np.pad(made, (0, max(0, _least_bytes(self._made, values.size) - made.size)))
 
 
 class Decompress(DXOFilter):  # type: ignore[misc]
@@ -151,7 +152,7 @@ class Decompress(DXOFilter):  # type: ignore[misc]
     def _array(self, name: str, frame: Values, dtype: str, shape: list[int]) -> Any:
         count = math.prod(shape)
         known = dtype in FLOATS + _TENSORS and min(shape, default=1) >= 0
-        if not known or self._made.max_payload_bytes(count) > frame.nbytes:  # before the allocation
+        if not known or _least_bytes(self._made, count) > frame.nbytes:  # before the allocation
             raise InvalidArgumentError(f"{name}: {dtype} of {shape} does not match the frame")
         values = np.empty(count, np.float32)
         self._made.decode(np.array(frame), values, signature=text_hash(name))
@@ -162,6 +163,12 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         name = dtype[len("torch.") :]
         values = narrowed(values, name) if name == "float16" else values
         return torch.from_numpy(values).reshape(shape).to(getattr(torch, name))
+
+
+def _least_bytes(codec: Codec, count: int) -> int:
+    """The shortest accepted frame. The server allocates at most 64 bytes per byte of a frame whose
+    length depends on the values (``entropy``)."""
+    return min(codec.max_payload_bytes(count), count // 16)
 
 
 def _is_float(value: Any) -> bool:
