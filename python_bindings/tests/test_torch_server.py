@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -216,3 +217,17 @@ def test_what_gossip_of_a_model_refuses(rank: int, ranks: int) -> None:
         tersor.torch.Gossip(network().double())
     with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
         tersor.torch.Gossip(torch.ones(3))  # type: ignore[arg-type]
+
+
+@processes.on(2)
+def test_a_split_raises_after_the_step(rank: int, ranks: int) -> None:
+    model = network().bfloat16()
+    gossip = tersor.torch.Gossip(model)
+
+    def mix(mixing: tersor.torch.Gossip) -> None:
+        mixing._mixed["0.weight"].fill_(2)
+        raise tersor.TransportError("no path connects rank 0 to ranks 2 3")
+
+    with mock.patch.object(tersor.Gossip, "mix", mix), pytest.raises(tersor.TransportError):
+        gossip.step()
+    assert torch.all(model[0].weight == 2)

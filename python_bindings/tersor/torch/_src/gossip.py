@@ -93,9 +93,11 @@ class Gossip(tersor.Gossip):
             gossip.mix()
         """
         elsewhere = self._copy_in()
-        super().mix()
-        for own, mixed in elsewhere:
-            store(own, mixed)
+        try:
+            super().mix()
+        finally:  # a split raises after the step
+            for own, mixed in elsewhere:
+                store(own, mixed)
 
     def step(self) -> None:
         """Calls ``begin`` and ``mix``. Call ``step`` after the optimizer's step.
