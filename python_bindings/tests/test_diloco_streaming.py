@@ -360,3 +360,17 @@ def test_what_was_waited_for_is_told(rank: int, count: int) -> None:
     run.steps(range(1, 9))
     assert "fragment_sync_delay=3: " in run.outer.explain()
     assert "delay" not in DiLoCo(make_model()).explain()
+
+
+@ranks.on(2)
+def test_a_closed_one_with_a_fragment_under_way_ends_no_other_handle(rank: int, count: int) -> None:
+    model = make_model()
+    first = DiLoCo(model, "int8+ef", sync_every=1)
+    second = DiLoCo(model, "int8+ef", sync_every=2, fragment_sync_delay=1)
+    for step in range(2):
+        move(model, 2 * step + rank)
+        second.step()
+    if rank == 0:
+        second.close()
+        del second
+    first.step()

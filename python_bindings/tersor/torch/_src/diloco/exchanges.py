@@ -127,6 +127,11 @@ class FragmentExchange(LateReporting):
             self._under_way.mean.update(parts)
         self.reducer.flush()
 
+    def close(self) -> None:
+        if self._stragglers is None:
+            self._fetch()  # to free a reducer with a step under way aborts the group's exchanges
+        super().close()
+
     def _fetch(self) -> None:
         if self._under_way is not None and not self._under_way.is_here:
             self._exchange.wait()

@@ -345,13 +345,15 @@ class LateReporting(ElasticReporting):
         return 0 if self._stragglers is None else self._stragglers.steps
 
     def close(self) -> None:
-        """Ends the threads of ``straggler_timeout`` on all ranks. Otherwise does nothing.
+        """Ends the threads of ``straggler_timeout`` on all ranks. Waits for a fragment under way.
 
         A collective call, the last of a training. Without ``close``, ranks would treat the end of
-        other ranks as a loss.
+        other ranks as a loss. Call ``synchronize`` or ``close`` before you free a ``DiLoCo`` with a
+        fragment under way. Otherwise all handles of the process group raise TransportError.
 
         Raises:
             InvalidArgumentError: Other ranks make another call.
+            TransportError: The fragment under way failed.
 
         Example::
 

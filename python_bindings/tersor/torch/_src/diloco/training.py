@@ -44,8 +44,8 @@ class DiLoCo(FragmentExchange):
 
     With ``fragments``, each exchange is of one part of the model, in turn. With
     ``fragment_sync_delay``, the exchange runs during the next inner steps. The weights of ranks
-    then differ until ``synchronize``, which ends a training. ``common_parameters`` returns the
-    parameters that ranks have in common.
+    then differ until ``synchronize``, which ends a training. Call ``close`` to end a training
+    without ``synchronize``. ``common_parameters`` returns the parameters that ranks have in common.
 
     With ``straggler_timeout``, any rank calls an exchange after ``sync_every`` inner steps. The
     other ranks join after their current step. Each difference has the weight of its steps, or of
