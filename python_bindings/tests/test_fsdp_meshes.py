@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from sharded_models import INPUTS, backward, gradients, make_model, weights
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import ranks
 import tersor
@@ -59,6 +61,52 @@ def test_states_of_several_meshes_are_each_ranks_own(rank: int, count: int) -> N
         backward(model, rank, 1)
     assert torch.equal(gradients(models[0]), gradients(models[1]))
     assert torch.equal(weights(models[0]), weights(models[1]))
+
+
+@ranks.on(5)
+def test_a_portable_state_is_the_sum_over_its_mesh(rank: int, count: int) -> None:
+    """Rank 4 is outside of the mesh, as the ranks of another pipeline stage."""
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
+    if rank == 4:
+        return
+    handles = []
+    for _ in range(2):
+        model = fully_shard(nn.Linear(INPUTS, INPUTS), mesh=mesh)
+        handles.append(tersor.torch.compress(model, "int4+ef", timeout=20))
+    model(torch.ones(2, INPUTS) + rank).sum().backward()
+    state = handles[1].state_dict("portable")
+    assert state["ranks"] == handles[1].state_dict()["residuals"]["weight"].shape[0] == 4
+    assert float(state["residuals"]["weight"].norm()) > 0
+    handles[0].load_state_dict(state)
+    found = handles[0].state_dict("portable")["residuals"]["weight"]
+    torch.testing.assert_close(found, state["residuals"]["weight"])
+    assert handles[0]._group is handles[1]._group
+
+
+@ranks.on(4)
+def test_pipeline_stages_have_states_of_their_own(rank: int, count: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("stage", "replicate", "shard"))
+    model = fully_shard(nn.Linear(INPUTS, INPUTS), mesh=mesh["replicate", "shard"])
+    handle = tersor.torch.compress(model, "int4+ef")
+    model(torch.randn(2, INPUTS, generator=torch.Generator().manual_seed(rank))).sum().backward()
+    total = handle.feedback["weight"].residual.clone()
+    dist.all_reduce(total, group=mesh["shard"].get_group())
+    state = handle.state_dict("portable")["residuals"]["weight"]
+    assert float(state.norm()) > 0
+    torch.testing.assert_close(state.flatten(), total[: state.numel()])
+
+
+@ranks.on(4)
+def test_a_state_of_tensor_parallel_shards_is_exact(rank: int, count: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    model = nn.Sequential(nn.Linear(INPUTS, 2 * INPUTS))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    handle = tersor.torch.compress(model, "int4+ef")
+    model(torch.ones(2, INPUTS)).sum().backward()
+    with pytest.raises(tersor.InvalidArgumentError, match=r'tensor parallelism .*"exact"'):
+        handle.state_dict("portable")
+    assert handle.state_dict()["residuals"]["0.weight"].shape[0] == count
 
 
 def replicated(count: int) -> nn.Module:

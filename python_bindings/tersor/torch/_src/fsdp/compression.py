@@ -7,11 +7,15 @@ exchanges the shards between replicas.
 
 from __future__ import annotations
 
+import datetime
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -22,15 +26,18 @@ from tersor._renamed import renamed_keywords
 from tersor.reducer import ReducerOptions, ResidualDtype, Rules, ShardedOptions, gathered
 from tersor.torch import _compat
 from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, ReplicaExchange, Sender
-from tersor.torch._src.fsdp.handle import ShardedHandle, mesh_count
+from tersor.torch._src.fsdp.handle import ShardedHandle, meshes_of
 from tersor.torch._src.fsdp.layout import ModuleLayout, refuse_meshes
 from tersor.torch._src.fsdp.weights import WeightExchange
 from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import last_codec, watch
 from tersor.torch._src.gradients.sample_weights import refuse_weighted
 from tersor.torch._src.parameters.selection import Unsupported, every_parameter, unwrapped
+from tersor.torch._src.process_group.connections import checked, seconds_of
 
 logger = logging.getLogger("tersor")
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]]
+_groups = WeakKeyDictionary()  # by the group of all ranks, and by the ranks of a mesh
 
 RESIDUAL_BYTES = {"f32": 4, "bf16": 2}
 ALGORITHMS = ("auto", "hierarchical")
@@ -97,7 +104,7 @@ def compress(
     )  # fmt: skip
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    on_one_mesh = mesh_count(reduces.values()) <= 1 and all(mesh.ndim == 1 for mesh in meshes)
+    on_one_mesh = len(meshes_of(reduces.values())) <= 1 and all(mesh.ndim == 1 for mesh in meshes)
     if not on_one_mesh:
         refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
     gathers = {}
@@ -106,9 +113,7 @@ def compress(
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     exchanges = _install(modules, reduces, gathers)
-    group = meshes[0].get_group() if meshes and on_one_mesh else dist.group.WORLD
-    assert group is not None  # FSDP needs the default group
-    handle = ShardedHandle(sender, exchanges, group, notes)
+    handle = ShardedHandle(sender, exchanges, _state_group(reduces.values()), notes)
     sender.loss_scale = LossScale(scaler, transactional)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
     parameters = every_parameter(model)
@@ -189,6 +194,28 @@ def _refuse_others(modules: Mapping[str, FSDPModule], collective: _compat.Collec
                     f"module {name or '(root)'} has a custom {collective} already, a "
                     f"{type(exchange).__name__}: remove it, or compress once"
                 )
+
+
+def _state_group(reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
+    """Returns a group of the parameters' mesh, or of all ranks for several meshes.
+
+    A collective call of these ranks.
+    """
+    every, trained = checked(None), [p for one in reduces for _, p in one.layout.trained()]
+    meshes = [one.device_mesh for one in trained if isinstance(one, DTensor)]
+    if len(meshes_of(reduces)) > 1 or not meshes:
+        return every
+    mesh = max(meshes, key=DeviceMesh.size)  # with all shards of tensor parallelism
+    shards = [one.layout.scatter_group for one in reduces if one.layout.mesh_ranks]
+    for group in (*shards, every):
+        if group.size() == mesh.size():
+            return group
+    groups, ranks = _groups.setdefault(every, {}), tuple(mesh.mesh.flatten().tolist())
+    if ranks not in groups:
+        timeout = datetime.timedelta(seconds=min(seconds_of(every), 1e9))
+        made: Any = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+        groups[ranks] = made
+    return groups[ranks]
 
 
 def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[str]:

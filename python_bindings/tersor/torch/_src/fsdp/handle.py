@@ -106,24 +106,31 @@ class ShardedHandle(Reporting, Weighed):
         Args:
             mode: ``"exact"``: the residuals of this rank, from which a run with the same number of
                 ranks continues bit for bit. ``"portable"``: the sum of the residuals over ranks,
-                for any number of ranks; a collective call, for a model on one mesh.
+                for any number of ranks; a collective call, for a model on one mesh without tensor
+                parallelism.
 
         Returns:
             A dict for ``torch.save`` or ``torch.distributed.checkpoint``. All tensors are on the
             CPU.
 
         Raises:
-            InvalidArgumentError: ``mode`` is unknown, or ``"portable"`` for several meshes.
+            InvalidArgumentError: ``mode`` is unknown, or ``"portable"`` for several meshes or
+                tensor parallelism.
 
         Example::
 
             torch.save(handle.state_dict(), f"residuals.{rank}.pt")
         """
-        meshes = mesh_count(self._gradients)
-        if mode == "portable" and meshes > 1:
+        meshes = meshes_of(self._gradients)
+        if mode == "portable" and len(meshes) > 1:
             raise InvalidArgumentError(
-                f"the model's modules are on {meshes} meshes: residuals of experts cannot be "
+                f"the model's modules are on {len(meshes)} meshes: residuals of experts cannot be "
                 'summed over all ranks; save the state with mode="exact"'
+            )
+        if mode == "portable" and any(len(one) < self._group.size() for one in meshes):
+            raise InvalidArgumentError(
+                "tensor parallelism cuts the model's parameters further than FSDP: residuals of "
+                'different cuts cannot be summed; save the state with mode="exact"'
             )
         self._sender.prepare()
         self._sender.loss_scale.settle(self._sender, self._sender.trained)
@@ -202,6 +209,6 @@ class ShardedHandle(Reporting, Weighed):
         self._sender.discard_step()
 
 
-def mesh_count(reduces: Iterable[GradientExchange]) -> int:
-    """Returns the number of meshes. A module without own parameters is on no mesh."""
-    return len({ranks for one in reduces if (ranks := one.layout.mesh_ranks)})
+def meshes_of(reduces: Iterable[GradientExchange]) -> set[frozenset[int]]:
+    """Returns the ranks of each mesh. A module without own parameters is on no mesh."""
+    return {ranks for one in reduces if (ranks := one.layout.mesh_ranks)}
