@@ -314,26 +314,6 @@ def test_a_portable_state_fits_any_mesh(tmp_path: pathlib.Path, replicas: int) -
                 torch.testing.assert_close(values, expected[name])
 
 
-def what_is_kept_arrives(rank: int, count: int, replicas: int, feedback: str) -> None:
-    """A portable state's residuals are in the next results, of whatever mesh."""
-    ours = sharded_model(count) if replicas == 0 else replicated(count, replicas=replicas)
-    rules = [("2.weight", feedback), ("*", "none")]
-    handle = fsdp.compress(ours, rules=rules)
-    state = handle.state_dict("portable")
-    whole = torch.ones_like(state["residuals"]["2.weight"])
-    handle.load_state_dict({**state, "residuals": {"2.weight": whole * count}})
-    reference = sharded_model(count) if replicas == 0 else replicated(count, replicas=replicas)
-    backward(ours, rank, 0)
-    backward(reference, rank, 0)
-    found = local(ours[2].weight.grad) - local(reference[2].weight.grad)
-    torch.testing.assert_close(found, torch.ones_like(found), rtol=0, atol=0.05)
-
-
-@pytest.mark.parametrize(("count", "replicas"), [(2, 0), (4, 2), (2, 2)])
-def test_what_a_portable_state_holds_arrives(count: int, replicas: int) -> None:
-    ranks.run(what_is_kept_arrives, count, replicas, "int8+ef")
-
-
 @ranks.on(4)
 def test_a_handle_can_be_removed(rank: int, count: int) -> None:
     ours, reference = (replicated(count) for _ in range(2))

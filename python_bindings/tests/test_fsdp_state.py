@@ -10,9 +10,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from sharded_models import INPUTS, backward, gradients, sharded_model, train, weights
+from sharded_models import (
+    INPUTS,
+    backward,
+    fsdp_modules,
+    gradients,
+    local,
+    make_model,
+    shard,
+    sharded_model,
+    train,
+    weights,
+)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 import ranks
@@ -102,6 +113,67 @@ def test_a_portable_state_adds_the_same_to_the_mean_of_any_ranks(tmp_path: pathl
             )
             for name, values in found.items():
                 torch.testing.assert_close(values, expected[name])
+
+
+F16 = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+
+
+@ranks.on(4)
+def test_each_parameter_has_a_unit_of_its_own(rank: int, count: int) -> None:
+    """FSDP averages f32 gradients, and sums f16 gradients that it divides before and after."""
+    half = init_device_mesh("cpu", (2, 2), mesh_dim_names=("half", "shard"))["shard"]
+    handles, models = [], []
+    for mesh in (init_device_mesh("cpu", (count,)), half):
+        models.append(make_model())
+        fully_shard(models[-1][0], mesh=mesh, mp_policy=F16)
+        fully_shard(models[-1], mesh=mesh)
+        handles.append(fsdp.compress(models[-1], **FEEDBACK))
+    backward(models[0], rank, 0)
+    state = handles[0].state_dict("portable")
+    handles[1].load_state_dict(state)
+    for name, found in handles[1].state_dict("portable")["residuals"].items():
+        torch.testing.assert_close(found, state["residuals"][name] / 2)
+    former = {key: value for key, value in state.items() if key != "units"}
+    with pytest.raises(tersor.InvalidArgumentError, match="4 ranks has no units"):
+        handles[1].load_state_dict(former)
+    handles[0].load_state_dict(former)
+    for name, found in handles[0].state_dict("portable")["residuals"].items():
+        torch.testing.assert_close(found, state["residuals"][name])
+
+
+def arrives(
+    rank: int, count: int, replicas: int, policy: MixedPrecisionPolicy, factor: float | None
+) -> None:
+    """A portable state's residuals are in the next results, of whatever mesh."""
+    names = ("replicate", "shard")
+    mesh = init_device_mesh("cpu", (count,))
+    if replicas:
+        mesh = init_device_mesh("cpu", (replicas, count // replicas), mesh_dim_names=names)
+    ours, reference = (shard(make_model(), count, policy, mesh=mesh) for _ in range(2))
+    for module in fsdp_modules(ours) + fsdp_modules(reference):
+        if factor is not None:
+            module.set_gradient_divide_factor(factor)
+    handle = fsdp.compress(ours, rules=[("2.weight", "int8+ef"), ("*", "none")])
+    fsdp.compress(reference, codec="none")  # gloo lacks the reduction of a divide factor
+    state = handle.state_dict("portable")
+    (unit,) = state.get("units", [1 / count])
+    whole = torch.ones_like(state["residuals"]["2.weight"]) / unit
+    handle.load_state_dict({**state, "residuals": {"2.weight": whole}})
+    found = handle.state_dict("portable")["residuals"]["2.weight"]
+    torch.testing.assert_close(found, whole, rtol=1e-3, atol=0)
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    found = local(ours[2].weight.grad) - local(reference[2].weight.grad)
+    torch.testing.assert_close(found, torch.ones_like(found), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("factor", [None, 3.0])
+@pytest.mark.parametrize("policy", [MixedPrecisionPolicy(), F16], ids=["f32", "f16"])
+@pytest.mark.parametrize(("count", "replicas"), [(2, 0), (4, 2), (2, 2)])
+def test_what_a_portable_state_holds_arrives(
+    count: int, replicas: int, policy: MixedPrecisionPolicy, factor: float | None
+) -> None:
+    ranks.run(arrives, count, replicas, policy, factor)
 
 
 def saves_for_others(rank: int, count: int, folder: str) -> None:
@@ -222,8 +294,8 @@ def test_shards_lie_as_fsdp_has_them(rank: int, count: int, dimension: int) -> N
         layer, mesh=init_device_mesh("cpu", (count,)), shard_placement_fn=lambda _: Shard(dimension)
     )
     local = layer.weight.to_local()  # type: ignore[operator]
-    shard = -(-7 // count) * (INPUTS + 1) if dimension == 0 else 7 * (INPUTS + 1) // count
-    flat = to_flat(whole, ShardedParameter("w", whole.shape, dimension, shard), count)
-    own = flat[rank * shard :][: local.numel()]
+    size = -(-7 // count) * (INPUTS + 1) if dimension == 0 else 7 * (INPUTS + 1) // count
+    flat = to_flat(whole, ShardedParameter("w", whole.shape, dimension, size), count)
+    own = flat[rank * size :][: local.numel()]
     assert torch.equal(own.view(local.shape), local)
     assert dist.get_world_size() == count

@@ -326,6 +326,22 @@ class FsdpGroup:
             return shards * (1 if others is None else others.size()) > 1
         return not replicas and bool(factor == shards)
 
+    def units(self, dtype: torch.dtype) -> tuple[float, float]:
+        """The factors from sums of inputs to the gradient: of all ranks', and of replicas'.
+
+        FSDP divides gradients of other dtypes than f32 and bf16 before and after the reduction.
+        """
+        factor, others = getattr(self._group, "gradient_divide_factor", None), self.replicas
+        replicas = 1 if others is None else others.size()
+        total, before = factor or self.ranks * replicas, 1
+        divides = dtype not in (torch.float32, torch.bfloat16)
+        while divides and total % before == 0 and total / before > before:
+            before *= 2
+        unit = before / total
+        if divides or getattr(self._group, "force_sum_reduction_for_comms", False):
+            return unit, unit
+        return unit, 1 / replicas if factor is None else 1.0
+
     def replace_replicas(self, group: dist.ProcessGroup) -> None:
         """Lets FSDP all-reduce by this group of the same ranks. FSDP has no public setter."""
         # Other modules may have the same object, and it stands for other ways to gather weights.

@@ -144,6 +144,8 @@ class Kept:
     step: int  #: step of the reducer
     shards: list[int]  #: the ranks of the shards; empty between replicas
     codec_may_change: bool = False  #: True if "auto" or a schedule chooses the codec
+    unit: float = 1.0  #: factor from the sum of residuals over ranks to the gradient
+    replica_unit: float = 1.0  #: factor from the sum of residuals over replicas to the gradient
 
     def spread(self) -> Tensor:
         """Returns a copy of the residual at its position in the padded parameter."""

@@ -221,16 +221,15 @@ class ReplicaReducer(ShardedReducer):
             assert isinstance(other, ReplicaReducer)
             step = max(step, other.read()[0].step)
             sums.update(other.sums())
-        self.load_sums(sums, self.kind.group.size(), dict.fromkeys(sums, step), step)
+        self.load_sums(sums, dict.fromkeys(sums, step), step)
 
     def load_sums(
-        self, sums: Mapping[str, Tensor], ranks: int, steps: Mapping[str, int], step: int
+        self, sums: Mapping[str, Tensor], steps: Mapping[str, int], step: int
     ) -> list[str]:
-        """Loads sums of residuals over ``ranks`` ranks. Other parameters start at zero.
+        """Loads sums of residuals over replicas. Other parameters start at zero.
 
         Args:
             sums: This rank's shard of each parameter's sum.
-            ranks: Number of ranks of the sums.
             steps: Step of each parameter.
             step: Step of a reducer without these parameters.
 
@@ -244,7 +243,6 @@ class ReplicaReducer(ShardedReducer):
             kept = torch.from_numpy(one.residual).zero_()
             if one.name in taken:
                 kept.copy_(sums[one.name])
-        state.ranks = ranks
         state.step = max((steps[name] for name in taken), default=step)
         self.core.load_state(state.write())
         return list(taken)
@@ -307,6 +305,13 @@ class Reducers(Generic[Made]):
         """Returns the reducers in the order of modules."""
         odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:3])]
         return [*dict.fromkeys(self._of.values()), *odd]
+
+    def units(self) -> dict[str, tuple[float, float]]:
+        """Returns the factors from sums of residuals to the gradient, as ``FsdpGroup.units``."""
+        pairs = [(exchange.layout, made.kind.dtype) for exchange, made in self._of.items()]
+        return {
+            name: layout.units(dtype) for layout, dtype in pairs for name, _ in layout.trained()
+        }
 
     def prepare(self) -> None:
         """Makes the reducers of later steps, as far as FSDP's requests can be predicted."""

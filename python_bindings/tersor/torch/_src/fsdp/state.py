@@ -7,6 +7,7 @@ number of ranks and any mesh: what is kept between replicas is added to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.checkpoint.residuals import Mode, own_row, side_by_side
 from tersor.torch._src.fsdp.exchange import Sender
 from tersor.torch._src.fsdp.layout import Kept, from_flat, to_flat
-from tersor.torch._src.fsdp.reducer import ReplicaReducer
+from tersor.torch._src.fsdp.reducer import Kind, ReplicaReducer
 from tersor.torch._src.process_group.connections import hosts_of, transport
 
 
@@ -42,9 +43,9 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
     exact = checkpoint.check_mode(mode) == "exact"
     reducers = sender.every_reducer() if exact else sender.reducers.all()
     found = [reducer.read() for reducer in reducers]
-    kept = {name: one for _, views in found for name, one in views.items()}
+    kept = _with_units(sender, {name: one for _, views in found for name, one in views.items()})
     reduction = next((one.kind.reduction for one in reducers), "mean")
-    description = {
+    description: dict[str, Any] = {
         "version": checkpoint.VERSION,
         "mode": mode,
         "reduction": reduction,
@@ -56,6 +57,8 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
     }
     if hosts := _hosts(sender, group):
         description["hosts"] = hosts
+    if not exact:
+        description["units"] = [one.unit for one in kept.values()]
     return {**description, **(_rows(kept, group) if exact else _sums(sender, kept, group))}
 
 
@@ -76,29 +79,64 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
     portable = state.get("mode") == "portable"
     reducers = sender.reducers.all() if portable else sender.every_reducer()
     found = [(reducer, *reducer.read()) for reducer in reducers]
-    kept = {name: one for _, _, views in found for name, one in views.items()}
+    kept = _with_units(sender, {name: one for _, _, views in found for name, one in views.items()})
     if not state:
         names = {one.parameter.name for one in kept.values()}
         return checkpoint.start_at_zero([one.core for one in reducers], len(names))
     with checkpoint.refusing_damage():
         _check(kept, state)
         _check_places(group, _hosts(sender, group), state)
-        _take(kept, group, state)
+        units = _saved_units(kept, [one.kind for one in sender.every_reducer()], group, state)
+        _take(kept, group, state, units)
     if portable:
-        _move_to_replicas(sender.replicas.all(), kept, state)
+        _move_to_replicas(sender.replicas.all(), kept, state, units)
     for reducer, values, views in found:
         values.step = state.get("step", values.step)
         reducer.write(values, views)
 
 
-def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
+def _with_units(sender: Sender, kept: dict[str, Kept]) -> dict[str, Kept]:
+    for name, units in sender.reducers.units().items():
+        if name in kept:
+            kept[name].unit, kept[name].replica_unit = units
+    return kept
+
+
+def _saved_units(
+    kept: Mapping[str, Kept], kinds: list[Kind], group: dist.ProcessGroup, state: Mapping[str, Any]
+) -> dict[str, float]:
+    """Returns the factor from each saved sum to the gradient.
+
+    Raises:
+        InvalidArgumentError: The state has no units, and sums need units for this group.
+    """
+    ranks = state["ranks"]
+    if "units" in state:
+        units = dict(zip(state["parameters"], state["units"], strict=True))
+        if not all(isinstance(one, float) and 0 < one < math.inf for one in units.values()):
+            raise InvalidArgumentError(f"the state's units are {state['units']}: expected factors")
+        return units
+    reductions = {state["reduction"], *(one.reduction for one in kinds)}
+    if ranks != group.size() and "sum" in reductions and state["mode"] == "portable":
+        raise InvalidArgumentError(
+            f"the state of {ranks} ranks has no units, which FSDP's sums need on {group.size()} "
+            f"ranks: load the state on {ranks} ranks, and save the state again"
+        )
+    return {name: one.unit * group.size() / ranks for name, one in kept.items()}
+
+
+def _take(
+    kept: Mapping[str, Kept],
+    group: dist.ProcessGroup,
+    state: Mapping[str, Any],
+    units: Mapping[str, float],
+) -> None:
     """Copies a state to the views, before any reducer changes.
 
     Raises:
         InvalidArgumentError: A residual has another shape.
     """
     exact = state["mode"] == "exact"
-    parts = group.size() if state["reduction"] == "sum" else state["ranks"]
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         one, saved = kept[name], state["residuals"][name]
         one.step = checkpoint.number(step, f"step of {name}")
@@ -112,8 +150,9 @@ def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str
             )
         if exact:
             one.residual.copy_(saved[: len(one.residual)])
-        else:  # the ranks' parts have the saved sum
-            one.take(to_flat(saved / parts, one.parameter, one.ranks))
+        else:  # the ranks' parts add the same to the gradient
+            share = saved * (units[name] / one.unit / group.size())
+            one.take(to_flat(share, one.parameter, one.ranks))
 
 
 def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
@@ -148,27 +187,30 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
 def _add_shards(
     totals: Mapping[str, Tensor], kept: Mapping[str, Kept], reducer: ReplicaReducer
 ) -> None:
-    """Adds residuals between replicas, scaled from a mean over replicas to one over ranks."""
+    """Adds residuals between replicas, in the unit of the sum over ranks."""
     for name, shard in reducer.sums().items():
         if name not in totals:  # "auto" may have changed the codec
             continue
         one = kept[name]
-        shares = one.ranks if reducer.kind.reduction == "mean" else 1
+        share = one.replica_unit / one.unit / reducer.kind.group.size()
         own = totals[name].view(one.ranks, -1)[one.rank]
-        own += shard * (shares / reducer.kind.group.size())  # all replicas have equal sums
+        own += shard * share  # all replicas have equal sums
 
 
 def _move_to_replicas(
-    reducers: Iterable[ReplicaReducer], kept: Mapping[str, Kept], state: Mapping[str, Any]
+    reducers: Iterable[ReplicaReducer],
+    kept: Mapping[str, Kept],
+    state: Mapping[str, Any],
+    units: Mapping[str, float],
 ) -> None:
     """Moves all residuals to the replicas, because a mesh may have no reduce-scatter."""
     steps = dict(zip(state["parameters"], state["steps"], strict=True))
     shards = {}
     for name, one in kept.items():
         flat = to_flat(state["residuals"][name], one.parameter, one.ranks)
-        shards[name] = flat.view(one.ranks, -1)[one.rank]
+        shards[name] = flat.view(one.ranks, -1)[one.rank] * (units[name] / one.replica_unit)
     for reducer in reducers:
-        for name in reducer.load_sums(shards, state["ranks"], steps, state.get("step", 0)):
+        for name in reducer.load_sums(shards, steps, state.get("step", 0)):
             kept[name].residual.zero_()
 
 
