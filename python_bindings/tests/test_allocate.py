@@ -127,3 +127,14 @@ def test_sharded_parameters_are_measured_whole() -> None:
     assert found[0] == found[1]
     assert [name for name, _ in found[0]] == ["0.weight", "0.bias", "1.weight", "1.bias", "*"]
     assert WIDTH * WIDTH >= 4096
+
+
+@ranks.on(2)
+def test_an_error_of_one_rank_leaves_no_rank_in_a_gather(rank: int, count: int) -> None:
+    model = mlp(2)
+    fully_shard(model[1])
+    model(inputs(rank, 0)).square().mean().backward()
+    if rank == 1:
+        model[0].bias.grad[3] = torch.inf
+    with pytest.raises(tersor.InvalidArgumentError, match=r'rank 1: the gradient of "0.bias"'):
+        tersor.torch.allocate(model, 3)

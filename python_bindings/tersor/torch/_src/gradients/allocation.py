@@ -82,14 +82,17 @@ def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Me
     """Measures each parameter with a gradient. Returns a message after an error."""
     parameters, _ = split_parameters(wrapped_in(model))
     measured: Measured = {}
-    try:
-        for name, one in parameters.items():
-            if one.grad is not None and is_supported(one.grad):
-                specs = list(codecs or _default_codecs(one.grad))
-                measured[name] = _core.measure_candidates(name, _whole(one.grad), specs, threads)
-    except InvalidArgumentError as error:
-        return str(error)
-    return measured
+    failed = ""
+    for name, one in parameters.items():
+        if one.grad is None or not is_supported(one.grad):
+            continue
+        whole = _whole(one.grad)  # a collective call, also after an error
+        try:
+            specs = list(codecs or _default_codecs(one.grad))
+            measured[name] = _core.measure_candidates(name, whole, specs, threads)
+        except InvalidArgumentError as error:
+            failed = failed or str(error)
+    return failed or measured
 
 
 def _default_codecs(gradient: Tensor) -> list[str]:
