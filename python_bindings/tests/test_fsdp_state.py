@@ -240,6 +240,25 @@ def test_an_exact_state_of_another_rank_or_shape_changes_nothing(tmp_path: pathl
 
 
 @ranks.on(2)
+def test_an_exact_state_of_another_cut_is_refused(rank: int, count: int) -> None:
+    """The numbers of values are equal."""
+    layers, handles = [], []
+    for inputs, outputs, dimension in ((64, 128, 0), (128, 64, 0), (64, 128, 1)):
+        layers.append(torch.nn.Linear(inputs, outputs, bias=False))
+        fully_shard(layers[-1], shard_placement_fn=lambda _, cut=dimension: Shard(cut))
+        handles.append(fsdp.compress(layers[-1], "int4+ef"))
+    state = handles[0].state_dict()
+    for other, shape in (
+        (handles[1], "64 x 128, cut along 0"),
+        (handles[2], "128 x 64, cut along 1"),
+    ):
+        with pytest.raises(tersor.InvalidArgumentError, match=f"weight has the shape {shape}, in"):
+            other.load_state_dict(state)
+    former = {key: value for key, value in state.items() if key != "shapes"}
+    handles[0].load_state_dict(former)
+
+
+@ranks.on(2)
 def test_a_checkpoint_without_residuals_starts_at_zero(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)

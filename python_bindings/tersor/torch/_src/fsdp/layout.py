@@ -30,6 +30,10 @@ class ShardedParameter:
     dimension: int  #: dimension of the cut
     shard_count: int  #: values per rank, padding included
 
+    def cut(self) -> str:
+        """Describes the shape and the cut: "64 x 128, cut along 0"."""
+        return f"{' x '.join(map(str, self.shape))}, cut along {self.dimension}"
+
     def choice(self, options: _core.ReducerOptions, dtype: str) -> _core.CodecChoice:
         """The codec of the parameter."""
         return _core.choose_codec(options, self.name, list(self.shape), dtype)

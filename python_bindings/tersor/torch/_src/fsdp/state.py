@@ -57,7 +57,9 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
     }
     if hosts := _hosts(sender, group):
         description["hosts"] = hosts
-    if not exact:
+    if exact:
+        description["shapes"] = [one.parameter.cut() for one in kept.values()]
+    else:
         description["units"] = [one.unit for one in kept.values()]
     return {**description, **(_rows(kept, group) if exact else _sums(sender, kept, group))}
 
@@ -230,6 +232,9 @@ def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(
                 f"{name}: the state is of {codec}, this is {kept[name].codec}"
             )
+    for name, cut in zip(saved, state.get("shapes", ()), strict=False):  # none in former states
+        if cut != (wanted := kept[name].parameter.cut()):
+            raise InvalidArgumentError(f"{name} has the shape {wanted}, in the state {cut}")
 
 
 def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, Any]) -> None:
