@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 
 namespace tersor {
@@ -35,6 +36,11 @@ void check(const AccumulatorFormat& format, std::size_t count, std::size_t bytes
                                std::to_string(format.bytes(count)));
 }
 
+void check_apart(ConstByteSpan one, ConstByteSpan other) {
+  if (one.data() < other.data() + other.size() && other.data() < one.data() + one.size())
+    throw InvalidArgumentError("accumulators: the output overlaps another argument");
+}
+
 void combine(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits,
              kernels::AccumulatorOperation operation) {
   check_width(accumulator_bits);
@@ -42,6 +48,7 @@ void combine(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits,
     throw InvalidArgumentError("accumulators: " + std::to_string(sums.size()) + " and " +
                                std::to_string(others.size()) + " bytes of accumulators of " +
                                std::to_string(accumulator_bits) + " bits");
+  if (sums.data() != others.data()) check_apart(sums, others);
   kernels::accumulators_combine(sums.data(), others.data(), sums.size() / (accumulator_bits / 8),
                                 accumulator_bits, operation);
 }
@@ -51,6 +58,7 @@ void combine(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits,
 std::size_t encode_accumulators(std::span<const float> values, const AccumulatorFormat& format,
                                 std::uint64_t secret, ByteSpan accumulators) {
   check(format, values.size(), accumulators.size());
+  check_apart(accumulators, std::as_bytes(values));
   const kernels::Noise noise{.rounding = Rounding::kStochastic, .key = secret};
   const auto found = kernels::accumulators_encode(values.data(), values.size(), format, noise,
                                                   accumulators.data());
@@ -63,6 +71,9 @@ std::size_t encode_accumulators(std::span<const float> values, const Accumulator
 void decode_accumulators(ConstByteSpan accumulators, const AccumulatorFormat& format,
                          std::span<float> values) {
   check(format, values.size(), accumulators.size());
+  const ConstByteSpan output = std::as_bytes(values);
+  if (accumulators.data() != output.data() || accumulators.size() != output.size())
+    check_apart(accumulators, output);
   kernels::accumulators_decode(accumulators.data(), values.size(), format, values.data());
 }
 

@@ -344,6 +344,11 @@ ClientStatistics ParameterClient::statistics() const {
   return all;
 }
 
+void ParameterClient::abandon() noexcept {
+  if (std::exchange(state_->left, true)) return;
+  for (ServerSeen& server : state_->servers) server.leave_at_once();
+}
+
 void ParameterClient::leave() {
   if (std::exchange(state_->left, true)) return;
   for (ServerSeen& server : state_->servers)

@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 
 namespace tersor {
@@ -35,6 +36,10 @@ std::vector<std::size_t> counts_of(std::span<const ConstValueSpan> parameters) {
 }  // namespace
 
 Update sgd_update(float rate, float momentum) {
+  if (!std::isfinite(rate) || !std::isfinite(momentum))
+    throw InvalidArgumentError("sgd_update: the rate is " + std::to_string(rate) +
+                               " and the momentum " + std::to_string(momentum) +
+                               ": give finite numbers");
   using Moments = std::map<std::size_t, std::vector<float>>;
   return [rate, momentum, moments = Moments()](std::span<const UpdatePart> parts) mutable {
     for (const UpdatePart& part : parts) {

@@ -244,6 +244,9 @@ class ParameterClient {
   ClientStatistics statistics() const;
   /// Waits for all pushes and leaves. No server waits for this worker any longer.
   void leave();
+  /// Leaves without waiting for pushes, for example after an exception. Servers that do not receive
+  /// are left after a second.
+  void abandon() noexcept;
 
  private:
   struct State;

@@ -10,6 +10,8 @@
 
 #include <tersor/error.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -77,7 +79,10 @@ struct Threads::Pool {
     stopping.store(true, std::memory_order_relaxed);
     state.fetch_add(kJob, std::memory_order_release);
     state.notify_all();
-    for (std::thread& worker : workers) worker.join();
+    if (home == getpid())
+      for (std::thread& worker : workers) worker.join();
+    else  // a forked process has no copies of the threads
+      new std::vector<std::thread>(std::move(workers));
   }
 
   void run(std::size_t count, void (*function)(void*, std::size_t), void* argument) {
@@ -140,6 +145,7 @@ struct Threads::Pool {
 
   const std::chrono::microseconds spin;
   std::vector<std::thread> workers;
+  const pid_t home = getpid();
 
   void (*task)(void*, std::size_t) = nullptr;
   void* context = nullptr;

@@ -1,6 +1,7 @@
 // Binds <tersor/accumulators.h>. Arrays of accumulators may have any dtype.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
+#include "python_bindings/src/waiting.h"
 
 #include <tersor/accumulators.h>
 #include <tersor/error.h>
@@ -17,7 +18,7 @@ std::size_t encode(nb::handle values, const AccumulatorFormat& format, std::uint
   const auto from = read_values(values, {.name = "values", .on_host = true});
   const auto to = write_bytes(accumulators, {.name = "out", .on_host = true});
   const auto source = host_floats(from, "values");
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return encode_accumulators(source, format, secret, to.span);
 }
 
@@ -25,14 +26,14 @@ void decode(nb::handle accumulators, const AccumulatorFormat& format, nb::handle
   const auto from = read_bytes(accumulators, {.name = "accumulators", .on_host = true});
   const auto to = write_values(values, {.name = "out", .on_host = true});
   const auto target = host_floats(to, "out");
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   decode_accumulators(from.span, format, target);
 }
 
 void combine(nb::handle sums, nb::handle others, unsigned accumulator_bits, bool subtract) {
   const auto left = write_bytes(sums, {.name = "sums", .on_host = true});
   const auto right = read_bytes(others, {.name = "others", .on_host = true});
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   subtract ? subtract_accumulators(left.span, right.span, accumulator_bits)
            : add_accumulators(left.span, right.span, accumulator_bits);
 }

@@ -1,6 +1,7 @@
 // Binds the allocation of codecs to parameters. Measures arrays in host memory.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
+#include "python_bindings/src/waiting.h"
 
 #include <tersor/allocate.h>
 
@@ -22,7 +23,7 @@ AllocationParameter measure(std::string name, nb::handle gradient, const Strings
   const MatrixShape shape = matrix_of(array.shape);
   const AllocationGradient sample{
       .name = name, .gradient = array.span, .rows = shape.rows, .columns = shape.columns};
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   Threads workers(threads);
   return measure_candidates(sample, codecs, &workers);
 }

@@ -76,9 +76,15 @@ bool is_on_cuda(int device_type) {
 
 /// True for a NumPy array of ml_dtypes' bfloat16. Neither DLPack nor the buffer protocol supports
 /// this type.
-bool is_ml_bfloat16(nb::handle array) {
-  return library_of(array.type()) == "numpy" && nb::hasattr(array, "dtype") &&
-         nb::cast<std::string>(array.attr("dtype").attr("name")) == "bfloat16";
+bool is_ml_bfloat16(nb::handle array, const ArrayRequest& request) {
+  if (library_of(array.type()) == "torch") return false;
+  const nb::object dtype = nb::getattr(array, "dtype", nb::none());
+  if (!nb::hasattr(dtype, "isnative") || nb::cast<std::string>(dtype.attr("name")) != "bfloat16" ||
+      !nb::isinstance(array, nb::module_::import_("numpy").attr("ndarray")))
+    return false;
+  if (!nb::cast<bool>(dtype.attr("isnative")))
+    refuse(request, "the bfloat16 values have another byte order; pass a copy in native order");
+  return true;
 }
 
 /// True if the array's own library reports a device other than the host.
@@ -100,9 +106,11 @@ nb::object without_autograd(nb::handle array) {
 }
 
 /// PyTorch exports the memory of the tensor object, and `tensor.data = other` frees this memory. An
-/// alias keeps the memory alive.
-nb::object alias_of(nb::handle array) {
+/// alias keeps the memory alive. PyTorch exports memory without the negative bit of the tensor.
+nb::object alias_of(nb::handle array, const ArrayRequest& request) {
   const bool is_tensor = nb::hasattr(array, "detach") && nb::hasattr(array, "requires_grad");
+  if (is_tensor && nb::hasattr(array, "is_neg") && nb::cast<bool>(array.attr("is_neg")()))
+    refuse(request, "the tensor is a view of negated values; pass tensor.resolve_neg()");
   if (!is_tensor || nb::cast<bool>(array.attr("requires_grad"))) return nb::borrow(array);
   return array.attr("detach")();
 }
@@ -187,9 +195,9 @@ nb::object as_memoryview(nb::handle array) {
 
 Import import_array(nb::handle given, Access access, const ArrayRequest& request) {
   if (given.is_none()) refuse(request, "got None; pass an array");
-  const nb::object alias = alias_of(given);
+  const nb::object alias = alias_of(given, request);
   const nb::handle array = alias;
-  if (is_ml_bfloat16(array))
+  if (is_ml_bfloat16(array, request))
     return {import_source(array.attr("view")("uint16"), array, access, request), Dtype::kBf16};
   if (needs_stream(array, request))
     return {import_source(device_capsule(array, request), array, access, request), {}};
@@ -364,9 +372,11 @@ MatrixShape matrix_of(std::span<const std::size_t> shape) {
   return matrix;
 }
 
-std::uint32_t order_of(const std::vector<std::size_t>& axes) {
+std::uint32_t order_of(const std::vector<std::size_t>& axes,
+                       const std::vector<std::size_t>& shape) {
   if (std::is_sorted(axes.begin(), axes.end())) return 0;
   Signature signature;
+  for (const std::size_t extent : shape) signature.add(extent);
   for (const std::size_t axis : axes) signature.add(static_cast<std::uint32_t>(axis));
   return static_cast<std::uint32_t>(signature.value()) | 1u;
 }

@@ -61,7 +61,7 @@ MatrixShape matrix_of(std::span<const std::size_t> shape);
 
 /// Returns a number for the memory order of axes (CollectiveOptions::order). 0 is the order of the
 /// indices.
-std::uint32_t order_of(const std::vector<std::size_t>& axes);
+std::uint32_t order_of(const std::vector<std::size_t>& axes, const std::vector<std::size_t>& shape);
 
 /// Imports f32, bf16 or f16 values. Throws InvalidArgumentError with a remedy for other dtypes, for
 /// another layout, for devices other than CUDA, and for a read-only array as output.

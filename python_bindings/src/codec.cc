@@ -29,6 +29,11 @@ void place_segments(std::vector<Segment>& segments, const FrameOptions& options)
     throw InvalidArgumentError("first_index has " + std::to_string(first.size()) + " numbers for " +
                                std::to_string(segments.size()) +
                                " arrays; pass one number per array");
+  if (segments.size() > std::size_t{1} << 32 ||
+      options.parameter > (std::uint64_t{1} << 32) - std::max<std::size_t>(segments.size(), 1))
+    throw InvalidArgumentError("parameter is " + std::to_string(options.parameter) +
+                               ", the number of the first of " + std::to_string(segments.size()) +
+                               " arrays; pass a number that leaves all of them below 2^32");
   for (std::size_t i = 0; i < segments.size(); ++i) {
     segments[i].parameter = options.parameter + static_cast<std::uint32_t>(i);
     if (!first.empty()) segments[i].first_index = first[i];

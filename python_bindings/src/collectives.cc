@@ -21,12 +21,12 @@ class Call {
  public:
   Call(nb::handle transport, const CallOptions& wanted)
       : transport_(nb::cast<Transport&>(transport)),
-        options_(wanted.resolve(transport, statistics_)) {}
+        options_(wanted.resolve(transport, statistics_, lock_)) {}
 
   /// Runs `collective(transport, options)` on the device of `array`.
   template <typename Span, typename Collective>
   CollectiveStatistics run(const Array<Span>& array, Collective&& collective) {
-    options_.order = order_of(array.axes);
+    options_.order = order_of(array.axes, array.shape);
     const DeviceScope scope(array);
     without_gil([&] { collective(transport_, options_); });
     return statistics_;
@@ -34,6 +34,7 @@ class Call {
 
  private:
   CollectiveStatistics statistics_;
+  std::unique_lock<std::mutex> lock_;
   Transport& transport_;
   CollectiveOptions options_;
 };

@@ -1,6 +1,7 @@
 // Binds <tersor/delta.h>. Values are arrays of bytes; tersor.delta knows their dtypes.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
+#include "python_bindings/src/waiting.h"
 
 #include <tersor/delta.h>
 #include <tersor/error.h>
@@ -54,7 +55,7 @@ nb::bytes encode_delta(const std::vector<Described>& described, const Arrays& ba
   const ReadArrays olds(base), news(now);
   std::vector<std::byte> delta;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     Threads pool(threads);
     DeltaOptions options = delta_options(false, pool);
     options.classes = classes;
@@ -67,7 +68,7 @@ void check_delta(const std::vector<Described>& described, const Arrays& base, nb
                  bool trusts, unsigned threads) {
   const ReadArrays values(base);
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   Threads pool(threads);
   delta_check(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
 }
@@ -76,7 +77,7 @@ void apply_delta(const std::vector<Described>& described, const Arrays& weights,
                  bool trusts, unsigned threads) {
   const WrittenArrays values(weights);
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   Threads pool(threads);
   delta_apply(tensors_of(described), values.spans, bytes.span, delta_options(trusts, pool));
 }
@@ -89,7 +90,7 @@ class Prepared {
     const auto values = import_all(base, read_bytes, {.name = "weights"});
     const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
     const Place place(base, values);
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     Threads pool(threads);
     const DeltaOptions options = delta_options(trusts, pool);
     const std::vector<DeltaTensor> tensors = tensors_of(described);
@@ -102,7 +103,7 @@ class Prepared {
   void write(const Arrays& weights, unsigned threads) {
     const auto values = import_all(weights, write_bytes, {.name = "weights"});
     const Place place(weights, values);
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     Threads pool(threads);
     if (host_)
       host_->write(values.spans, &pool);
@@ -113,7 +114,7 @@ class Prepared {
   void undo(const Arrays& weights) {
     const auto values = import_all(weights, write_bytes, {.name = "weights"});
     const Place place(weights, values);
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     if (host_)
       host_->undo(values.spans);
     else

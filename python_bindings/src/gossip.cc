@@ -17,6 +17,7 @@ namespace {
 /// The destructor of the gossip may wait for other ranks.
 struct HeldGossip {
   std::shared_ptr<Gossip> own;
+  std::vector<nb::ndarray<nb::ro>> memory = {};  ///< of the parameters
 };
 
 }  // namespace
@@ -81,10 +82,11 @@ void bind_gossip(nb::module_& module) {
       .def(
           "add",
           [](HeldGossip& self, const std::string& name, nb::handle parameter) {
-            self.own->add(name,
-                          write_values(parameter, {.name = name.c_str(), .on_host = true}).span);
+            const auto values = write_values(parameter, {.name = name.c_str(), .on_host = true});
+            self.own->add(name, values.span);
+            self.memory.push_back(values.owner);
           },
-          "name"_a, "parameter"_a, nb::keep_alive<1, 3>(),
+          "name"_a, "parameter"_a,
           "Adds a parameter before the first step.\n\n"
           "Args:\n"
           "  name: Name of the parameter.\n"

@@ -27,7 +27,7 @@ GradientShape shape_of(const Array<ConstValueSpan>& values, std::span<const std:
 /// the matrix of the outermost axis.
 GradientShape lying_shape(const Array<ConstValueSpan>& values) {
   GradientShape shape = shape_of(values, values.shape);
-  shape.order = order_of(values.axes);
+  shape.order = order_of(values.axes, values.shape);
   if (shape.order == 0) return shape;
   const bool transposed = values.axes.back() == 0;
   const std::size_t axis = transposed ? 0 : values.axes.front();
@@ -88,7 +88,7 @@ void ArrayReducer::add(const std::string& name, nb::handle like) {
 void ArrayReducer::check_lies_as_added(const std::string& name, const Array<ValueSpan>& gradient) {
   const Entry& added = entry(name);
   if (gradient.shape.size() < 2) return;
-  const bool in_order = order_of(gradient.axes) == 0 && order_of(added.axes) == 0;
+  const bool in_order = order_of(gradient.axes, {}) == 0 && order_of(added.axes, {}) == 0;
   if (in_order || (gradient.axes == added.axes && gradient.shape == added.shape)) return;
   throw InvalidArgumentError(
       "gradient: \"" + name + "\" has shape " + numbers_text(gradient.shape) +

@@ -22,21 +22,22 @@ namespace {
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
 using ConstFloats = nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>;
 
-/// Wraps a Python update. The argument is a list of (parameter, weights, gradient); the arrays are
-/// valid only during the call.
-Update python_update(nb::object call) {
+/// Wraps a Python update of `shard`. The argument is a list of (parameter, weights, gradient). The
+/// weights keep the shard alive; the gradient is valid only during the call.
+Update python_update(nb::object call, const ParameterShard* shard) {
   const std::shared_ptr<nb::object> held(new nb::object(std::move(call)), [](nb::object* last) {
-    const nb::gil_scoped_acquire gil;
+    const GilHeld gil;
     delete last;
   });
-  return [held](std::span<const UpdatePart> parts) {
-    const nb::gil_scoped_acquire gil;
+  return [held, shard](std::span<const UpdatePart> parts) {
+    const GilHeld gil;
+    const nb::object owner = nb::find(shard);
     nb::list list;
     for (const UpdatePart& part : parts) {
       const std::size_t shape[] = {part.weights.size()};
       list.append(nb::make_tuple(
           part.parameter,
-          Floats(part.weights.data(), 1, shape, nb::none()).cast(nb::rv_policy::reference),
+          Floats(part.weights.data(), 1, shape, owner).cast(nb::rv_policy::reference),
           ConstFloats(part.gradient.data(), 1, shape, nb::none()).cast(nb::rv_policy::reference)));
     }
     try {
@@ -113,10 +114,10 @@ void bind_options(nb::module_& module) {
 }
 
 /// Converts a pair (rate, momentum) to SGD, or a function to an update.
-Update update_of(nb::object update) {
+Update update_of(nb::object update, const ParameterShard* shard) {
   std::pair<float, float> sgd;
   if (nb::try_cast(update, sgd)) return sgd_update(sgd.first, sgd.second);
-  return python_update(std::move(update));
+  return python_update(std::move(update), shard);
 }
 
 void bind_shard(nb::module_& module) {
@@ -128,8 +129,8 @@ void bind_shard(nb::module_& module) {
           [](ParameterShard* self, Arrays parameters, nb::object update,
              const ServerOptions& options, int server, int servers) {
             const auto views = import_all(parameters, read_values, {.on_host = true});
-            new (self)
-                ParameterShard(views.spans, update_of(std::move(update)), options, server, servers);
+            new (self) ParameterShard(views.spans, update_of(std::move(update), self), options,
+                                      server, servers);
           },
           "parameters"_a, "update"_a, "options"_a, "server"_a, "servers"_a,
           "Copies this server's part of the parameters.\n\n"
@@ -142,14 +143,14 @@ void bind_shard(nb::module_& module) {
           "  servers: Number of servers.\n\n"
           "Raises:\n"
           "  InvalidArgumentError: A codec is not usable here.")
-      .def("join", &ParameterShard::join, "worker"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("join", &ParameterShard::join, "worker"_a, nb::call_guard<GilReleased>(),
            "Adds a worker, and returns its first clock.\n\n"
            "Args:\n"
            "  worker: Number of the worker.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The worker has already joined.")
       .def("leave", &ParameterShard::leave, "worker"_a, "lost"_a = false,
-           nb::call_guard<nb::gil_scoped_release>(),
+           nb::call_guard<GilReleased>(),
            "Removes a worker; no worker waits for the removed worker.\n\n"
            "Args:\n"
            "  worker: Number of the worker.\n"
@@ -166,7 +167,7 @@ void bind_shard(nb::module_& module) {
           "  seconds: Silence after which a worker is lost.\n\n"
           "Returns:\n"
           "  The removed workers.")
-      .def("missing", &ParameterShard::missing, nb::call_guard<nb::gil_scoped_release>(),
+      .def("missing", &ParameterShard::missing, nb::call_guard<GilReleased>(),
            "Returns the workers of ServerOptions.workers that have not joined.")
       .def(
           "push",
@@ -185,8 +186,7 @@ void bind_shard(nb::module_& module) {
           "  InvalidArgumentError: Another clock or worker, a third waiting push, or a value that "
           "is not finite.\n"
           "  WireError: The frame is damaged.")
-      .def("waiting", &ParameterShard::waiting, "worker"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
+      .def("waiting", &ParameterShard::waiting, "worker"_a, nb::call_guard<GilReleased>(),
            "Returns the number of a worker's pushes that are not yet applied.\n\n"
            "Args:\n"
            "  worker: Number of the worker.")
@@ -209,7 +209,7 @@ void bind_shard(nb::module_& module) {
       .def_prop_ro("signature", &ParameterShard::signature,
                    "Hash of parameters, codecs and staleness, equal on workers.")
       .def("may_pull", &ParameterShard::may_pull, "worker"_a, "clock"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
+           nb::call_guard<GilReleased>(),
            "Returns True if all other workers are close enough.\n\n"
            "Args:\n"
            "  worker: Number of the worker.\n"
@@ -238,7 +238,7 @@ void bind_shard(nb::module_& module) {
           "Returns a copy of a parameter's values on this server.\n\n"
           "Args:\n"
           "  parameter: Index of the parameter.")
-      .def("statistics", &ParameterShard::statistics, nb::call_guard<nb::gil_scoped_release>(),
+      .def("statistics", &ParameterShard::statistics, nb::call_guard<GilReleased>(),
            "Returns the ServerStatistics so far.");
   module.def(
       "serve",

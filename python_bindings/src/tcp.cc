@@ -31,15 +31,19 @@ class PythonStore final : public KeyValueStore {
   explicit PythonStore(nb::handle store) : store_(store) {}
 
   void set(const std::string& key, const std::string& value) override {
-    const nb::gil_scoped_acquire held;
+    const GilHeld held;
     store_.attr("set")(key, value);
   }
 
   std::string get(const std::string& key, Clock::time_point until) override {
-    const nb::gil_scoped_acquire held;
+    const GilHeld held;
     const std::chrono::duration<double> left = until - Clock::now();
     const nb::object found = store_.attr("get")(key, left.count());
     if (found.is_none()) throw TransportError("the rank wrote nothing to the store");
+    if (nb::isinstance<nb::bytes>(found)) {  // from PyTorch's stores
+      const auto bytes = nb::borrow<nb::bytes>(found);
+      return {bytes.c_str(), bytes.size()};
+    }
     return nb::cast<std::string>(found);
   }
 
@@ -93,7 +97,7 @@ class LobbyStore final : public KeyValueStore {
   }
 
   static void raise_signals() {
-    const nb::gil_scoped_acquire held;
+    const GilHeld held;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 
@@ -165,7 +169,7 @@ void bind_tcp(nb::module_& module) {
           },
           "store"_a, "rank"_a, "ranks"_a, "address"_a, "timeout"_a, "secret"_a = "",
           "protect"_a = "none", "See the class.")
-      .def("close", &StoreTransport::close, nb::call_guard<nb::gil_scoped_release>(),
+      .def("close", &StoreTransport::close, nb::call_guard<GilReleased>(),
            "Closes the connections and notifies the other ranks. Later calls raise "
            "TransportError.");
 }

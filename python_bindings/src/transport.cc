@@ -86,9 +86,9 @@ void bind_transport(nb::module_& module) {
       "first cause.")
       .def_prop_ro("rank", &Transport::rank, "This rank, from 0.")
       .def_prop_ro("ranks", &Transport::ranks, "Number of ranks.")
-      .def("hosts", &Transport::hosts, nb::call_guard<nb::gil_scoped_release>(),
+      .def("hosts", &Transport::hosts, nb::call_guard<GilReleased>(),
            "Returns the host number of each rank.")
-      .def("counters", &Transport::counters, nb::call_guard<nb::gil_scoped_release>(),
+      .def("counters", &Transport::counters, nb::call_guard<GilReleased>(),
            "Returns the TransferCounters since this channel was made.")
       .def(
           "channel",
@@ -112,7 +112,7 @@ void bind_transport(nb::module_& module) {
            "  timeout: Seconds, above 0.\n\n"
            "Raises:\n"
            "  TransportError: A rank is late, failed, or made another call.")
-      .def("abort", &Transport::abort, "cause"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("abort", &Transport::abort, "cause"_a, nb::call_guard<GilReleased>(),
            "Aborts the transport on all ranks.\n\n"
            "Args:\n"
            "  cause: The reason, part of the TransportError on every rank.")
@@ -120,7 +120,7 @@ void bind_transport(nb::module_& module) {
           "poison",
           [](Transport& self, std::string_view cause) {
             warn_renamed("Transport.poison", "Transport.abort");
-            const nb::gil_scoped_release released;
+            const GilReleased released;
             self.abort(cause);
           },
           "cause"_a, "The former name of `abort`.");

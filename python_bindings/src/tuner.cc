@@ -1,6 +1,7 @@
 // Binds the Tuner of the codec "auto".
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
+#include "python_bindings/src/waiting.h"
 
 #include <tersor/auto.h>
 
@@ -63,7 +64,7 @@ AutoChoice predict(Tuner& tuner, std::string_view dtype, std::size_t count) {
 
 void bind_tuner(nb::module_& module) {
   using namespace nb::literals;
-  using NoGil = nb::call_guard<nb::gil_scoped_release>;
+  using NoGil = nb::call_guard<GilReleased>;
   bind_figures(module);
   bind_automatic_options(module);
   nb::class_<Tuner>(module, "Tuner",

@@ -1,6 +1,7 @@
 // Calls that may wait for other threads or ranks, and release the GIL meanwhile.
 #pragma once
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
@@ -13,10 +14,45 @@ namespace tersor::python {
 
 namespace nb = nanobind;
 
+/// Takes the GIL by `take`. After the interpreter's end, Python ends other threads by unwinding,
+/// and C++ then terminates the process. Such a thread sleeps here until the process ends.
+template <typename Take>
+auto take_gil(const Take& take) try {
+  return take();
+} catch (::abi::__forced_unwind&) {
+  for (;;) pause();
+}
+
+/// Releases the GIL during its lifetime.
+class GilReleased {
+ public:
+  GilReleased() = default;
+  ~GilReleased() {
+    take_gil([this] { PyEval_RestoreThread(state_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* const state_ = PyEval_SaveThread();
+};
+
+/// Holds the GIL during its lifetime, in any thread.
+class GilHeld {
+ public:
+  GilHeld() = default;
+  ~GilHeld() { PyGILState_Release(state_); }
+  GilHeld(const GilHeld&) = delete;
+  GilHeld& operator=(const GilHeld&) = delete;
+
+ private:
+  const PyGILState_STATE state_ = take_gil([] { return PyGILState_Ensure(); });
+};
+
 /// Returns the result of `call`, with the GIL released during the call.
 template <typename Call>
 decltype(auto) without_gil(Call&& call) {
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return std::forward<Call>(call)();
 }
 
@@ -36,8 +72,8 @@ template <typename T>
 std::shared_ptr<T> ended_without_gil(std::unique_ptr<T> value) {
   return {value.release(), [home = HomeProcess()](T* last) {
             if (home.left()) return;
-            const nb::gil_scoped_acquire held;  // required before the release
-            const nb::gil_scoped_release released;
+            const GilHeld held;  // required before the release
+            const GilReleased released;
             delete last;
           }};
 }

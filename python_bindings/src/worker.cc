@@ -156,7 +156,10 @@ void bind_client(nb::module_& module) {
           "Returns the ClientStatistics so far.")
       .def(
           "leave", [](HeldClient& self) { without_gil([&] { self.own->leave(); }); },
-          "Waits for all pushes, and leaves the servers.");
+          "Waits for all pushes, and leaves the servers.")
+      .def(
+          "abandon", [](HeldClient& self) { without_gil([&] { self.own->abandon(); }); },
+          "Leaves the servers without waiting for pushes.");
 }
 
 }  // namespace

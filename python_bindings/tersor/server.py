@@ -257,6 +257,8 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.leave()
+        else:
+            self._own.abandon()
 
 
 class ParameterClient(Worker):

@@ -82,6 +82,25 @@ class TestRefusals:
         with pytest.raises(tersor.InvalidArgumentError, match="array: "):
             tersor.Codec("int8").encode(gradient().astype(">f4"))
 
+    def test_another_byte_order_of_bfloat16(self) -> None:
+        kind = pytest.importorskip("ml_dtypes").bfloat16
+        values = gradient().astype(kind)
+        refused(
+            "byte order",
+            lambda: tersor.Codec("int8").encode(values.view(values.dtype.newbyteorder())),
+        )
+
+        class Values(numpy.ndarray):  # type: ignore[type-arg]
+            pass
+
+        found = tersor.Codec("int8").encode(values.view(Values))
+        assert found.tobytes() == tersor.Codec("int8").encode(values).tobytes()
+
+    def test_parameters_beyond_32_bits(self) -> None:
+        codec = tersor.Codec("int8:rounding=stochastic")
+        codec.encode(gradient(), parameter=2**32 - 1)
+        refused("parameter is", lambda: codec.encode([gradient()] * 2, parameter=2**32 - 1))
+
     @pytest.mark.parametrize(
         "view", [lambda a: a[::2], lambda a: a[:1000].reshape(10, 100).T, lambda a: a[::-1]]
     )
@@ -206,6 +225,14 @@ class TestTorch:
     def test_refusals(self, torch: Any, change: Callable[[Any], Any], words: str) -> None:
         tensor = change(torch.from_numpy(gradient()))
         refused(words, lambda: tersor.Codec("int8").encode(tensor))
+
+    def test_views_of_negated_values(self, torch: Any) -> None:
+        negated = torch._neg_view(torch.from_numpy(gradient()))
+        codec = tersor.Codec("int8")
+        refused("resolve_neg", lambda: codec.encode(negated))
+        refused("out: .*resolve_neg", lambda: codec.decode(payload(), negated))
+        found = codec.encode(negated.resolve_neg())
+        assert numpy.array_equal(codec.decode(found), -codec.decode(payload()))
 
 
 class OnADevice:

@@ -320,3 +320,26 @@ def test_a_group_without_a_store_is_refused() -> None:
 
     with pytest.raises(tersor.InvalidArgumentError, match="no store"):
         group._store_of(Storeless())  # type: ignore[arg-type]
+
+
+class BytesStore(dict[str, bytes]):
+    """Returns bytes, like PyTorch's stores."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def get(self, key: str, seconds: float) -> bytes | None:  # type: ignore[override]
+        until = time.monotonic() + seconds
+        while key not in self and time.monotonic() < until:
+            time.sleep(0.01)
+        return super().get(key)
+
+
+def test_a_store_may_return_bytes() -> None:
+    store = BytesStore()
+
+    def meet(rank: int) -> float:
+        return total(TcpTransport(store, rank, 2, "127.0.0.1", PATIENCE_SECONDS))
+
+    found = at_once(*(functools.partial(meet, rank) for rank in range(2)))
+    assert [one.result() for one in found] == [3.0] * 2

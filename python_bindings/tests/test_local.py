@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -343,3 +345,61 @@ def test_the_largest_chunk_count_is_one_chunk(count: int) -> None:
         return float(values[-1])
 
     assert tersor.local.run(2, rank) == [4.0, 4.0]
+
+
+def test_a_workspace_of_another_call_is_refused() -> None:
+    workspace = tersor.Workspace()
+    errors = []
+
+    def rank(transport: tersor.Transport) -> None:
+        for _ in range(20):
+            try:
+                allreduce(transport, gradient(transport.rank, 100_000), workspace=workspace)
+            except tersor.InvalidArgumentError as error:
+                errors.append(str(error))
+                raise
+
+    with pytest.raises(tersor.Error):
+        tersor.local.run(2, rank)
+    assert "give each thread a workspace of its own" in errors[0]
+
+
+def test_arrays_in_other_memory_orders_need_equal_shapes() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        shape = (2, 6) if transport.rank == 0 else (3, 4)
+        allreduce(transport, np.asfortranarray(np.ones(shape, np.float32)))
+
+    with pytest.raises(tersor.TransportError, match="memory"):
+        tersor.local.run(2, rank)
+
+
+PROGRAMS = {
+    "a daemon thread in a call": (
+        "import threading, time\n"
+        "def go():\n"
+        "    while True: codec.decode(codec.encode(values))\n"
+        "threading.Thread(target=go, daemon=True).start()\n"
+        "time.sleep(0.3)\n"
+    ),
+    "threads of a forked process": (
+        "import os, sys\n"
+        "codec.encode(values)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    tersor.Codec('int8', threads=2).encode(values)\n"
+        "    del codec\n"
+        "    sys.exit(0)\n"
+        "sys.exit(os.waitpid(child, 0)[1])\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_process_ends_without_an_abort(program: str) -> None:
+    begin = (
+        "import numpy, tersor\n"
+        "codec = tersor.Codec('int8', threads=2)\n"
+        "values = numpy.ones(1_000_000, numpy.float32)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", begin + PROGRAMS[program]], check=False)
+    assert found.returncode == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import gc
 import pickle
 import threading
 import time
@@ -227,6 +229,44 @@ def test_what_an_update_raises_ends_the_calls_of_all() -> None:
     tersor.local.run(2, rank)
 
 
+def test_a_worker_that_raises_in_its_block_leaves() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        weights = zeros()
+        if transport.rank == 0:
+            tersor.ParameterServer(transport, weights, 0.1, timeout=60).wait()
+            return
+        with tersor.ParameterClient(transport, weights, timeout=60) as client:
+            client.push(gradient(1, 0))
+            raise ValueError("bad batch")
+
+    with pytest.raises(ValueError, match="bad batch"):
+        tersor.local.run(2, rank)
+
+
+def test_values_of_an_update_live_as_long_as_they_are_used() -> None:
+    told: Any = {"servers": [0], "workers": range(2)}
+    seen: list[np.ndarray] = []
+
+    def update(parts: list[tuple[str, np.ndarray, np.ndarray]]) -> None:
+        for _, values, gradients in parts:
+            values -= gradients
+            seen.append(values)
+
+    def rank(transport: tersor.Transport) -> None:
+        weights, server = zeros(), None
+        if transport.rank == 0:
+            server = tersor.ParameterServer(transport, weights, update, **told)
+        client = tersor.ParameterClient(transport, weights, server=server, **told)
+        client.push({name: np.ones_like(one) for name, one in weights.items()})
+        client.leave()
+        if server is not None:
+            server.wait()
+
+    tersor.local.run(2, rank)
+    gc.collect()
+    assert [float(one.max()) for one in seen] == [-1.0] * 3
+
+
 def test_a_worker_of_another_model_is_told_so() -> None:
     told_so = threading.Event()
 
@@ -272,6 +312,22 @@ def test_neighbours_agree_on_the_mean(topology: str, codec: str) -> None:
     mean = np.mean([flat(gradient(r, 0)) for r in range(6)], axis=0)
     for one in tersor.local.run(6, rank):
         assert np.linalg.norm(one - mean) < 0.02 * np.linalg.norm(mean)
+
+
+def test_gossip_holds_the_memory_of_its_arrays() -> None:
+    def rank(transport: tersor.Transport) -> list[float]:
+        values = array.array("f", [float(transport.rank)] * 1000)
+        gossip = tersor.Gossip(transport, "ring", codec="none")
+        gossip.add("values", values)
+        gossip.mix()
+        with pytest.raises(BufferError):
+            values.append(0.0)
+        for _ in range(30):
+            gossip.mix()
+        return values.tolist()
+
+    for found in tersor.local.run(2, rank):
+        assert found == pytest.approx([0.5] * 1000, abs=1e-3)
 
 
 def test_the_pages_program_averages(capsys: pytest.CaptureFixture[str]) -> None:

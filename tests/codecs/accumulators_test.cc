@@ -144,6 +144,19 @@ TEST_P(Accumulators, AllInstructionSetsWriteTheSame) {
   force_isa({});
 }
 
+TEST(AccumulatorsErrors, OverlapsAreRefused) {
+  std::vector<float> values(64, 1.0f);
+  const AccumulatorFormat format{.bits = 4, .accumulator_bits = 16, .scale = 1.0f};
+  const auto bytes = std::as_writable_bytes(std::span(values));
+  EXPECT_THROW(encode_accumulators(std::span(values).first(32), format, 1, bytes.first(64)),
+               InvalidArgumentError);
+  EXPECT_THROW(decode_accumulators(bytes.first(64), format, std::span(values).first(32)),
+               InvalidArgumentError);
+  EXPECT_THROW(add_accumulators(bytes.subspan(4, 64), bytes.first(64), 32), InvalidArgumentError);
+  add_accumulators(bytes.first(64), bytes.first(64), 32);  // the same memory
+  decode_accumulators(bytes, {.bits = 4, .accumulator_bits = 32, .scale = 1.0f}, values);
+}
+
 TEST(AccumulatorsErrors, AreNamedAndNothingIsSent) {
   Bytes accumulators(16, std::byte{1});
   std::vector<float> values(8);
