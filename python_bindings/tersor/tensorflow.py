@@ -146,7 +146,7 @@ def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
-    """Sends the root's values uncompressed to all ranks. Call before the first step.
+    """Copies the root's values exactly to all ranks. Call before the first step.
 
     Args:
         variables: The variables, such as ``model.weights``. Do not pass ``model.variables``: it
@@ -165,7 +165,7 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
         value = np.array(variable)
         flat = np.frombuffer(value.tobytes(), np.uint8)
         flat = np.resize(flat, -(-flat.size // 4) * 4).view(np.float32)
-        broadcast(transport(), flat, codec="none", root=root)
+        broadcast(transport(), flat, codec="entropy", root=root)  # "none" changes NaNs
         value = np.frombuffer(flat.tobytes()[: value.nbytes], value.dtype).reshape(value.shape)
         variable.assign(value)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
+import sys
+import threading
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy
 import pytest
@@ -195,3 +200,34 @@ def test_collectives_give_the_bits_of_none(dtype: str, count: int) -> None:
 def test_a_native_sum_is_refused() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="entropy"):
         tersor.Codec("entropy").require("native")
+
+
+class Variable:
+    """A variable of TensorFlow."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.value.copy()
+
+    def assign(self, value: Any) -> None:
+        self.value = value
+
+
+def test_integers_of_tensorflow_keep_their_bits() -> None:
+    stub: Any = SimpleNamespace(__version__="2.21.0", float32=0, bfloat16=1, float16=2)
+    stub.distribute = SimpleNamespace(ReductionToOneDevice=object)
+    sent = numpy.array([0x7F800001, -1], numpy.int32)  # as floats: a signalling and a quiet NaN
+    own = threading.local()
+
+    def rank(transport: tersor.Transport) -> None:
+        own.transport = transport
+        variables = [Variable(sent * (transport.rank == 0)), Variable(numpy.zeros(0))]
+        module.broadcast_variables(variables)
+        assert variables[0].value.tobytes() == sent.tobytes()
+
+    with mock.patch.dict(sys.modules, {"tensorflow": stub}):
+        module = importlib.import_module("tersor.tensorflow")
+        with mock.patch.object(module, "transport", side_effect=lambda: own.transport):
+            tersor.local.run(2, rank)
