@@ -59,3 +59,7 @@ def test_what_does_not_fit_is_named() -> None:
         sums.encode(values.astype(np.float16), 1.0)
     with pytest.raises(tersor.InvalidArgumentError, match="sums is uint16, others is uint8"):
         sums.add(codes, codes.astype(np.uint8))
+    with pytest.raises(tersor.InvalidArgumentError, match="accumulators is float32: pass integers"):
+        sums.decode(values, 1.0)
+    with pytest.raises(tersor.InvalidArgumentError, match="sums is float32: pass integers"):
+        sums.add(values, values)

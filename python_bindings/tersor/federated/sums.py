@@ -88,12 +88,14 @@ def decode(
         ``scale`` times each integer, float32.
 
     Raises:
-        InvalidArgumentError: The format is invalid, or ``out`` has another size or dtype.
+        InvalidArgumentError: The format is invalid, the accumulators are not integers, or ``out``
+            has another size or dtype.
 
     Example:
         >>> total = tersor.federated.sums.decode(codes, scale=1e-3)
         >>> mean = total / clients
     """
+    _require_integers("accumulators", accumulators)
     format = _core.AccumulatorFormat(bits, 8 * accumulators.itemsize, scale)
     if out is None:
         out = numpy.empty(accumulators.size, numpy.float32)
@@ -109,7 +111,7 @@ def add(sums: Accumulators, others: Accumulators) -> None:
         others: As many accumulators of the same dtype.
 
     Raises:
-        InvalidArgumentError: The dtypes or sizes differ.
+        InvalidArgumentError: The dtypes or sizes differ, or the values are not integers.
 
     Example:
         >>> total = numpy.zeros_like(codes)
@@ -126,7 +128,7 @@ def subtract(sums: Accumulators, others: Accumulators) -> None:
         others: As many accumulators of the same dtype.
 
     Raises:
-        InvalidArgumentError: The dtypes or sizes differ.
+        InvalidArgumentError: The dtypes or sizes differ, or the values are not integers.
 
     Example:
         >>> tersor.federated.sums.subtract(total, mask)
@@ -140,4 +142,10 @@ def _combine(sums: Accumulators, others: Accumulators, subtract: bool) -> None:
         raise InvalidArgumentError(
             f"sums is {sums.dtype}, others is {others.dtype}: pass equal dtypes"
         )
+    _require_integers("sums", sums)
     _core.combine_accumulators(sums, others, 8 * sums.itemsize, subtract)
+
+
+def _require_integers(name: str, values: Accumulators) -> None:
+    if (dtype := numpy.asarray(values).dtype).kind not in "iu":
+        raise InvalidArgumentError(f"{name} is {dtype}: pass integers")
