@@ -21,7 +21,7 @@ from tersor._core import Error, InvalidArgumentError, ServerStatistics, Transpor
 from tersor._options import Self, Unpack
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.arrays import empty_bytes
-from tersor.server import ServerOptions, Update, core_options, named_update
+from tersor.server import ServerOptions, Update, core_options, named_update, sgd_rates
 
 __all__ = ["ParameterClient", "ParameterServer"]
 __dir__ = __all__.copy
@@ -184,7 +184,7 @@ class ParameterServer:
         """See the class."""
         self._options, self._workers = options, list(workers)
         actor: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
-        by = update if callable(update) else (float(update), momentum)
+        by = update if callable(update) else sgd_rates(update, momentum)
         arrays = {name: np.asarray(one) for name, one in parameters.items()}
         checked = core_options(self._options, self._workers, arrays)
         _core.WorkerFrames(list(arrays.values()), checked, 0, 0, servers)  # raises for bad options

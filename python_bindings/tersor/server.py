@@ -21,6 +21,8 @@ from tersor.codec import text_hash
 __all__ = ["ParameterClient", "ParameterServer", "ServerOptions"]
 __dir__ = __all__.copy
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 #: The name of a parameter, its values on this server (changed in place), and a gradient: arrays of
 #: one dimension. The values keep their memory. The gradient is valid during the call only.
 Part = tuple[str, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
@@ -30,6 +32,14 @@ Update = Callable[[list[Part]], None]
 def named_update(update: Update, names: Sequence[str]) -> Callable[[list[Any]], None]:
     """Wraps an update for a shard, which numbers the parameters."""
     return lambda parts: update([(names[i], own, by) for i, own, by in parts])
+
+
+def sgd_rates(update: float, momentum: float) -> tuple[float, float]:
+    """Returns the rates, which must be finite as float32 numbers."""
+    for name, rate in (("update", update), ("momentum", momentum)):
+        if not abs(float(rate)) <= _LARGEST:
+            raise InvalidArgumentError(f"{name}={rate}: give a finite float32 number")
+    return float(update), momentum
 
 
 def core_options(
@@ -89,7 +99,8 @@ class ParameterServer:
         options: See `ServerOptions`.
 
     Raises:
-        InvalidArgumentError: This rank is not in ``servers``, or an option is invalid.
+        InvalidArgumentError: This rank is not in ``servers``, a rate is not finite, or an option is
+            invalid.
 
     Example:
         >>> server = tersor.ParameterServer(transport, {"w": parameter}, update=0.1)
@@ -125,7 +136,7 @@ class ParameterServer:
             raise InvalidArgumentError(f"rank {transport.rank} is not in servers={list(servers)}")
         self._names = list(parameters)
         arrays = [np.asarray(one) for one in parameters.values()]
-        by = named_update(update, self._names) if callable(update) else (float(update), momentum)
+        by = named_update(update, self._names) if callable(update) else sgd_rates(update, momentum)
         checked = core_options(options, self._channels.workers, parameters)
         count = len(self._channels.servers)
         self.shard = _core.ParameterShard(arrays, by, checked, index, count)

@@ -178,6 +178,10 @@ def test_what_is_wrong_is_told() -> None:
         refused(transport, "leave out \\+ef", pull="int8+ef")
         refused(transport, "needs an exchange of all ranks", push="intsum")
         refused(transport, "no option 'codec'", codec="int8")
+        refused(transport, "update=nan: give a finite", update=float("nan"))
+        refused(transport, "update=-inf: give a finite", update=-float("inf"))
+        refused(transport, "momentum=nan: give a finite", momentum=float("nan"))
+        refused(transport, "momentum=1e\\+39: give a finite", momentum=1e39)
         refused(transport, "less than timeout=5", timeout=5.0, straggler_timeout=5.0)
         with pytest.raises(tersor.InvalidArgumentError, match="pass it as server="):
             tersor.ParameterClient(transport, zeros())
