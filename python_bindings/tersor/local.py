@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -55,7 +56,10 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
             results[transport.rank] = function(transport)
         except BaseException as error:
             errors[transport.rank] = error
-            transport.abort(f"rank {transport.rank} raised {type(error).__name__}: {error}")
+            reason = f"rank {transport.rank} raised {type(error).__name__}"
+            with contextlib.suppress(BaseException):  # __str__ may raise
+                reason = f"{reason}: {error}".encode(errors="replace").decode()
+            transport.abort(reason)
 
     own = [(world.transport(rank),) for rank in range(ranks)]
     threads = [threading.Thread(target=run_one, args=one, daemon=True) for one in own]

@@ -182,6 +182,27 @@ def test_the_rank_that_failed_is_heard() -> None:
         tersor.local.run(3, rank)
 
 
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [OSError("\udcff"), NoTextError()])
+def test_an_error_without_a_text_ends_the_other_ranks(error: Exception) -> None:
+    ended = []
+
+    def rank(transport: tersor.Transport) -> None:
+        if transport.rank == 1:
+            raise error
+        with pytest.raises(tersor.TransportError, match=type(error).__name__) as raised:
+            transport.barrier(timeout=5)
+        ended.append(str(raised.value))
+
+    with pytest.raises(type(error)):
+        tersor.local.run(2, rank)
+    assert len(ended) == 1
+
+
 def test_ranks_with_different_codecs_all_get_an_error() -> None:
     errors = []
 
