@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "none") -> list[Result]:
     """Calls ``function(transport)`` once per rank, each on a thread.
 
-    If a rank raises, the transports of all ranks are aborted.
+    If a rank raises, or Ctrl-C interrupts the call, the transports of all ranks are aborted.
 
     Args:
         ranks: Number of ranks.
@@ -63,10 +63,17 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
 
     own = [(world.transport(rank),) for rank in range(ranks)]
     threads = [threading.Thread(target=run_one, args=one, daemon=True) for one in own]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # such as Ctrl-C
+        for (transport,) in own:
+            transport.abort(f"run raised {type(error).__name__}")
+        for thread in filter(threading.Thread.is_alive, threads):
+            thread.join(1 / ranks)
+        raise
     if errors:  # aborted ranks raise TransportError, so prefer other errors
         raise errors[min(errors, key=lambda rank: (isinstance(errors[rank], TransportError), rank))]
     return [results[rank] for rank in range(ranks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -201,6 +202,23 @@ def test_an_error_without_a_text_ends_the_other_ranks(error: Exception) -> None:
     with pytest.raises(type(error)):
         tersor.local.run(2, rank)
     assert len(ended) == 1
+
+
+def test_an_interrupt_ends_the_ranks() -> None:
+    ended = threading.Event()
+
+    def rank(transport: tersor.Transport) -> None:
+        if transport.rank == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            ended.wait(5)
+        else:
+            with pytest.raises(tersor.TransportError, match="KeyboardInterrupt"):
+                transport.barrier(timeout=5)
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        tersor.local.run(2, rank)
+    assert ended.is_set()
 
 
 def test_ranks_with_different_codecs_all_get_an_error() -> None:
