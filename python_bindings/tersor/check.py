@@ -318,6 +318,8 @@ def _verdict(
         f"The link carries {rate / 1e9:.2g} Gbit/s per rank: an uncompressed all-reduce of "
         f"{parameters * _VALUE_BYTES / 1e6:.4g} MB takes {_text.seconds(dense)}."
     )
+    if not times:
+        return sentences
     best = min(times, key=lambda codec: times[codec])
     for codec, own in times.items():
         change = f"{dense / own:.2g}x faster" if own < dense else f"{own / dense:.2g}x slower"

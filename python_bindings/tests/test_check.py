@@ -70,6 +70,12 @@ def test_verdict(seconds: float, said: str) -> None:
     assert any(sentence.startswith(gain) for sentence in verdict) == (seconds == 0.1)
 
 
+def test_verdict_without_another_codec_than_none() -> None:
+    link = [check.LinkResult("none", 1 << 20, 0.2, 3)]
+    verdict = check._verdict([codec("none")], link, 2, (1 << 20) / 4, compute_ms=100)
+    assert verdict[-1].startswith("The link carries")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
