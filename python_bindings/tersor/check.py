@@ -113,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         launched = _launched()
+        if launched.rank == 0 and options.json is not None:
+            options.json.open("a").close()  # an error comes before the measurements
         report = _measure(options, launched)
     except (InvalidArgumentError, TransportError, ImportError, OSError) as error:
         print(f"tersor check: {error}", file=sys.stderr)

@@ -80,6 +80,7 @@ def test_verdict_without_another_codec_than_none() -> None:
     ("arguments", "status", "message"),
     [
         (["check", "--codecs", "int7"], 1, "int7"),
+        (["check", "--seconds", "0.1", "--json", "/no/x.json"], 1, "tersor check: [Errno 2]"),
         (["check", "--seconds", "0"], 2, "not between 0 and"),
         (["check", "--parameters", "nan"], 2, "not between 0 and"),
         ([], 2, "usage: python -m tersor check"),
