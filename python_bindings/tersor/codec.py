@@ -215,8 +215,8 @@ class Codec:
             >>> tersor.Codec("int8").max_payload_bytes(1000)
             1088
         """
-        if isinstance(gradient, int):
-            gradient = (gradient,)
+        if isinstance(gradient, int | numpy.integer):
+            gradient = (int(gradient),)
         if isinstance(gradient, tuple):
             return self._core.capacity_of_shapes([list(gradient)], dtype_text(dtype))
         return self._core.capacity_of_arrays(_as_list(gradient))
@@ -438,7 +438,7 @@ def _options(
     step: int = 0,
     factor: float = 1.0,
 ) -> _core.FrameOptions:
-    indices = [first_index] if isinstance(first_index, int) else list(first_index)
+    indices = [first_index] if isinstance(first_index, int | numpy.integer) else list(first_index)
     numbers = [("parameter", parameter, 32), ("step", step, 32), ("seed", seed, 64)]
     numbers += [("signature", signature, 64), *(("first_index", one, 64) for one in indices)]
     for name, value, bits in numbers:

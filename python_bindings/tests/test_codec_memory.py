@@ -42,6 +42,15 @@ def test_numbers_out_of_range_are_invalid_arguments(numbers: dict[str, int]) -> 
         tersor.Codec("int8").encode(numpy.ones(10, "f4"), **numbers)
 
 
+def test_integers_of_numpy_are_integers() -> None:
+    values = numpy.ones(600, "f4")
+    one: Any = numpy.int64(512)
+    payload = int8.encode(values, first_index=one)
+    assert payload.tobytes() == int8.encode(values, first_index=512).tobytes()
+    assert (int8.decode(payload, first_index=one) == 1).all()
+    assert int8.max_payload_bytes(one) == int8.max_payload_bytes(512)
+
+
 Call = Callable[[Any], object]
 int8, fed = tersor.Codec("int8"), tersor.Codec("int8+ef")
 
