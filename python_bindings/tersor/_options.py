@@ -58,6 +58,7 @@ def warn_of_lanes(value: object) -> None:
 
 
 _KINDS = {str: "a string", bool: "True or False", int: "an integer", float: "a number"}
+_OBJECTS = {"state": "a FeedbackState", "workspace": "a Workspace", "tuner": "a Tuner"}
 
 
 def _wanted(key: str, default: object, value: object) -> str:
@@ -66,7 +67,8 @@ def _wanted(key: str, default: object, value: object) -> str:
         return f"rules must be a list of pairs, such as [('*', 'int8')], not {value!r}"
     if type(default) is int and isinstance(value, int) and not isinstance(value, bool):
         return f"{key} is {value}: give {'0 or more' if value < 0 else 'a smaller number'}"
-    return f"{key} must be {_KINDS.get(type(default), 'a list')}, not {described(value)}"
+    kind = _OBJECTS.get(key) or _KINDS.get(type(default), "a list")
+    return f"{key} must be {kind}, not {described(value)}"
 
 
 def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Function], Function]:

@@ -74,6 +74,13 @@ def test_other_options_are_refused() -> None:
             gathered(AdvancedOptions, other)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["FeedbackState", "Workspace", "Tuner"])
+def test_an_option_of_another_type_names_its_type(name: str) -> None:
+    key = name.removeprefix("Feedback").lower()
+    with pytest.raises(TypeError, match=f"{key} must be a {name}, not 3"):
+        _options.fill(_core.CallOptions(), {key: 3})
+
+
 def test_plain_keywords_warn_once_and_count() -> None:
     old: dict[str, Any] = {"threads": 2, "seed": 3}
     with pytest.warns(DeprecationWarning, match="use advanced") as told:
