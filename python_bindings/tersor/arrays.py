@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy
@@ -67,6 +68,13 @@ def require_finite(
     finite = values.isfinite() if hasattr(values, "isfinite") else numpy.isfinite(values)
     if not finite.all():
         raise InvalidArgumentError(f"{name}: {update} is not finite; {then}")
+
+
+def refuse_masked(arrays: Iterable[Array]) -> None:
+    """Raises InvalidArgumentError for a masked array of NumPy, because Tersor ignores masks."""
+    ma = sys.modules.get("numpy.ma")
+    if ma is not None and any(isinstance(one, ma.MaskedArray) for one in arrays):
+        raise InvalidArgumentError("an array is masked: pass array.filled(0)")
 
 
 def library_of(array: Array) -> str:

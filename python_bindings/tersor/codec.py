@@ -11,7 +11,7 @@ import numpy
 
 from tersor import _core
 from tersor._options import expect, fill, warn_of_lanes
-from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
+from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values, refuse_masked
 
 __all__ = ["Codec", "CodecInfo", "CodecOption", "SentCodes", "codecs"]
 __dir__ = __all__.copy
@@ -426,7 +426,9 @@ def _shaped(data: Any, shape: tuple[int, ...], values: int) -> Any:
 
 
 def _as_list(arrays: Array | list[Array]) -> list[Array]:
-    return arrays if isinstance(arrays, list) else [arrays]
+    listed = arrays if isinstance(arrays, list) else [arrays]
+    refuse_masked(listed)
+    return listed
 
 
 def _options(

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 from tersor import _core
 from tersor._core import CollectiveStatistics, InvalidArgumentError, Transport, Tuner, Workspace
 from tersor._options import Unpack, expect, fill
+from tersor.arrays import refuse_masked
 
 __all__ = [
     "Algorithm", "CollectiveOptions", "CommonOptions", "FeedbackState", "GridOptions", "Keywords",
@@ -378,6 +379,7 @@ def _call(
     options: Keywords,
 ) -> CollectiveStatistics:
     stream = options.pop("stream", None)
+    refuse_masked(arguments)
     return entry(transport, *arguments, _call_options(transport, options), stream)
 
 

@@ -365,3 +365,12 @@ def test_decoding_saturates_in_float16() -> None:
         out = numpy.empty_like(array)
         codec.decode(codec.encode(array), out)
         assert numpy.isfinite(out).all(), spec
+
+
+def test_masked_arrays_are_refused() -> None:
+    masked = numpy.ma.masked_array(gradient(), mask=True)
+    codec, transport = tersor.Codec("int8"), tersor.local.InProcessWorld(1).transport(0)
+    refused("masked: pass array.filled", lambda: codec.encode(masked))
+    refused("masked: pass array.filled", lambda: codec.encode([gradient(), masked]))
+    refused("masked: pass array.filled", lambda: codec.decode(payload(), masked))
+    refused("masked: pass array.filled", lambda: tersor.allreduce(transport, masked))
