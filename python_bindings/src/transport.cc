@@ -112,10 +112,17 @@ void bind_transport(nb::module_& module) {
            "  timeout: Seconds, above 0.\n\n"
            "Raises:\n"
            "  TransportError: A rank is late, failed, or made another call.")
-      .def("abort", &Transport::abort, "cause"_a, nb::call_guard<GilReleased>(),
-           "Aborts the transport on all ranks.\n\n"
-           "Args:\n"
-           "  cause: The reason, part of the TransportError on every rank.")
+      .def(
+          "abort",
+          [](Transport& self, nb::str cause) {  // with any text: other ranks would wait
+            const auto text =
+                nb::cast<nb::bytes>(cause.attr("encode")("utf-8", "backslashreplace"));
+            without_gil([&] { self.abort({text.c_str(), text.size()}); });
+          },
+          "cause"_a,
+          "Aborts the transport on all ranks.\n\n"
+          "Args:\n"
+          "  cause: The reason, part of the TransportError on every rank.")
       .def(
           "poison",
           [](Transport& self, std::string_view cause) {

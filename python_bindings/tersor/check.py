@@ -307,6 +307,8 @@ def _verdict(
     for result in codecs:
         limit = _break_even(result, count)
         sentence = f"{result.codec} saves time on links below {limit / 1e9:.2g} Gbit/s per rank"
+        if limit <= 0:
+            sentence = f"{result.codec} saves no time"
         sentences.append(f"{sentence} ({count} ranks, one codec thread).")
     if not link:
         sentences.append("Start with torchrun or mpirun to measure the link of several ranks.")

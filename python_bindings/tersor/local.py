@@ -58,7 +58,7 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
             errors[transport.rank] = error
             reason = f"rank {transport.rank} raised {type(error).__name__}"
             with contextlib.suppress(BaseException):  # __str__ may raise
-                reason = f"{reason}: {error}".encode(errors="replace").decode()
+                reason = f"{reason}: {error}"
             transport.abort(reason)
 
     own = [(world.transport(rank),) for rank in range(ranks)]

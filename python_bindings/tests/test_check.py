@@ -72,7 +72,8 @@ def test_verdict(seconds: float, said: str) -> None:
 
 def test_verdict_without_another_codec_than_none() -> None:
     link = [check.LinkResult("none", 1 << 20, 0.2, 3)]
-    verdict = check._verdict([codec("none")], link, 2, (1 << 20) / 4, compute_ms=100)
+    verdict = check._verdict([codec("none", bits=33)], link, 2, (1 << 20) / 4, compute_ms=100)
+    assert verdict[0].startswith("none saves no time")
     assert verdict[-1].startswith("The link carries")
 
 
