@@ -52,6 +52,10 @@ std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
   if (split.size() != static_cast<std::size_t>(side.ranks))
     refuse(side, name + " has " + std::to_string(split.size()) + " numbers for " +
                      std::to_string(side.ranks) + " ranks: give one number per rank");
+  for (const std::size_t one : split)
+    if (one > rows)
+      refuse(side, name + " contains " + std::to_string(one) + ", but the " +
+                       std::string(side.span) + " has " + std::to_string(rows) + " rows");
   const std::size_t sum = std::accumulate(split.begin(), split.end(), std::size_t{0});
   if (sum != rows)
     refuse(side, name + " adds up to " + std::to_string(sum) + " rows, but the " +

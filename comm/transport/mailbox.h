@@ -73,7 +73,12 @@ class Mailbox {
   std::optional<Message> receive(int peer) {
     expect(peer);
     Handle& pending = peers_[peer].pending;
-    if (!pending.test()) return std::nullopt;
+    try {
+      if (!pending.test()) return std::nullopt;
+    } catch (...) {
+      pending = {};  // after a message that is too long, others may follow
+      throw;
+    }
     Message message{.owner = std::exchange(pending, {}), .header = {}, .body = {}};
     const ConstByteSpan bytes = message.owner.received(peer);
     if (bytes.size() < sizeof(Header))

@@ -136,8 +136,11 @@ void Tuner::Impl::find_machines() {
   int together = 1;
   for (int rank = 0; rank < channel_->ranks(); ++rank) {
     if (rank == channel_->rank()) continue;
+    const ConstByteSpan received = handle.received(rank);
     std::uint64_t other = 0;
-    std::memcpy(&other, handle.received(rank).data(), sizeof(other));
+    if (received.size() != sizeof(other))
+      throw TransportError("auto: rank " + std::to_string(rank) + " sent no number of its machine");
+    std::memcpy(&other, received.data(), sizeof(other));
     if (other != own) continue;
     ++together;
     if (rank < channel_->rank()) measures_ = false;

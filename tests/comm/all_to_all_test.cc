@@ -262,6 +262,8 @@ TEST(AllToAllErrors, SayWhichRanksSplitsDoNotFit) {
             "all_to_all on rank 1: sent adds up to 7 rows, but the input has 8");
   EXPECT_EQ(refused(10, {4, 4}, {4, 5}),
             "all_to_all on rank 1: received adds up to 9 rows, but the output has 8");
+  EXPECT_EQ(refused(10, {9, ~std::size_t{0}}, {4, 4}),  // 8 modulo 2^64
+            "all_to_all on rank 1: sent contains 9, but the input has 8 rows");
   EXPECT_EQ(refused(10, {8}, {}),
             "all_to_all on rank 1: sent has 1 numbers for 2 ranks: give one number per rank");
   EXPECT_EQ(refused(0, {}, {}), "all_to_all on rank 1: columns is 0: give at least 1");

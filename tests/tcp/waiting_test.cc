@@ -1,6 +1,7 @@
 // Waiting threads sleep and are woken by every awaited event, whichever thread receives the event.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -70,6 +71,30 @@ TEST(TcpWaiting, IsWokenByAFaultOfAnotherThread) {
         channel->receive({.name = "receive", .timeout = 2 * kLongWait}, 1, 10).wait_synchronize(),
         TransportError);
     EXPECT_LT(Clock::now() - start, kLongWait);
+  });
+}
+
+TEST(TcpWaiting, IsWokenWithoutFreeDescriptors) {
+  run_ranks(tcp_transports(2), [](Transport& transport) {
+    transport.barrier(operation_of(transport)).wait_synchronize();
+    if (transport.rank() == 0) {
+      const auto channel = transport.channel();
+      std::jthread other([&] {
+        std::this_thread::sleep_for(300ms);
+        channel->wake();
+      });
+      const int next = dup(0);
+      rlimit before{};
+      getrlimit(RLIMIT_NOFILE, &before);
+      const rlimit none{.rlim_cur = static_cast<rlim_t>(next), .rlim_max = before.rlim_max};
+      setrlimit(RLIMIT_NOFILE, &none);
+      close(next);
+      const auto start = Clock::now();
+      channel->wait_activity(start + kLongWait);
+      EXPECT_LT(Clock::now() - start, kLongWait);
+      setrlimit(RLIMIT_NOFILE, &before);
+    }
+    transport.barrier(operation_of(transport)).wait_synchronize();
   });
 }
 

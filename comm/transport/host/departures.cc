@@ -12,11 +12,11 @@ void Delivery::leave(ChannelState& channel, int peer) {
   free_if_over(channel);
 }
 
-// A receive matched with an announced message of the rank waits for another message or fails.
-// Abandoning an operation sends messages and may free other channel states, so the loop iterates
-// over ids.
+// A receive matched with an announced message of the rank waits for another message or fails. The
+// failure may drop other messages of the rank. Abandoning an operation sends messages and may free
+// other channel states, so the loop iterates over ids.
 void Delivery::depart(int peer) {
-  for (IncomingMessage* message : flow_.announced_by(peer)) {
+  while (IncomingMessage* const message = flow_.announced_by(peer)) {
     const auto [channel, batch, incoming] =
         std::tuple(message->channel, message->batch, message->incoming);
     if (channel != nullptr) channel->match_queue.reject(*message);

@@ -103,11 +103,10 @@ class FlowControl {
   void forget(const IncomingMessage& message) {
     announced_.erase({message.arrival.peer, message.number});
   }
-  std::vector<IncomingMessage*> announced_by(int peer) const {
-    std::vector<IncomingMessage*> messages;
-    for (const auto& [number, message] : announced_)
-      if (number.first == peer) messages.push_back(message);
-    return messages;
+  /// Returns an announced message of the peer, or null.
+  IncomingMessage* announced_by(int peer) const {
+    const auto found = announced_.lower_bound({peer, 0});
+    return found == announced_.end() || found->first.first != peer ? nullptr : found->second;
   }
   /// Collects a message's credits. Returns the credits to send now: 0 until a quarter of the window
   /// has accumulated.

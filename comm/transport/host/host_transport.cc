@@ -53,6 +53,7 @@ HostTransport::~HostTransport() {
 }
 
 std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
+  if (count > kUnorderedTag - next_tag_) next_tag_ = 0;  // equal on all ranks
   const std::uint32_t first = next_tag_;
   next_tag_ += count;
   return first;

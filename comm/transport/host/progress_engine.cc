@@ -198,7 +198,10 @@ void ProgressEngine::poll_until(ChannelState& channel, std::uint32_t seen,
                                  traits().waiting == Wire::Waiting::kPollYielding);
     else
       now = channel.backoff.wait_for_news([&] {
-        channel.event.wait_elsewhere(seen, [&](int alarm) { wire_.rest(alarm, until); });
+        channel.event.wait_elsewhere(seen, [&](int alarm) {
+          // Without a descriptor for an alarm, no signal ends the rest.
+          wire_.rest(alarm, alarm < 0 ? std::min(until, Clock::now() + kShortRest) : until);
+        });
       });
   }
 }

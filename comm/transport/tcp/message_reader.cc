@@ -107,8 +107,9 @@ void MessageReader::expect(PartialMessage& message) {
   if (!dropping_) message.arrival.payload = make_block_(message.missing);
   std::byte* const target = message.arrival.payload.writable().data();
   const std::size_t bytes = message.missing;
-  for (std::size_t connection = 0; connection < due_.size(); ++connection) {
-    const Share share = share_of(bytes, connection, due_.size());
+  const std::size_t parts = message.arrival.head.is_fault() ? 1 : due_.size();
+  for (std::size_t connection = 0; connection < parts; ++connection) {
+    const Share share = share_of(bytes, connection, parts);
     if (share.bytes != 0)
       due_[connection].push_back(
           {share.bytes, dropping_ ? nullptr : target + share.first, &message});

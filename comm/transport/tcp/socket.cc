@@ -155,7 +155,7 @@ Moved Socket::send(const Pieces& pieces) {
 }
 
 Listener::Listener(const Endpoint& at) : descriptor_(new_socket(at)) {
-  set_option(number(), SOL_SOCKET, SO_REUSEADDR);
+  if (descriptor_.open()) set_option(number(), SOL_SOCKET, SO_REUSEADDR);
   if (!descriptor_.open() || bind(number(), at.data(), static_cast<socklen_t>(at.size())) != 0 ||
       listen(number(), SOMAXCONN) != 0)
     throw TransportError("cannot listen at " + text_of(at) + ": " + text_of_error(errno));

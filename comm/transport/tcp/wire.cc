@@ -120,10 +120,12 @@ void TcpWire::keep(int to, const Job* job) {
 
 void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
   const std::size_t bytes = payload.bytes.size();
-  const std::size_t parts = bytes < kLeastShared ? 1 : address_.connections;
+  // A fault overtakes messages of the first connection only.
+  const bool shared = bytes >= kLeastShared && !head.is_fault();
+  const std::size_t parts = shared ? address_.connections : 1;
   if (payload.job != nullptr) payload.job->open = parts;
   for (std::size_t connection = 0; connection < parts; ++connection) {
-    const Share share = share_of(bytes, connection, address_.connections);
+    const Share share = share_of(bytes, connection, parts);
     peer.connections[connection]->send({.head = head,
                                         .headed = connection == 0,
                                         .payload = payload.bytes.subspan(share.first, share.bytes),
