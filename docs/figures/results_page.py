@@ -10,6 +10,7 @@ import results_tables as tables
 from svg import Axis, Drawing, axes
 
 SOAK = "python-soak.json"
+EIGHT_RANKS = "hadamard:bits=1,result=hadamard:bits=2+ef"  # the default codec
 FOLDER = pathlib.Path(__file__).resolve().parent
 DATED = {
     "mpi": tables.MPI,
@@ -173,6 +174,14 @@ def _training_figures() -> dict[str, str]:
         tables.best(codec).loss.mean
         for codec in ("muon", "muon,momentum=0.7:blocktopk:density=0.01+ef")
     )
+    eight = {
+        name: tables.final_loss(tables.GPT_RANKS, f"{name}:{EIGHT_RANKS}", rate)
+        - tables.final_loss(tables.GPT_2000, dense, dense_rate)
+        for name, rate, dense, dense_rate in (
+            ("adamw", 0.008, "none", 0.008),
+            ("muon", 0.032, "muon", 0.004),
+        )
+    }
     hooks, sgd = "python-train-convnet.json", "python-train-convnet-sgd.json"
     points = {
         "hook_bit": tables.paired_points(hooks, "hadamard:bits=1+ef"),
@@ -186,6 +195,7 @@ def _training_figures() -> dict[str, str]:
         "gpt_int4_points": f"{100 * (last['none'].accuracy - last['int4+ef'].accuracy):.2f}",
         "topk_points": f"{-tables.paired_points(tables.FASHION, 'topk:density=0.01'):.2f}",
         "muon_sparse": f"{sparse - muon:.3f}",
+        **{f"eight_{name}": tables.signed(value, 3) for name, value in eight.items()},
         "pipeline": tables.times(tables.pipeline()),
         **{name: tables.signed(value, 2) for name, value in points.items()},
     }

@@ -18,6 +18,7 @@ GPU_NCCL_AGAIN = "gpu-h200-again.json"
 GPU_KERNELS = "gpu-h200-format-3.json"
 MPI = "mpi-1gbit.json"
 GPT_2000 = "python-train-gpt-2000.json"
+GPT_RANKS = "python-train-gpt-2000-ranks.json"
 GPT_SLOW_LINK = "python-train-gpt-100mbit.json"
 FASHION = "train-fashion-mnist-1gbit.json"
 PACKET, PAYLOAD = 1514, 1448  # bytes of a full Ethernet packet, and of its TCP payload
@@ -220,6 +221,12 @@ def best(codec: str) -> loss_points.Point:
     """A codec at its best learning rate in 2,000 steps of a GPT."""
     points = loss_points.points(training(GPT_2000), "test_loss")
     return next(one for one in points if one.codec == codec)
+
+
+def final_loss(name: str, codec: str, rate: float) -> float:
+    """The test loss at the end of the training with seed 1."""
+    epochs = entries(name, codec=codec, learning_rate=rate, seed=1)
+    return max(epochs, key=lambda one: one["epoch"])["test_loss"]
 
 
 def optimizers() -> str:

@@ -54,7 +54,8 @@ class CompressedAdamW(CompressedOptimizer):
         betas: Decay rates of the two moments.
         eps: Added to the root of the variance.
         weight_decay: Decoupled weight decay.
-        codec: Spec of the codec, with ``+ef``.
+        codec: Spec of the codec, with ``+ef``. Default: one bit per value; in two-shot exchanges
+            (usual from three ranks on), owners answer with two bits.
         rules: Tuples ``(pattern, codec)`` or ``(pattern, codec, step)``, as in ``compress``. At
             least one codec must have ``+ef``.
         warmup_codec: Codec of the first ``warmup_steps`` steps.

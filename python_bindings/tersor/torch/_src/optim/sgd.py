@@ -29,7 +29,7 @@ from tersor._renamed import renamed_keywords
 from tersor.reducer import OptimizerOptions, ResidualDtype, Rules
 from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import OnLoss
-from tersor.torch._src.optim.compressed import DEFAULT_CODEC, RENAMED, CompressedOptimizer
+from tersor.torch._src.optim.compressed import RENAMED, CompressedOptimizer
 from tersor.torch._src.optim.rules import MeanGradient, Part, Rule, number
 
 _SAMPLE = 1 << 16  # values
@@ -73,7 +73,7 @@ class CompressedSGD(CompressedOptimizer):
         weight_decay: float = 0.0,
         *,
         sent_momentum: float | None = None,
-        codec: str = DEFAULT_CODEC,
+        codec: str = "hadamard:bits=1+ef",
         rules: Rules | None = None,
         warmup_codec: str = "bf16",
         warmup_steps: int = 0,
