@@ -284,7 +284,7 @@ struct Gossip::State {
     is_under_way = false;
     try {
       receive();
-    } catch (...) {  // some estimates include this step's differences, others do not
+    } catch (...) {  // only some estimates include this step's differences
       forget(epoch + 1);
       throw;
     }

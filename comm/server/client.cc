@@ -212,7 +212,8 @@ class ServerSeen {
         pushed_.pop_front();
         break;
       case ServerMessage::kWeights:
-        if (header.clock == clock_) weights_ = std::move(message);  // others: of a late pull
+        if (header.clock == clock_)
+          weights_ = std::move(message);  // else: an answer to an earlier pull
         break;
       case ServerMessage::kOptions:
         refuse(Agreement::parse(unpack(rest)));

@@ -114,7 +114,7 @@ void bind_transport(nb::module_& module) {
            "  TransportError: A rank is late, failed, or made another call.")
       .def(
           "abort",
-          [](Transport& self, nb::str cause) {  // with any text: other ranks would wait
+          [](Transport& self, nb::str cause) {  // any text, because other ranks wait
             const auto text =
                 nb::cast<nb::bytes>(cause.attr("encode")("utf-8", "backslashreplace"));
             without_gil([&] { self.abort({text.c_str(), text.size()}); });

@@ -34,7 +34,7 @@ from tersor.torch._src.parameters.selection import (
     shards_of,
 )
 
-#: One bit per value. Owners of two-shot answer with two bits: loss of eight ranks in docs/results.
+#: One bit per value. Owners of two-shot answer with two bits, which lowers the loss of many ranks.
 DEFAULT_CODEC = "hadamard:bits=1,result=hadamard:bits=2+ef"
 #: Former keywords.
 RENAMED = {"dense_codec": "warmup_codec", "dense_steps": "warmup_steps"}
