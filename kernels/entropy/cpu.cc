@@ -6,6 +6,8 @@
 
 #include "kernels/host/targets.h"
 
+#include <hwy/cache_control.h>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/entropy/cpu.cc"
 #include <hwy/foreach_target.h>
@@ -44,6 +46,8 @@ decltype(auto) visit_fields(Dtype dtype, const Visitor& visitor) {
   return visitor(Fields<std::uint16_t, 8, 7>());
 }
 
+constexpr std::size_t kPart = 64;                       // values; padded blocks have whole parts
+constexpr std::size_t kLine = 64;                       // bytes of a line of the cache
 constexpr unsigned kMostLowBits = 4;                    // the largest k
 constexpr std::size_t kPlaneBytes = kEntropyBlock / 8;  // of a bit per value
 using Plane = std::uint8_t[kPlaneBytes + kPackedSlack];
@@ -123,18 +127,42 @@ HWY_INLINE void look_up(const std::uint8_t* table, [[maybe_unused]] std::uint8_t
   }
 }
 
-/// The block as fields: exponents and the rest.
+/// The block as fields: exponents and the rest. Requests the next block from memory meanwhile.
 template <class F>
 HWY_INLINE void split(const typename F::Bits* bits, std::size_t padded, std::uint8_t* exponents,
                       std::byte* bytes, std::uint8_t* high) {
   auto* plane = reinterpret_cast<std::uint8_t*>(bytes);
-  for (std::size_t i = 0; i < padded; ++i) exponents[i] = F::exponent(bits[i]);
-  for (unsigned byte = 0; byte < F::kBytes; ++byte, plane += padded)
-    for (std::size_t i = 0; i < padded; ++i)
-      plane[i] = static_cast<std::uint8_t>(F::rest(bits[i]) >> 8 * byte);
-  if constexpr (F::kBits != 0)
-    for (std::size_t i = 0; i < padded; ++i)
-      high[i] = static_cast<std::uint8_t>(F::rest(bits[i]) >> 8 * F::kBytes);
+  for (std::size_t at = 0; at < padded; at += kPart) {
+    for (std::size_t i = 0; i < kPart; i += kLine / sizeof *bits)
+      hwy::Prefetch(bits + padded + at + i);
+    for (std::size_t i = at; i < at + kPart; ++i) exponents[i] = F::exponent(bits[i]);
+    for (unsigned byte = 0; byte < F::kBytes; ++byte)
+      for (std::size_t i = at; i < at + kPart; ++i)
+        plane[byte * padded + i] = static_cast<std::uint8_t>(F::rest(bits[i]) >> 8 * byte);
+    if constexpr (F::kBits != 0)
+      for (std::size_t i = at; i < at + kPart; ++i)
+        high[i] = static_cast<std::uint8_t>(F::rest(bits[i]) >> 8 * F::kBytes);
+  }
+}
+
+/// The values of fields. Requests the memory of the next block, whose words begin at `next`.
+template <class F>
+HWY_INLINE void join(const std::byte* rest, const std::uint8_t* high, const std::uint8_t* exponents,
+                     std::size_t padded, const std::byte* next, typename F::Bits* bits) {
+  using Bits = typename F::Bits;
+  for (std::size_t at = 0; at < padded; at += kPart) {
+    for (std::size_t i = 0; i < kPart; i += kLine / sizeof(Bits)) {
+      __builtin_prefetch(bits + padded + at + i, 1);
+      hwy::Prefetch(next + (at + i) * sizeof(Bits));
+    }
+    for (std::size_t i = at; i < at + kPart; ++i) {
+      Bits all = 0;
+      for (unsigned byte = 0; byte < F::kBytes; ++byte)
+        all = static_cast<Bits>(all | static_cast<Bits>(rest[byte * padded + i]) << 8 * byte);
+      if constexpr (F::kBits != 0) all = static_cast<Bits>(all | Bits{high[i]} << 8 * F::kBytes);
+      bits[i] = F::value(all, exponents[i]);
+    }
+  }
 }
 
 /// Returns the values if they need no copy that is aligned and padded.
@@ -249,13 +277,7 @@ const char* decode_block(const std::byte* words, std::size_t size, std::size_t c
   alignas(64) Bits own[kEntropyBlock];
   Bits* const whole = whole_block<Bits>(values, count);
   Bits* const bits = whole != nullptr ? whole : own;
-  for (std::size_t i = 0; i < padded; ++i) {
-    Bits all = 0;
-    for (unsigned byte = 0; byte < F::kBytes; ++byte)
-      all = static_cast<Bits>(all | static_cast<Bits>(rest[byte * padded + i]) << 8 * byte);
-    if constexpr (F::kBits != 0) all = static_cast<Bits>(all | Bits{high[i]} << 8 * F::kBytes);
-    bits[i] = F::value(all, ranks[i]);
-  }
+  join<F>(rest, high, ranks, padded, words + 4 * size, bits);
   if (whole == nullptr) std::memcpy(values, own, count * sizeof(Bits));
   return nullptr;
 }

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "tests/comm/ranks.h"
+#include "tests/support/heap.h"
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <tersor/sending.h>
 
 #include <chrono>
@@ -38,21 +38,16 @@ class RunningAhead {
   static constexpr int kCalls = 400;                            // 152 MiB
   static constexpr std::size_t kBound = std::size_t{96} << 20;  // three ranks, two peers, 16 MiB
 
-  static std::size_t bytes_in_use() {
-    const auto use = mallinfo2();
-    return use.uordblks + use.hblkhd;
-  }
-
   template <typename Call>
   void expect_bounded(const std::string& name, Call&& call) {
     call();  // allocates workspaces
     meet();
-    const std::size_t before = bytes_in_use();
+    const std::size_t before = heap_bytes();
     meet();
     if (ranks_.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     for (int number = 0; number < kCalls; ++number) call();
     meet();
-    EXPECT_LE(bytes_in_use(), before + kBound) << name << " on rank " << ranks_.rank();
+    EXPECT_LE(heap_bytes(), before + kBound) << name << " on rank " << ranks_.rank();
     meet();
   }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <thread>
 
@@ -79,10 +80,13 @@ TEST(TcpWaiting, IsWokenWithoutFreeDescriptors) {
     transport.barrier(operation_of(transport)).wait_synchronize();
     if (transport.rank() == 0) {
       const auto channel = transport.channel();
+      std::latch runs(1);  // a sanitizer's check of a new thread needs descriptors
       std::jthread other([&] {
+        runs.count_down();
         std::this_thread::sleep_for(300ms);
         channel->wake();
       });
+      runs.wait();
       const int next = dup(0);
       rlimit before{};
       getrlimit(RLIMIT_NOFILE, &before);

@@ -1,9 +1,8 @@
 // Resources left by channels, splits and messages after all ranks have left: none.
-#include <malloc.h>
-
 #include <cstddef>
 #include <filesystem>
 
+#include "tests/support/heap.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {
@@ -20,21 +19,11 @@ std::size_t entries_of(const char* folder) {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// Bytes allocated by malloc. AddressSanitizer replaces malloc, so glibc's statistics are
-/// unavailable.
-std::size_t heap_bytes() {
-#if defined(__SANITIZE_ADDRESS__)
-  return 0;
-#else
-  return mallinfo2().uordblks;
-#endif
-}
-
 /// Resources of this process.
 struct Held {
   std::size_t descriptors = entries_of("/proc/self/fd");
   std::size_t threads = entries_of("/proc/self/task");
-  std::size_t bytes = heap_bytes();
+  std::size_t bytes = testing::heap_bytes();
 };
 
 /// The kernel lists a joined thread until the exit is complete. Waits up to a second.

@@ -1,0 +1,25 @@
+// Allocated memory of this process.
+#pragma once
+
+#include <malloc.h>
+
+#include <cstddef>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/allocator_interface.h>
+#endif
+
+namespace tersor::testing {
+
+/// Returns the bytes that malloc handed out. Sanitizers replace malloc; mallinfo2() would start
+/// glibc's own malloc, which then fails at the end of a thread.
+inline std::size_t heap_bytes() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return __sanitizer_get_current_allocated_bytes();
+#else
+  const auto use = mallinfo2();
+  return use.uordblks + use.hblkhd;
+#endif
+}
+
+}  // namespace tersor::testing
