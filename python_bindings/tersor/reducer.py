@@ -238,6 +238,9 @@ class ReducerOptions(GridOptions, total=False):
     stream: Any
 
 
+_ARGUMENTS = {*ReducerOptions.__annotations__, "on_loss"}  # on_loss: of an exchange of tensors
+
+
 def gathered(
     kind: type[ExchangeOptions], advanced: ExchangeOptions | None, **options: object
 ) -> ReducerOptions:
@@ -246,7 +249,7 @@ def gathered(
     Args:
         kind: The type that ``advanced`` must have.
         advanced: The caller's options; None: the defaults of ``kind``.
-        **options: Further options, which the entry point has as arguments of its own.
+        **options: The entry point's arguments. Those that are no options of reducers are ignored.
 
     Raises:
         TypeError: ``advanced`` is not of ``kind``, or ``rules`` is no list.
@@ -255,7 +258,8 @@ def gathered(
         advanced = kind()
     expect(advanced, kind, f"advanced must be {kind.__name__}(...)")
     optional = {"rules", "timeout", *(one.name for one in fields(kind) if one.default is None)}
-    every = {**vars(advanced), **options}
+    own = {key: value for key, value in options.items() if key in _ARGUMENTS}
+    every = {**vars(advanced), **own}
     given = {key: value for key, value in every.items() if value is not None or key not in optional}
     if "rules" in given:
         expect(given["rules"], Iterable, "rules must be a list of pairs, such as [('*', 'int8')]")

@@ -176,6 +176,8 @@ def compress(
         model = DistributedDataParallel(model)
         handle = tersor.torch.compress(model, "int8")
     """
+    options: dict[str, Any] = {**locals()}
+    del options["model"], options["weights_codec"]
     model = cast(nn.Module, model)
     uncompiled = _compat.uncompiled(model)
     wanted = (
@@ -183,25 +185,20 @@ def compress(
         "tersor.torch.DistributedOptimizer)"
     )
     expect(uncompiled, nn.Module, wanted)
-    options: dict[str, Any] = {
-        "rules": rules, "timeout": timeout, "residual_dtype": residual_dtype, "weighted": weighted,
-        "transactional": transactional, "scaler": scaler, "unsupported": unsupported,
-        "advanced": advanced,
-    }  # fmt: skip
     if isinstance(uncompiled, DistributedDataParallel):
         if weights_codec is not None:
             raise InvalidArgumentError(
                 f"weights_codec={weights_codec!r}: DistributedDataParallel gathers no weights; "
                 "leave the option out"
             )
-        return _compress_ddp(uncompiled, codec=codec, **options)
+        return _compress_ddp(uncompiled, **options)
     for one in type(uncompiled).__mro__:
         if one.__name__ in _REFUSED:
             raise InvalidArgumentError(
                 f"{_REFUSED[one.__name__]} (docs/reference/compatibility.md)"
             )
     if any(isinstance(module, FSDPModule) for module in model.modules()):
-        return fsdp.compress(model, codec, weights_codec=weights_codec, **options)
+        return fsdp.compress(model, weights_codec=weights_codec, **options)
     raise InvalidArgumentError(
         f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel or call "
         "fully_shard(model) first, or use tersor.torch.DistributedOptimizer"

@@ -82,10 +82,7 @@ class HookState(ReducerReporting, Weighed):
             trained, self._frozen = split_parameters(selection.wrapped_in(model))
             self._names = Names(trained, self._frozen)
         self._group = process_group
-        self._options = gathered(
-            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
-            residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
-        )  # fmt: skip
+        self._options = gathered(AdvancedOptions, **locals())
         self._samples = Samples(self._options)
         self._uneven = UnevenInputs(self)
         self._unsupported_means: Unsupported = unsupported

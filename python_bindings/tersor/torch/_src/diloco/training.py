@@ -132,7 +132,6 @@ class DiLoCo(FragmentExchange):
     ) -> None:
         expect(model, torch.nn.Module, "model must be a torch.nn.Module")
         outer_optimizers.check_outer(outer_optimizer)
-        late = straggler_timeout is not None
         self._timetable = Timetable(sync_every, fragments, fragment_sync_delay)
         if straggler_timeout is not None:
             stragglers.check_timeout(straggler_timeout, self._timetable)
@@ -157,11 +156,8 @@ class DiLoCo(FragmentExchange):
             raise InvalidArgumentError("no parameter of the model requires a gradient")
         self._group = process_group
         self._check(self._parameters)
-        options: Any = gathered(
-            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
-            residual_dtype=residual_dtype, elastic=elastic, min_ranks=min_ranks, on_loss=on_loss,
-            weighted=late,
-        )  # fmt: skip
+        late = straggler_timeout is not None
+        options: Any = gathered(AdvancedOptions, **locals(), weighted=late)
         options["order"] = "ready_order"
         if fragments > 1 or fragment_sync_delay > 0:
             options["auto_learning"] = False

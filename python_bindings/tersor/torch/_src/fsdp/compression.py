@@ -98,10 +98,7 @@ def compress(
         handle = tersor.torch.fsdp.compress(model, "int8", weights_codec="int8")
     """
     expect(model, nn.Module, "model must be a model that went through fully_shard")
-    options = gathered(
-        ShardedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
-        residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
-    )  # fmt: skip
+    options = gathered(ShardedOptions, **locals())
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
     on_one_mesh = len(meshes_of(reduces.values())) <= 1 and all(mesh.ndim == 1 for mesh in meshes)

@@ -110,12 +110,7 @@ class CompressedAdamW(CompressedOptimizer):
         advanced: OptimizerOptions | None = None,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(
-            params, defaults, (warmup_codec, warmup_steps), process_group, advanced, codec=codec,
-            rules=rules, timeout=timeout, residual_dtype=residual_dtype, elastic=elastic,
-            min_ranks=min_ranks, on_loss=on_loss,
-            average_gradients_in_host=average_gradients_in_host,
-        )  # fmt: skip
+        super().__init__(params, defaults, locals())
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         return adamw_rule(codec)

@@ -53,24 +53,18 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     _instead: ClassVar = "use tersor.torch.compress with a codec of two bits or more"
 
     def __init__(
-        self,
-        params: ParamsT,
-        defaults: dict[str, Any],
-        warmup: tuple[str, int],
-        process_group: dist.ProcessGroup | None,
-        advanced: OptimizerOptions | None,
-        average_gradients_in_host: bool = False,
-        **options: object,
+        self, params: ParamsT, defaults: dict[str, Any], arguments: Mapping[str, Any]
     ) -> None:
-        """``warmup``: a codec and the number of first steps that use this codec."""
+        """``arguments``: of the subclass, by name."""
         who = type(self).__name__
         if isinstance(params, (torch.nn.Module, torch.optim.Optimizer)):
             raise TypeError(f"{who} needs model.named_parameters(), not {described(params)}")
         super().__init__(params, defaults)
-        self._group = process_group
-        found = gathered(OptimizerOptions, advanced, **options)
+        self._group = process_group = arguments["process_group"]
+        found = gathered(OptimizerOptions, **arguments)
         _check_codecs(found, who)
-        self._warmup_codec, self._warmup_steps = warmup
+        self._warmup_codec = arguments["warmup_codec"]
+        self._warmup_steps = arguments["warmup_steps"]
         if self._warmup_steps != 0:
             _check_schedule(found, self._warmup_steps)
         self._optimized = OptimizedParameters(self, None)
@@ -78,7 +72,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         device = selection.only_device(self._parameters)
         self._exchange = TensorExchange(process_group, device, found)
         self._presence = Presence(self._exchange)
-        self._host_mean = HostMean(self._exchange) if average_gradients_in_host else None
+        in_host = arguments.get("average_gradients_in_host", False)
+        self._host_mean = HostMean(self._exchange) if in_host else None
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._begin(self._parameters)

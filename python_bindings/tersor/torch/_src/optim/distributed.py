@@ -151,11 +151,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
             raise InvalidArgumentError(
                 f"backward_passes_per_step={backward_passes_per_step}: give at least 1"
             )
-        options: Any = gathered(
-            AdvancedOptions, advanced, codec=codec, rules=rules, timeout=timeout,
-            residual_dtype=residual_dtype, weighted=weighted, transactional=transactional,
-            elastic=elastic, min_ranks=min_ranks, on_loss=on_loss,
-        )  # fmt: skip
+        options: Any = gathered(AdvancedOptions, **locals())
         self.__dict__ = optimizer.__dict__
         self.optimizer = optimizer
         self._replaced: dict[str, Any] = {}

@@ -120,12 +120,7 @@ class CompressedMuon(CompressedOptimizer):
             known = ", ".join(self._adamw)
             raise InvalidArgumentError(f"adamw= has no option {min(unknown)!r}; there are: {known}")
         self._adamw.update(adamw or {})
-        super().__init__(
-            params, {}, (warmup_codec, warmup_steps), process_group, advanced, codec=codec,
-            rules=rules, timeout=timeout, residual_dtype=residual_dtype, elastic=elastic,
-            min_ranks=min_ranks, on_loss=on_loss,
-            average_gradients_in_host=average_gradients_in_host,
-        )  # fmt: skip
+        super().__init__(params, {}, locals())
         if not any(one["use_muon"] for one in self.param_groups):
             raise InvalidArgumentError(
                 "no parameter is a hidden matrix: select them by hidden= or groups with "

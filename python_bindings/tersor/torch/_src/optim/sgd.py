@@ -87,11 +87,7 @@ class CompressedSGD(CompressedOptimizer):
     ) -> None:
         defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         defaults["sent_momentum"] = sent_momentum
-        super().__init__(
-            params, defaults, (warmup_codec, warmup_steps), process_group, advanced, codec=codec,
-            rules=rules, timeout=timeout, residual_dtype=residual_dtype, elastic=elastic,
-            min_ranks=min_ranks, on_loss=on_loss,
-        )  # fmt: skip
+        super().__init__(params, defaults, locals())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
