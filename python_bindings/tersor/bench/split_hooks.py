@@ -164,7 +164,12 @@ class ExpertHook(SplitHook):
             mixture.carrier = self._rows
             for parameter in mixture.own_experts().parameters():  # the sum over the rows' ranks
                 parameter.register_hook(lambda one: one / self._rows.ranks)  # type: ignore[no-untyped-call]
-        self.model = _distribute_the_rest(module)
+        # DDP averages neither the experts nor the routers' biases, which are equal on all ranks.
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        own = [name for name, _ in tensors if ".experts." in f".{name}" or name.endswith("likings")]
+        kind: Any = DistributedDataParallel
+        kind._set_params_and_buffers_to_ignore_for_model(module, own)
+        self.model = hooks.distributed(module)
 
     def owners(self) -> list[tuple[nn.Module, int]]:
         ranks = range(self._rows.ranks)
@@ -183,15 +188,6 @@ class ExpertHook(SplitHook):
 def check_ranks(experts: int, ranks: int) -> None:
     """Raises BenchmarkError if ranks cannot have equal numbers of experts."""
     refuse(experts % ranks, f"{experts} experts are not a multiple of {ranks} ranks")
-
-
-def _distribute_the_rest(module: nn.Module) -> DistributedDataParallel:
-    """DDP without the experts and the routers' biases. The biases are equal on all ranks."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    own = [name for name, _ in tensors if ".experts." in f".{name}" or name.endswith("likings")]
-    kind: Any = DistributedDataParallel
-    kind._set_params_and_buffers_to_ignore_for_model(module, own)
-    return hooks.distributed(module)
 
 
 class StageHook(SplitHook):

@@ -39,6 +39,7 @@ class Training:
     def __init__(
         self, task: AnyTask, hook: str, seed: int, world: World, pace: Pace | None = None
     ) -> None:
+        """Raises BenchmarkError if the training would not end with an exchange."""
         torch.manual_seed(seed)
         self.pace = pace
         self.task, self.name, self.seed, self.world = task, hook, seed, world
@@ -47,7 +48,9 @@ class Training:
         self._module = task.model().to(world.device)
         self._last_gradient = LastGradient(self._module, self._mark)
         self.hook = task.attach(self._module, hook)
-        self._check_steps()
+        steps, period = task.recipe.epochs * task.recipe.steps, self.hook.period
+        text = f"steps is {steps}: give a multiple of {period}, the steps between exchanges"
+        refuse(steps % period, text)
         self._optimizer = self.hook.optimizer(task.optimizer(self._module))
 
     def epochs(self) -> Iterator[Record]:
@@ -135,9 +138,3 @@ class Training:
             count += len(classes)
         right, loss, count = self.world.total([right, loss, count])
         return right / count, loss / count
-
-    def _check_steps(self) -> None:
-        """Raises BenchmarkError if the training would not end with an exchange."""
-        steps, period = self.task.recipe.epochs * self.task.recipe.steps, self.hook.period
-        text = f"steps is {steps}: give a multiple of {period}, the steps between exchanges"
-        refuse(steps % period, text)

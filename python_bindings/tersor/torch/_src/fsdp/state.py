@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tersor import collectives
@@ -174,9 +173,14 @@ def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
+    """The sums over ranks, with the residuals between replicas in the same unit."""
     totals = {name: one.spread() for name, one in kept.items()}
     for reducer in sender.replicas.all():
-        _add_shards(totals, kept, reducer)
+        for name, shard in reducer.sums().items():
+            if (one := kept.get(name)) is not None:  # "auto" may have changed the codec
+                share = one.replica_unit / one.unit / reducer.kind.group.size()
+                own = totals[name].view(one.ranks, -1)[one.rank]
+                own += shard * share  # all replicas have equal sums
     sums = {}
     for name, one in kept.items():
         total = totals[name]
@@ -184,19 +188,6 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
         collectives.allreduce(ranks, total, codec="none", timeout=seconds)
         sums[name] = from_flat(total, one.parameter, one.ranks)
     return {"residuals": sums}
-
-
-def _add_shards(
-    totals: Mapping[str, Tensor], kept: Mapping[str, Kept], reducer: ReplicaReducer
-) -> None:
-    """Adds residuals between replicas, in the unit of the sum over ranks."""
-    for name, shard in reducer.sums().items():
-        if name not in totals:  # "auto" may have changed the codec
-            continue
-        one = kept[name]
-        share = one.replica_unit / one.unit / reducer.kind.group.size()
-        own = totals[name].view(one.ranks, -1)[one.rank]
-        own += shard * share  # all replicas have equal sums
 
 
 def _move_to_replicas(

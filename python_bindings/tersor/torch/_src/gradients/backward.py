@@ -116,21 +116,18 @@ class Backward:
     def _complete(self) -> None:
         with torch.no_grad(), torch.cuda.stream(self._stream):
             for bucket in self.buckets:
-                self._complete_one(bucket)
-
-    def _complete_one(self, bucket: Bucket) -> None:
-        with self.guard():
-            if self.error is None and bucket.sent is not None:
-                bucket.sent.wait()
-                if self._sums:
-                    restore_overflow(bucket.gradients)
-        try:
-            if self.error is not None:
-                bucket.gradients.fill_(math.nan)
-            bucket.future.set_result(bucket.gradients)
-        except Exception as error:  # of a lost device; DDP waits for the future nevertheless
-            self.error = self.error or error
-            bucket.future.set_exception(error)  # type: ignore[arg-type]  # as PyTorch declares it
+                with self.guard():
+                    if self.error is None and bucket.sent is not None:
+                        bucket.sent.wait()
+                        if self._sums:
+                            restore_overflow(bucket.gradients)
+                try:
+                    if self.error is not None:
+                        bucket.gradients.fill_(math.nan)
+                    bucket.future.set_result(bucket.gradients)
+                except Exception as error:  # of a lost device; DDP waits for the future anyway
+                    self.error = self.error or error
+                    bucket.future.set_exception(error)  # type: ignore[arg-type]  # PyTorch's type
 
 
 class Passes:

@@ -153,7 +153,10 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
         if self._exchange.elastic:  # the step may be done again
             gradients = {name: one.clone() for name, one in gradients.items()}
-        gradients = self._unscaled(gradients)
+        # Divided by the scaler's scale: f32 gradients in place, 16-bit gradients as f32 copies.
+        if (scale := self._of_scaler("grad_scale")) is not None and gradients:
+            gradients = {name: one.float() for name, one in gradients.items()}
+            _compat.foreach_div_(list(gradients.values()), scale.to(self._exchange.device))
         if self._host_mean is not None:
             gradients = {name: one.float() for name, one in gradients.items()}
             own_weight = None if samples is None else weight
@@ -319,14 +322,6 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         """An attribute that a scaler has set for this step, or for the lost step."""
         found: Tensor | None = vars(self).get(key, self._told.get(key))
         return found
-
-    def _unscaled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Divided by the scaler's scale: f32 gradients in place, 16-bit gradients as f32 copies."""
-        scale = self._of_scaler("grad_scale")
-        if scale is not None and gradients:
-            gradients = {name: one.float() for name, one in gradients.items()}
-            _compat.foreach_div_(list(gradients.values()), scale.to(self._exchange.device))
-        return gradients
 
     def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         """The means of each part. Tersor sends a part while the next part is computed."""

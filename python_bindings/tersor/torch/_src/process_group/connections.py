@@ -122,7 +122,8 @@ def transport(
     if group not in _connections:
         for gone in [one for one in _connections if not _is_alive(one)]:
             _connections.pop(gone).close()
-        seconds, nccl = seconds_of(group), _uses_nccl(group)
+        made, seconds = str(dist.get_backend_config(group)), seconds_of(group)
+        nccl = _core.has_nccl() and ("nccl" in made or ("cuda:tersor" in made and nccl_is_there()))
         members = Members(_store_of(group), group.rank(), group.size(), seconds, nccl)
         _connections[group] = Connection(members)
     return _connections[group].of(torch.device(device or "cpu"))
@@ -260,11 +261,6 @@ def _own_address() -> tuple[str, str]:
         if address := os.environ.get(variable, "").split(",")[0].strip():
             return variable, address
     return "", ""
-
-
-def _uses_nccl(group: dist.ProcessGroup) -> bool:
-    made = str(dist.get_backend_config(group))
-    return _core.has_nccl() and ("nccl" in made or ("cuda:tersor" in made and nccl_is_there()))
 
 
 def nccl_is_there() -> bool:
