@@ -120,18 +120,24 @@ def decoded(signs: Tensor, scales: Tensor, tensor_of: Tensor) -> Tensor:
     return torch.where(negative, -magnitudes, magnitudes)
 
 
+def hidden_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The hidden matrices of a model, and its other parameters."""
+    alike: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, one in model.named_parameters():
+        alike[one.dim() == 2 and is_hidden(name, one)].append(one)
+    return alike[True], alike[False]
+
+
 class MuonBesideAdamW(torch.optim.Optimizer):
     """PyTorch's Muon for hidden matrices, and its AdamW for the rest, with AdamW's step size."""
 
     def __init__(self, model: nn.Module, plain: torch.optim.AdamW, momentum: float) -> None:
         """``plain`` has the options."""
-        alike: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, one in model.named_parameters():
-            alike[one.dim() == 2 and is_hidden(name, one)].append(one)
+        matrices, others = hidden_and_others(model)
         rate, decay = plain.defaults["lr"], plain.defaults["weight_decay"]
-        muon = torch.optim.Muon(alike[True], rate, decay, momentum, adjust_lr_fn="match_rms_adamw")
+        muon = torch.optim.Muon(matrices, rate, decay, momentum, adjust_lr_fn="match_rms_adamw")
         betas, eps = plain.defaults["betas"], plain.defaults["eps"]
-        self._both = (muon, torch.optim.AdamW(alike[False], rate, betas, eps, decay))
+        self._both = (muon, torch.optim.AdamW(others, rate, betas, eps, decay))
         super().__init__([group for one in self._both for group in one.param_groups], {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -47,8 +47,7 @@ from tersor.bench.errors import refuse
 from tersor.bench.hook_kinds import Hook, PeerHook
 from tersor.bench.local_training import DiLoCoHook
 from tersor.bench.measures import Sender
-from tersor.bench.optimizers import OneBitAdamW
-from tersor.torch._src.optim.muon import is_hidden
+from tersor.bench.optimizers import OneBitAdamW, hidden_and_others
 
 CHUNK = 64
 SMALLEST_NORM = 1e-8
@@ -212,10 +211,7 @@ class Dion(torch.optim.Optimizer):
         Raises BenchmarkError if no parameter is a hidden matrix.
         """
         self._sender, self._mu, self._factor, self._dtype = sender, mu, factor, dtype
-        alike: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, one in model.named_parameters():
-            alike[one.dim() == 2 and is_hidden(name, one)].append(one)
-        self._matrices, self._rest = alike[True], alike[False]
+        self._matrices, self._rest = hidden_and_others(model)
         refuse(not self._matrices, "dion: the model has no hidden matrix")
         options = {key: plain.defaults[key] for key in ("lr", "betas", "eps", "weight_decay")}
         self._adamw = torch.optim.AdamW([{"params": self._rest}], **options)
