@@ -4,6 +4,7 @@ The processes use only the loopback. Telemetry, version checks and the installat
 dependencies are disabled.
 """
 
+import json
 import os
 import pathlib
 import signal
@@ -88,7 +89,7 @@ class Link:
         """Runs the app to the end. Raises BenchmarkError if the app wrote no result."""
         app, late = self._folder / "app", ""
         app.mkdir(exist_ok=True)
-        lines = [f"{key} = {_toml(value)}\n" for key, value in config.items()]
+        lines = [f"{key} = {json.dumps(value)}\n" for key, value in config.items()]  # as in TOML
         (app / "pyproject.toml").write_text(APP + "".join(lines), encoding="utf-8")
         process = self._popen(["flwr", "run", str(app), "here", "--stream"], "run.log")
         try:
@@ -111,8 +112,8 @@ class Link:
         with (self._folder / log).open("wb") as output:
             return subprocess.Popen(words, env=self._environment, stdout=output, stderr=output)
 
-    def _wait_for(self, port: int, seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
+    def _wait_for(self, port: int) -> None:
+        end = time.monotonic() + 60
         while time.monotonic() < end and self._processes[0].poll() is None:
             try:
                 return socket.create_connection(("127.0.0.1", port), 1).close()
@@ -124,10 +125,6 @@ class Link:
     def _end_of(self, log: str) -> str:
         lines = (self._folder / log).read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-15:])
-
-
-def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _free_port() -> int:
