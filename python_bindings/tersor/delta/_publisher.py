@@ -10,16 +10,15 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from tersor._core import Error, InvalidArgumentError, Transport
 from tersor.delta import _files, _memory
 from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
 from tersor.delta._memory import Delta, Weights, encode
 from tersor.delta._transaction import heads_of
-from tersor.delta._vote import gather_texts, together
+from tersor.delta._vote import Result, gather_texts, together
 
-Result = TypeVar("Result")
 _HEAD = {"format": _files.FORMAT, "format_version": _files.FORMAT_VERSION}
 
 

@@ -275,9 +275,8 @@ class TersorGroup(dist.ProcessGroup):
 def _handed_on(name: str) -> Callable[..., Work]:
     """Calls the plain group, because PyTorch's own forwarding holds the interpreter lock."""
 
-    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
-        work: Work = getattr(self._plain, name)(*arguments, **keywords)
-        return work
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(self._plain, name)(*arguments, **keywords)
 
     return call
 

@@ -27,10 +27,7 @@ from tersor._core import CollectiveStatistics, InvalidArgumentError
 from tersor._options import Unpack, expect
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import CollectiveOptions, Keywords
-from tersor.torch._src.collectives.old_calls import (
-    accept_group_ranks,
-    accept_tensors,
-)
+from tersor.torch._src.collectives.old_calls import accept_group_ranks, accept_tensors
 from tersor.torch._src.parameters.memory_order import in_order, on_stream, straightened
 from tersor.torch._src.parameters.selection import restore_overflow
 from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout

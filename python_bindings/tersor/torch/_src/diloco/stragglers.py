@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,11 +29,10 @@ from torch import Tensor
 from tersor._core import InvalidArgumentError, RanksLostError, TransportError
 from tersor._options import expect
 from tersor.torch._src.diloco.fragments import Timetable
-from tersor.torch._src.gradients.exchange import Presence, TensorExchange
+from tersor.torch._src.gradients.exchange import Presence, Result, TensorExchange
 from tersor.torch._src.statistics.handles import ElasticReporting
 from tersor.torch._src.statistics.records import ParameterStatistics
 
-Result = TypeVar("Result")
 _PAUSE_SECONDS = 0.005  # between two sums
 _END_SECONDS = 2.0  # for a sum or an exchange under way when the interpreter ends
 #: Calls of all ranks together, during which training waits.
