@@ -2,6 +2,7 @@
 value, and the values of a loop iteration."""
 
 import dataclasses
+import functools
 import re
 import typing
 
@@ -11,17 +12,24 @@ FRAMES = ("EncodeFrame", "DecodeFrames", "ReduceFrames")
 REDUCED_FRAMES = 8
 FEW = "48"  # shortest list length (kFewSegments, kFewFrames), used by a large tensor
 
-BYTES = {"float": 4.0, "F16": 2.0, "Bf16": 2.0, "NoResidual": 0.0}
-CODE_BYTES = {"Int8Format": 1 + 4 / 256, "Int4Format": 1 / 2 + 4 / 128}
+# Of a value, or of a code with its share of the scale.
+BYTES = {
+    "float": 4.0, "F16": 2.0, "Bf16": 2.0, "NoResidual": 0.0,
+    "Int8Format": 1 + 4 / 256, "Int4Format": 1 / 2 + 4 / 128, "Hadamard": 4 / 8 + 2 / 256,
+}  # fmt: skip
+# The launch chooses the bits of hadamard. The path of four bits has the widest accesses.
 WORDS = {
     "float": "f32", "F16": "f16", "Bf16": "bf16", "NoResidual": "no residual",
-    "Int8Format": "int8", "Int4Format": "int4",
+    "Int8Format": "int8", "Int4Format": "int4", "Hadamard": "hadamard:bits=4",
 }  # fmt: skip
-# The launch chooses the bits. The path of four bits has the widest accesses.
-HADAMARD = "hadamard:bits=4"
-HADAMARD_BYTES = 4 / 8 + 2 / 256
 HADAMARD_VALUES = 32  # per thread and iteration
 HADAMARD_TURNS = 4  # iterations per unit
+# Loaded per thread and frame: codes or values, and two scales.
+FRAME_LOADS = {
+    "float": 4 * UNIT_VALUES, "F16": 2 * UNIT_VALUES, "Bf16": 2 * UNIT_VALUES,
+    "Int8Format": UNIT_VALUES + 8, "Int4Format": UNIT_VALUES / 2 + 8,
+    "Hadamard": HADAMARD_VALUES / 2,
+}  # fmt: skip
 NOISES = {"0": "", "1": " stochastic", "2": " stochastic, any start"}
 ADDS = {"0": "", "1": " add"}  # DecodeMode
 DECODED_FRAMES = {"0": FEW, "1": "1000"}  # shortest list of frames per mode
@@ -79,100 +87,50 @@ def _feedback(residual: str) -> str:
     return "" if residual == "NoResidual" else f" + feedback {WORDS[residual]}"
 
 
-def _quantize_encode(codec: str, value: str, residual: str, noise: str, most: str) -> Work | None:
+def _encode(
+    codec: str, value: str, residual: str, noise: str, most: str, **loop: int
+) -> Work | None:
     if most != FEW or noise == "2":
         return None
     title = f"{WORDS[codec]} encode {WORDS[value]}{NOISES[noise]}{_feedback(residual)}"
-    moved = BYTES[value] + CODE_BYTES[codec] + 2 * BYTES[residual]
-    return Work(title, moved, values=TILE_VALUES)
+    return Work(title, BYTES[value] + BYTES[codec] + 2 * BYTES[residual], **loop)
 
 
-def _quantize_decode(codec: str, value: str, mode: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, DECODED_FRAMES[mode]):
+def _decode(codec: str, value: str, mode: str, most: str, listed: str, **loop: int) -> Work | None:
+    if (most, listed) != (FEW, DECODED_FRAMES[mode]):
         return None
-    moved = BYTES[value] * (1 + int(mode))
     title = f"{WORDS[codec]} decode{ADDS[mode]} {WORDS[value]}"
-    return Work(title, CODE_BYTES[codec] + moved, values=TILE_VALUES)
+    moved = BYTES[codec] + BYTES[value] * (1 + int(mode))
+    return Work(title, moved, frame_load_bytes=FRAME_LOADS[codec], **loop)
 
 
-def _quantize_reduce(codec: str, residual: str, noise: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, FEW) or noise == "2":
+def _reduce(
+    codec: str, residual: str, noise: str, most: str, listed: str, **loop: int
+) -> Work | None:
+    if (most, listed) != (FEW, FEW) or noise == "2":
         return None
     return Work(
         f"{WORDS[codec]} reduce of {REDUCED_FRAMES}{NOISES[noise]}{_feedback(residual)}",
-        (REDUCED_FRAMES + 1) * CODE_BYTES[codec] + 2 * BYTES[residual],
+        (REDUCED_FRAMES + 1) * BYTES[codec] + 2 * BYTES[residual],
         frames=REDUCED_FRAMES,
-        frame_load_bytes=_frame_load_bytes(codec, 8),
-    )
-
-
-def _frame_load_bytes(codec: str, row: int) -> float:
-    rows = UNIT_VALUES // row
-    return UNIT_VALUES * int(2 * CODE_BYTES[codec]) / 2 + 4 * rows
-
-
-def _cast_encode(wire: str, value: str, residual: str, noise: str, most: str) -> Work | None:
-    if most != FEW or noise == "2":
-        return None
-    title = f"{WORDS[wire]} encode {WORDS[value]}{NOISES[noise]}{_feedback(residual)}"
-    return Work(title, BYTES[value] + BYTES[wire] + 2 * BYTES[residual])
-
-
-def _cast_decode(wire: str, value: str, mode: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, DECODED_FRAMES[mode]):
-        return None
-    return Work(
-        f"{WORDS[wire]} decode{ADDS[mode]} {WORDS[value]}",
-        BYTES[wire] + BYTES[value] * (1 + int(mode)),
-        frames=1,
-        frame_load_bytes=UNIT_VALUES * BYTES[wire],
-    )
-
-
-def _cast_reduce(wire: str, residual: str, noise: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, FEW) or noise == "2":
-        return None
-    return Work(
-        f"{WORDS[wire]} reduce of {REDUCED_FRAMES}{NOISES[noise]}{_feedback(residual)}",
-        (REDUCED_FRAMES + 1) * BYTES[wire] + 2 * BYTES[residual],
-        frames=REDUCED_FRAMES,
-        frame_load_bytes=UNIT_VALUES * BYTES[wire],
+        frame_load_bytes=FRAME_LOADS[codec],
+        **loop,
     )
 
 
 def _hadamard_encode(value: str, residual: str, most: str) -> Work | None:
-    if most != FEW:
-        return None
-    return Work(
-        f"{HADAMARD} encode {WORDS[value]}{_feedback(residual)}",
-        BYTES[value] + HADAMARD_BYTES + 2 * BYTES[residual],
-        values=HADAMARD_VALUES,
-        turns=HADAMARD_TURNS,
-    )
+    turns = {"values": HADAMARD_VALUES, "turns": HADAMARD_TURNS}
+    return _encode("Hadamard", value, residual, "0", most, **turns)
 
 
-def _hadamard_decode(value: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, FEW):
-        return None
-    return Work(  # one kernel for both modes; addition has the wider accesses
-        f"{HADAMARD} decode add {WORDS[value]}",
-        2 * BYTES[value] + HADAMARD_BYTES,
-        frames=1,
-        frame_load_bytes=HADAMARD_VALUES / 2,
-        values=HADAMARD_VALUES,
-    )
+def _hadamard_decode(value: str, most: str, listed: str) -> Work | None:
+    """One kernel has both modes. Addition has the wider accesses."""
+    of_add = DECODED_FRAMES["1"] if listed == FEW else ""
+    return _decode("Hadamard", value, "1", most, of_add, frames=1, values=HADAMARD_VALUES)
 
 
-def _hadamard_reduce(residual: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, FEW):
-        return None
-    return Work(
-        f"{HADAMARD} reduce of {REDUCED_FRAMES}{_feedback(residual)}",
-        (REDUCED_FRAMES + 1) * HADAMARD_BYTES + 2 * BYTES[residual],
-        frames=REDUCED_FRAMES,
-        frame_load_bytes=HADAMARD_VALUES / 2,
-        values=HADAMARD_VALUES,
-    )
+def _hadamard_reduce(residual: str, most: str, listed: str) -> Work | None:
+    return _reduce("Hadamard", residual, "0", most, listed, values=HADAMARD_VALUES)
 
 
 def _copy(value: str, most: str) -> Work | None:
@@ -191,12 +149,12 @@ def _topk_scan(value: str, residual: str) -> Work:
 
 
 MAKERS: dict[str, typing.Callable[..., Work | None]] = {
-    "QuantizeCoder": _quantize_encode,
-    "QuantizeReader": _quantize_decode,
-    "QuantizeSumCoder": _quantize_reduce,
-    "CastCoder": _cast_encode,
-    "CastReader": _cast_decode,
-    "CastSumCoder": _cast_reduce,
+    "QuantizeCoder": functools.partial(_encode, values=TILE_VALUES),
+    "QuantizeReader": functools.partial(_decode, values=TILE_VALUES),
+    "QuantizeSumCoder": _reduce,
+    "CastCoder": _encode,
+    "CastReader": functools.partial(_decode, frames=1),
+    "CastSumCoder": _reduce,
     "HadamardEncodeKernel": _hadamard_encode,
     "HadamardDecodeKernel": _hadamard_decode,
     "HadamardReduceKernel": _hadamard_reduce,
