@@ -33,6 +33,10 @@ TESTS = ("test_arrays.py", "test_devices.py")
 TEST_SECONDS = 150
 
 
+class NotRunError(Exception):
+    """The reason why a step is left out."""
+
+
 class Check(typing.Protocol):
     """The used part of the class in gpu-check."""
 
@@ -46,10 +50,14 @@ class Check(typing.Protocol):
     ) -> tuple[int | None, str]: ...
 
 
+def need(path: pathlib.Path) -> None:
+    if not path.exists():
+        raise NotRunError(f"there is no {path}")
+
+
 def test(check: Check, package: pathlib.Path) -> str:
     """Runs the tests that need a GPU, with the machine's PyTorch and pytest."""
-    if not (package / "tersor").exists():
-        return f"not run: there is no {package / 'tersor'}"
+    need(package / "tersor")
     report = check.out / "python_test.xml"
     report.unlink(missing_ok=True)
     words = [
@@ -59,7 +67,7 @@ def test(check: Check, package: pathlib.Path) -> str:
     # prints the stack of a rank that a signal kills
     status, output = check.command(words, TEST_SECONDS, package, PYTHONFAULTHANDLER="1")
     if status is not None and not report.exists():
-        return f"not run: {last_line(output)}"
+        raise NotRunError(last_line(output))
     check.ran = True
     check.failed |= status != 0
     return last_line(output) if status == 0 else f"failed: {last_line(output)}{failed_in(report)}"
@@ -79,17 +87,18 @@ def benchmark(check: Check, name: str, package: pathlib.Path) -> str:
     file = check.out / f"python_{name}.json"
     file.unlink(missing_ok=True)
     arguments, seconds = RUNS[name]
-    if TEXT in arguments and not (package / TEXT).exists():
-        return f"not run: there is no {package / TEXT}"
+    if TEXT in arguments:
+        need(package / TEXT)
     return run(check, arguments, seconds, package, file)
 
 
 def train(check: Check, hook: str, rate: int, corpus: pathlib.Path, package: pathlib.Path) -> str:
     """Trains the GPT by a hook, unless the file of records has this training."""
     if not corpus.exists():
-        return f"not run: there is no {corpus}: `python3 -m tersor.bench corpus FILE` makes one"
+        made = "`python3 -m tersor.bench corpus FILE` makes one"
+        raise NotRunError(f"there is no {corpus}: {made}")
     if check.seconds_left < LEAST_SECONDS:
-        return "not run: no time left"
+        raise NotRunError("no time left")
     options = ["--data", str(corpus.resolve()), "--hooks", hook, "--rate", str(rate)]
     arguments = ["train", *TRAINING, *options]
     return run(check, arguments, TRAINING_SECONDS, package, check.out / "training.json")
@@ -99,8 +108,7 @@ def run(
     check: Check, arguments: list[str], seconds: float, package: pathlib.Path, file: pathlib.Path
 ) -> str:
     """Runs a command of `tersor.bench` on two ranks. Returns the number of records in the file."""
-    if not (package / "tersor").exists():
-        return f"not run: there is no {package / 'tersor'}"
+    need(package / "tersor")
     where = ["--device", "cuda", "--backend", "nccl", "--ranks", "2", "--json", str(file)]
     # The ranks are sessions of their own, so only the command can end them.
     limit = max(1.0, min(seconds, check.seconds_left) - 10)
