@@ -28,6 +28,15 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+def path(points: typing.Iterable[tuple[float, float]]) -> str:
+    return " ".join(f"{number(x)},{number(y)}" for x, y in points)
+
+
+def _title(words: str) -> str:
+    """A browser shows the title of a shape under the pointer."""
+    return f"<title>{html.escape(words)}</title>"
+
+
 @dataclasses.dataclass
 class Drawing:
     """Collects elements. `title` and `description` are for screen readers."""
@@ -54,12 +63,10 @@ class Drawing:
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         if not angle and (left < -2 or left + width > self.width + 2):
             raise ValueError(f"{self.title}: the text {words!r} is wider than the figure")
-        weight = ' font-weight="600"' if bold else ""
-        turn = f' transform="rotate({angle:.1f} {number(x)} {number(y)})"' if angle else ""
-        self._add(
-            f'<text x="{number(x)}" y="{number(y)}" font-size="{size}" class="{colour}"'
-            f' text-anchor="{anchor}"{weight}{turn}>{html.escape(words)}</text>'
-        )
+        turn = f"rotate({angle:.1f} {number(x)} {number(y)})" if angle else ""
+        weight = "600" if bold else ""
+        look = {"font-size": size, "class": colour, "text-anchor": anchor, "font-weight": weight}
+        self._add("text", {"x": x, "y": y, **look, "transform": turn}, html.escape(words))
 
     def heading(self, words: str, *notes: str, x: float = 20, size: int = 17) -> None:
         """Writes a heading, and lines below."""
@@ -76,12 +83,8 @@ class Drawing:
         dashes: str = "",
         arrow: bool = False,
     ) -> None:
-        path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        dash = f' stroke-dasharray="{dashes}"' if dashes else ""
-        self._add(
-            f'<polyline points="{path}" fill="none" class="{colour}-line"'
-            f' stroke-width="{width:g}"{dash}/>'
-        )
+        look = {"fill": "none", "class": f"{colour}-line", "stroke-width": f"{width:g}"}
+        self._add("polyline", {"points": path(points), **look, "stroke-dasharray": dashes})
         if arrow:
             self._arrow_head(points[-2], points[-1], colour)
 
@@ -93,11 +96,7 @@ class Drawing:
             (end[0] - 9 * math.cos(angle + turn), end[1] - 9 * math.sin(angle + turn))
             for turn in (0.45, -0.45)
         ]
-        self.polygon(corners, colour)
-
-    def polygon(self, points: typing.Sequence[tuple[float, float]], colour: str) -> None:
-        path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        self._add(f'<polygon points="{path}" class="{colour}"/>')
+        self._add("polygon", {"points": path(corners), "class": colour})
 
     def box(
         self,
@@ -112,46 +111,40 @@ class Drawing:
         radius: int = 0,
         hover: str = "",
     ) -> None:
-        edge = f" {outline}-line" if outline else ""
-        faint = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
-        self._add(
-            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}"'
-            f' height="{number(height)}" rx="{radius}" class="{colour}{edge}"{faint}/>',
-            hover,
-        )
+        place = {"x": x, "y": y, "width": width, "height": height, "rx": radius}
+        look = {"class": f"{colour} {outline}-line" if outline else colour}
+        look |= {"fill-opacity": f"{opacity:g}"} if opacity < 1 else {}
+        self._add("rect", place | look, _title(hover) if hover else None)
 
-    def marker(
-        self, x: float, y: float, shape: str, colour: str, size: float = 6, hover: str = ""
-    ) -> None:
+    def marker(self, x: float, y: float, shape: str, colour: str, size: float = 6) -> None:
         """Draws a circle, square, diamond or triangle."""
         if shape == "circle":
-            drawn = f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(size)}"'
-        else:
-            corners = {
-                "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
-                "diamond": [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
-                "triangle": [(0, -1.2), (1.15, 0.9), (-1.15, 0.9)],
-            }[shape]
-            path = " ".join(f"{number(x + a * size)},{number(y + b * size)}" for a, b in corners)
-            drawn = f'<polygon points="{path}"'
-        self._add(f'{drawn} class="{colour}"/>', hover)
+            self._add("circle", {"cx": x, "cy": y, "r": size, "class": colour})
+            return
+        corners = {
+            "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+            "diamond": [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
+            "triangle": [(0, -1.2), (1.15, 0.9), (-1.15, 0.9)],
+        }[shape]
+        points = path([(x + a * size, y + b * size) for a, b in corners])
+        self._add("polygon", {"points": points, "class": colour})
 
-    def _add(self, shape: str, hover: str = "") -> None:
-        """Adds a shape. A browser shows the text ``hover`` under the pointer."""
-        if hover:
-            tag = shape[1:].partition(" ")[0]
-            shape = f"{shape[:-2]}><title>{html.escape(hover)}</title></{tag}>"
-        self.elements.append(shape)
+    def _add(self, tag: str, attributes: dict[str, str | float], inside: str | None = None) -> None:
+        """Adds an element without its empty attributes."""
+        words = [tag] + [
+            f'{name}="{value if isinstance(value, str) else number(value)}"'
+            for name, value in attributes.items()
+            if value != ""
+        ]
+        end = "/>" if inside is None else f">{inside}</{tag}>"
+        self.elements.append(f"<{' '.join(words)}{end}")
 
     def svg(self) -> str:
         size = f'width="{self.width}" height="{self.height}"'
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}'
-            f' viewBox="0 0 {self.width} {self.height}" role="img">'
-        )
         lines = [
-            head,
-            f"<title>{html.escape(self.title)}</title>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}'
+            f' viewBox="0 0 {self.width} {self.height}" role="img">',
+            _title(self.title),
             f"<desc>{html.escape(self.description)}</desc>",
             _style(),
             f'<rect {size} class="paper"/>',
