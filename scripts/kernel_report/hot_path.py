@@ -92,35 +92,19 @@ def _measure(part: list[int], graph: FlowGraph) -> Loop:
         for number, step in enumerate(steps)
         if len(step) > 1 or step[0] in edges[step[0]]
     }
-    best: dict[int, tuple[Weight, int | None]] = {}
+    best: dict[int, tuple[Weight, int, list[int]]] = {}  # of the path from a step, with its number
     for number, step in enumerate(steps):
         weight = _weigh_loop(inner[number]) if number in inner else _weigh(graph.code[step[0]])
         following = {step_of[j] for i in step for j in edges[i]} - {number}
-        options = [(best[j][0], j) for j in following if j in best]
+        options = [best[j] for j in following if j in best]
         if any(header in graph.successors[i] for i in step):
-            options.append(((0, 0, 0, 0), -1))
+            options.append(((0, 0, 0, 0), -1, []))
         if options:
-            most, j = max(options)
-            best[number] = (_add(weight, most), j if j >= 0 else None)
-    return _follow(step_of[header], best, steps, inner, graph)
-
-
-def _follow(
-    number: int | None,
-    best: dict[int, tuple[Weight, int | None]],
-    steps: list[list[int]],
-    inner: dict[int, Loop],
-    graph: FlowGraph,
-) -> Loop:
-    weight = best[number][0] if number is not None else (0, 0, 0, 0)
-    path: list[int] = []
-    loops: list[Loop] = []
-    while number is not None:
-        if number in inner:
-            loops.append(inner[number])
-        else:
-            path.append(steps[number][0])
-        number = best[number][1]
+            most, _, rest = max(options)
+            best[number] = (_add(weight, most), number, [number, *rest])
+    weight, _, hot = best[step_of[header]]
+    path = [steps[number][0] for number in hot if number not in inner]
+    loops = [inner[number] for number in hot if number in inner]
     loads = [graph.code[i].global_bytes for i in path if graph.code[i].loads]
     return Loop(
         instructions=len(path),

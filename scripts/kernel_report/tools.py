@@ -32,12 +32,11 @@ class Usage(typing.NamedTuple):
 
 def find_cuobjdump(environments: typing.Iterable[pathlib.Path]) -> str:
     """Searches PATH, CUDA's folders and the virtual `environments`."""
-    folders = [pathlib.Path(folder) for folder in (*_path(), *PLACES)]
+    folders = [*_path(), *PLACES]
     for environment in (*environments, pathlib.Path(sys.prefix)):
-        folders += [pathlib.Path(folder) for folder in glob.glob(f"{environment}/{PACKAGES}")]
-    for folder in folders:
-        if os.access(folder / "cuobjdump", os.X_OK):
-            return str(folder / "cuobjdump")
+        folders += glob.glob(f"{environment}/{PACKAGES}")
+    if program := shutil.which("cuobjdump", path=os.pathsep.join(folders)):
+        return program
     raise MissingTool(
         "no cuobjdump on PATH, in CUDA's bin or in build/venv; to get one: python3 -m venv "
         "build/venv && build/venv/bin/pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
