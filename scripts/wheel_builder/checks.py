@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from sources import GLIBC, OUT, ROOT, run
+from sources import GLIBC, OUT, ROOT, output_of, run
 
 MAX_WHEEL_MIB = 5
 MAX_INSTALLED_MIB = 12
@@ -36,8 +35,7 @@ def check_sizes(wheel: Path) -> None:
 
 def check_platform(wheel: Path, tools: Path) -> None:
     """Ends the program unless auditwheel confirms the wheel's tag."""
-    command = [str(tools / "auditwheel"), "show", str(wheel)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    answer = output_of(tools / "auditwheel", "show", wheel)
     found = re.search(r'platform tag:\s+"manylinux_(\d+)_(\d+)_', " ".join(answer.split()))
     needed = tuple(map(int, GLIBC.split(".")))
     print(f"wheels: {wheel.name}: auditwheel: {found and found[0]}")

@@ -115,6 +115,10 @@ def only_folder(folder: Path) -> Path:
     return found
 
 
+def output_of(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def run(*command: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> None:
     """Runs a program. Ends with its exit status if the program fails."""
     sys.stdout.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from sources import (
     TOOLS,
     download,
     only_folder,
+    output_of,
     run,
     zig_program,
 )
@@ -172,7 +172,7 @@ set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION {self._prefix}/lib/l
         return max(OUT.glob(f"*{self.arch}.whl"), key=lambda path: path.stat().st_mtime)
 
     def _build_environment(self, python: str) -> Path:
-        version = output_of(python, "import sys; print(sys.version.split()[0])")
+        version = output_of(python, "-c", "import sys; print(sys.version.split()[0])")
         environment = OUT / f"env-{version}"
         if not (environment / "complete").exists():
             run(python, "-m", "venv", "--clear", environment)
@@ -186,7 +186,8 @@ set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION {self._prefix}/lib/l
 
     def _cross_environment(self, python: str) -> dict[str, str]:
         """The variables that scikit-build-core reads instead of this machine's names."""
-        suffix = output_of(python, "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX'))")
+        program = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX'))"
+        suffix = output_of(python, "-c", program)
         return {
             "_PYTHON_HOST_PLATFORM": f"linux-{self.arch}",
             "SETUPTOOLS_EXT_SUFFIX": suffix.replace(os.uname().machine, self.arch),
@@ -232,7 +233,8 @@ class GccTarget(Target):
             sys.exit(f"wheels: {' and '.join(missing)} missing: see scripts/wheels --help")
         objects = [self._compile("old_glibc.c"), self._compile("glibc_memory.c", "-fno-builtin")]
         zig_cc = f"{zig_program(self.tools)} cc -target x86_64-linux-gnu.{GLIBC}"
-        static = f"{objects[0]} {objects[1]} {libstdcxx()} -lunwind"
+        libstdcxx = output_of("g++", "-print-file-name=libstdc++.a")
+        static = f"{objects[0]} {objects[1]} {libstdcxx} -lunwind"
         file = self._folder / "toolchain.cmake"
         file.write_text(
             f"""set(CMAKE_CXX_COMPILER {shutil.which("g++")})
@@ -293,13 +295,3 @@ set(CMAKE_CUDA_FLAGS_INIT "-include {OLD_GLIBC} --compress-mode=size --threads=2
 
     def _finish(self, wheel: Path) -> Path:
         return cuda_package.repack(wheel)
-
-
-def output_of(python: str, program: str) -> str:
-    command = [python, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def libstdcxx() -> str:
-    command = ["g++", "-print-file-name=libstdc++.a"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
