@@ -1,16 +1,11 @@
 """The charts: the time of an all-reduce, the time of a step, the loss and the error of codecs."""
 
 import math
-import pathlib
 import typing
 
-import error_totals  # of bench/report, as the other modules
-import loss_points
-import records
-import summary
+import error_totals  # of bench/report
+import results_tables as tables
 from svg import Axis, Drawing, axes
-
-RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "results"
 
 MACHINES = 8
 BYTES_PER_VALUE = {"none": 4.0, "int8": 1.016, "int4": 0.531}
@@ -22,10 +17,6 @@ CODEC_COLOURS = {
     "int4+ef": "green",
     "topk:density=0.01+ef": "purple",
 }
-
-
-def load(name: str) -> list[records.Record]:
-    return records.load([RESULTS / name])
 
 
 def allreduce_seconds(
@@ -96,7 +87,7 @@ def step_time() -> Drawing:
         "Bars of the step time without compression and with four codecs, in a part for computing"
         " and a part for waiting on the network, with the test accuracy and the sent bytes.",
     )
-    [training] = summary.trainings(load("train-fashion-mnist-1gbit.json"))
+    [training] = tables.training(tables.FASHION)
     rows = (
         ("none", "uncompressed"),
         ("bf16", "bf16"),
@@ -162,7 +153,7 @@ def loss() -> Drawing:
         "The test loss of a small GPT after 2,000 steps against the bytes that a rank sends per"
         " step: AdamW and Muon, uncompressed and with five codecs, PowerSGD and 1-bit Adam.",
     )
-    points = loss_points.points(summary.trainings(load("python-train-gpt-2000.json")), "test_loss")
+    points = tables.optimizer_points()
     x = Axis(2**14, 2**22, 70, 830, logarithmic=True)
     y = Axis(1.33, 1.56, 440, 92)
     drawing.heading(
@@ -245,7 +236,7 @@ def errors() -> Drawing:
         " for 26 codecs on the gradients of a perceptron. Two panels: sparse codecs below one bit,"
         " and codecs of one bit and more.",
     )
-    [found] = error_totals.losses(load("codecs-errors.json")).values()
+    [found] = error_totals.losses(tables.load("codecs-errors.json")).values()
     count = max(one.count for one in found)
     note = f"Gradients of a perceptron on Fashion-MNIST: {count:,} values. Lower and further left"
     heading = "Relative error of one encoding, without error feedback"

@@ -53,9 +53,13 @@ def seconds(name: str) -> dict[str, float]:
     return {one["codec"]: one["seconds"] for one in entries(name)}
 
 
+def load(name: str) -> list[records.Record]:
+    return records.load([RESULTS / name])
+
+
 @functools.cache
 def training(name: str) -> list[summary.Training]:
-    return summary.trainings(records.load([RESULTS / name]))
+    return summary.trainings(load(name))
 
 
 def day(name: str) -> str:
@@ -217,10 +221,13 @@ OPTIMIZERS = {
 }
 
 
+def optimizer_points() -> list[loss_points.Point]:
+    """Each optimizer at its best learning rate in 2,000 steps of a GPT."""
+    return loss_points.points(training(GPT_2000), "test_loss")
+
+
 def best(codec: str) -> loss_points.Point:
-    """A codec at its best learning rate in 2,000 steps of a GPT."""
-    points = loss_points.points(training(GPT_2000), "test_loss")
-    return next(one for one in points if one.codec == codec)
+    return next(one for one in optimizer_points() if one.codec == codec)
 
 
 def final_loss(name: str, codec: str, rate: float) -> float:
