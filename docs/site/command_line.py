@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import subprocess
+import unittest.mock
 
 import public
 
@@ -35,16 +36,11 @@ def of_module() -> str:
     """The help texts of python -m tersor.bench, from the parser."""
     from tersor.bench.__main__ import _parser
 
-    environment = dict(os.environ)
-    os.environ.update(COLUMNS="100", NO_COLOR="1")
-    try:
+    with unittest.mock.patch.dict(os.environ, COLUMNS="100", NO_COLOR="1"):
         parser = _parser()
         commands = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr]
         texts = {"": parser.format_help()}
         texts |= {name: command.format_help() for name, command in commands.items()}  # type: ignore[union-attr]
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
     return _markdown(texts, "python -m tersor.bench")
 
 
