@@ -127,7 +127,11 @@ def _gpu_figures() -> dict[str, str]:
             found[f"{run}_{codec}"] = tables.times(ratio)
         found[f"{run}_topk"] = f"{tables.nccl_topk(file):.0f}x"
     hook = tables.seconds("gpu-h200-python-backward.json")
-    step = tables.only("gpu-h200-step.json", optimizer="adamw", parameters=1000)
+    step = {
+        (one["optimizer"], one["shape"]): f"{one['ratio']:.2f}"
+        for one in tables.entries("gpu-h200-step.json")
+        if (one["shape"], one["parameters"]) in (("64x64", 1000), ("1024x1024", 100))
+    }
     return found | {
         "gpu_ddp_int8": tables.times(hook["none"] / hook["int8"]),
         "gpu_ddp_int8_bf16": tables.times(hook["torch:bf16"] / hook["int8"]),
@@ -135,7 +139,10 @@ def _gpu_figures() -> dict[str, str]:
         "gpu_ddp_none": tables.times(hook["none"] / hook["tersor:none"]),
         "gpu_hadamard": tables.kernel_share("hadamard:bits=4+ef", "reduce"),
         "gpu_blocktopk": tables.kernel_share("blocktopk:density=0.01+ef", "reduce"),
-        "step_gpu": f"{step['ratio']:.2f}",
+        "step_gpu": step["adamw", "64x64"],
+        "step_gpu_sgd": step["sgd", "64x64"],
+        "step_gpu_large": step["adamw", "1024x1024"],
+        "step_gpu_sgd_large": step["sgd", "1024x1024"],
     }
 
 
@@ -174,6 +181,7 @@ def _training_figures() -> dict[str, str]:
         tables.best(codec).loss.mean
         for codec in ("muon", "muon,momentum=0.7:blocktopk:density=0.01+ef")
     )
+    sent = tables.values(tables.GPT_RANKS, "wire_bytes", codec=f"adamw:{EIGHT_RANKS}", epoch=5)
     eight = {
         name: tables.final_loss(tables.GPT_RANKS, f"{name}:{EIGHT_RANKS}", rate)
         - tables.final_loss(tables.GPT_2000, dense, dense_rate)
@@ -195,6 +203,7 @@ def _training_figures() -> dict[str, str]:
         "gpt_int4_points": f"{100 * (last['none'].accuracy - last['int4+ef'].accuracy):.2f}",
         "topk_points": f"{-tables.paired_points(tables.FASHION, 'topk:density=0.01'):.2f}",
         "muon_sparse": f"{sparse - muon:.3f}",
+        "eight_sent": tables.kib(sent[0]),
         **{f"eight_{name}": tables.signed(value, 3) for name, value in eight.items()},
         "pipeline": tables.times(tables.pipeline()),
         **{name: tables.signed(value, 2) for name, value in points.items()},
@@ -204,8 +213,14 @@ def _training_figures() -> dict[str, str]:
 def _cpu_figures() -> dict[str, str]:
     fsdp = tables.seconds("python-backward-fsdp-1gbit-2.json")
     four = tables.seconds(tables.BACKWARD[4])
+    plain = tables.only(tables.BACKWARD[4], codec="none")
     kills = tables.values("tcp-loss-1gbit.json", "next_step_seconds")
-    pauses = tables.values("python-goodput-deaths.json", "pause_seconds")
+    pauses = {
+        (one["way"], one.get("heartbeat"), one.get("grace")): one
+        for one in tables.entries("python-goodput-deaths.json")
+    }
+    own = pauses["ddp", None, None]
+    patient = pauses["torchft-ddp", 5.0, 60.0]["pause_seconds"]
     overlap = tables.values("allreduce-1gbit-overlap.json", "hidden")
     steps = {
         (one["optimizer"], one["parameters"]): one["ratio"]
@@ -215,6 +230,8 @@ def _cpu_figures() -> dict[str, str]:
     triad = tables.only("codecs-topk-64mi.json", **feedback)["ratio"]
     return {
         "wire_ms": f"{1e3 * tables.wire_seconds():.0f} ms",
+        "backward_compute": tables.ms(plain["compute_seconds"]),
+        "backward_pass": tables.ms(plain["seconds"]),
         "fsdp_int8": tables.times(fsdp["none"] / fsdp["int8"]),
         "fsdp_ahead": tables.times(fsdp["torch:ahead"] / fsdp["int8"]),
         "fsdp_none_ms": tables.ms(fsdp["none"]),
@@ -224,9 +241,10 @@ def _cpu_figures() -> dict[str, str]:
         "hidden_high": f"{100 * max(overlap):.0f}",
         "recover_low": f"{1e3 * min(kills):.0f}",
         "recover_high": f"{1e3 * max(kills):.0f}",
-        "pause_tersor": f"{pauses[0]:.2f} s",
-        "pause_torchft_quick": f"{pauses[1]:.2f} s",
-        "pause_torchft": f"{pauses[3]:.1f} s",
+        "pause_tersor": f"{own['pause_seconds']:.2f} s",
+        "pause_deaths": str(own["deaths"]),
+        "pause_torchft_quick": f"{pauses['torchft-ddp', 0.6, 0.2]['pause_seconds']:.2f} s",
+        "pause_torchft": f"{patient:.1f} s",
         "step_adamw_few": f"{steps['adamw', 10]:.2f}",
         "step_adamw_many": f"{steps['adamw', 1000]:.2f}",
         "step_sgd": f"{steps['sgd', 1000]:.2f}",
