@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +89,35 @@ def test_residuals_that_decay_stand_in_for_momentum(rank: int, count: int) -> No
         outer.step()
         for start, now in zip(starts, model.parameters(), strict=True):
             torch.testing.assert_close(now, start, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", [{}, {"straggler_timeout": 120.0}])
+@ranks.on(2)
+def test_a_state_is_a_copy(rank: int, count: int, options: dict[str, Any]) -> None:
+    """Later steps change neither a saved state nor a loaded state."""
+    model = make_model()
+    outer = DiLoCo(model, sync_every=1, **options)
+
+    def steps(numbers: range) -> None:
+        for number in numbers:
+            move(model, seed=10 * number + rank)
+            outer.step()
+
+    steps(range(2))
+    state, weights = outer.state_dict(), copy.deepcopy(model.state_dict())
+    before = copy.deepcopy(state["outer_optimizer"])
+    steps(range(2, 4))
+    found = []
+    for _ in range(2):
+        model.load_state_dict(weights)
+        outer.load_state_dict(state)
+        steps(range(2, 4))
+        found.append(flat(model))
+    assert torch.equal(*found)
+    for key, moments in before["state"].items():
+        momentum = state["outer_optimizer"]["state"][key]["momentum_buffer"]
+        assert torch.equal(momentum, moments["momentum_buffer"])
+    outer.close()
 
 
 @ranks.on(2)

@@ -10,6 +10,7 @@ arXiv:2501.18512) exchanges a fragment of the model at a time while ranks train 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -281,7 +282,7 @@ class DiLoCo(FragmentExchange):
         return {
             "steps": self.steps,
             "start": {name: start.detach().clone() for name, start in self._start.items()},
-            "outer_optimizer": self.outer_optimizer.state_dict(),
+            "outer_optimizer": copy.deepcopy(self.outer_optimizer.state_dict()),
             "residuals": save_reducer(self.reducer, self._process_group(), self._check_exact(mode)),
             "somewhere": list(self._somewhere),
             **under_way,
@@ -314,7 +315,7 @@ class DiLoCo(FragmentExchange):
     def _load(self, state: Mapping[str, Any]) -> None:
         self._fetch()
         outer, group = self.outer_optimizer, self._process_group()
-        saved = state["outer_optimizer"]
+        saved = copy.deepcopy(state["outer_optimizer"])  # PyTorch uses the tensors themselves
         load_with(self.reducer, group, state["residuals"], lambda: outer.load_state_dict(saved))
         for name, start in self._start.items():
             start.copy_(state["start"][name])
