@@ -95,6 +95,27 @@ def test_a_run_goes_on_bit_for_bit_from_its_dense_start(kind: Kind, tmp_path: pa
         assert [torch.equal(one, wanted[0]) for one in of_rank] == [True] * 3
 
 
+@every_kind
+@ranks.on(2)
+def test_a_state_is_a_copy(rank: int, count: int, kind: Kind) -> None:
+    """Later steps change neither a saved state nor a loaded state."""
+    model = make_model()
+    optimizer = wrap(model, kind=kind)
+    train(model, optimizer, rank, range(2))
+    state, weights = optimizer.state_dict(), copy.deepcopy(model.state_dict())
+    before = copy.deepcopy(state["state"])
+    found = []
+    for _ in range(2):
+        train(model, optimizer, rank, range(2, 4))
+        found.append(flat(model))
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+    assert torch.equal(*found)
+    for name, moments in before.items():
+        for key, value in moments.items():
+            assert torch.equal(state["state"][name][key], value), (name, key)
+
+
 def resumes_by_pytorch(rank: int, count: int, kind: Kind, folder: str, full: bool) -> None:
     """By ``get_state_dict`` and ``set_state_dict``, also through a distributed checkpoint."""
     options = StateDictOptions(full_state_dict=full)

@@ -93,7 +93,7 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     own["shapes"] = [_shape_of(kept.moments[name]) for name in own["parameters"]]
     common = {
-        name: {key: value for key, value in moments.items() if key != kept.own.get(name)}
+        name: {key: one.clone() for key, one in moments.items() if key != kept.own.get(name)}
         for name, moments in kept.moments.items()
     }
     for name, value in _own_moments(kept, mode):
