@@ -275,3 +275,62 @@ def wrong_options(rank: int, count: int) -> None:
 
 def test_what_cannot_be_elastic_is_refused() -> None:
     ranks.run(wrong_options, 2)
+
+
+def dies_in(exchange: Any, rank: int, victim: int) -> None:
+    """The victim dies in the next call of ``hold``, while a new parameter is taken in."""
+    if rank == victim:
+        exchange.hold = lambda *_, **__: killed()
+
+
+def by_optimizer_with_newcomer(rank: int, _: int, victim: int, kind: str) -> list[float]:
+    weights = named_weights()
+    options: dict[str, Any] = {"elastic": True, "on_loss": "continue"}
+    if kind == "DistributedOptimizer":
+        optimizer: Any = tersor.torch.DistributedOptimizer(
+            torch.optim.SGD(weights.values(), lr=RATE), weights.items(), codec="int8+ef", **options
+        )
+    else:
+        optimizer = getattr(tersor.torch, kind)(weights.items(), lr=0.01, **options)
+    for step in range(STEPS - 2, STEPS + 2):
+        if step == STEPS - 1:
+            dies_in(optimizer._exchange, rank, victim)
+        backward(weights, rank, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [one.name for one in optimizer.statistics()] == list(weights)
+    assert torch.any(weights["late"] != named_weights()["late"])
+    return flat(weights)
+
+
+@pytest.mark.filterwarnings("ignore:.*is (repeated|skipped)")
+@pytest.mark.parametrize("kind", ["CompressedAdamW", "DistributedOptimizer"])
+def test_a_newcomer_is_taken_in_after_a_loss_on_the_way(kind: str) -> None:
+    found = survivors(by_optimizer_with_newcomer, 1, kind)
+    assert all(one == found[0] for one in found)
+
+
+def by_diloco_with_newcomer(rank: int, _: int, victim: int) -> list[float]:
+    model = Model()
+    weights = dict(model.named_parameters())
+    outer = tersor.torch.DiLoCo(
+        model, sync_every=1, codec="int8+ef", elastic=True, on_loss="continue"
+    )
+    for step in range(4):
+        if step == 1:
+            weights["late"].requires_grad_(True)
+            dies_in(outer._exchange, rank, victim)
+        with torch.no_grad():
+            for one in weights.values():
+                if one.requires_grad:
+                    one.sub_(gradient_of(rank, step))
+        outer.step()
+    assert list(outer.common_parameters()) == list(weights)
+    assert [one.name for one in outer.statistics()] == list(weights)
+    return flat(weights)
+
+
+@pytest.mark.filterwarnings("ignore:.*is repeated")
+def test_diloco_takes_in_a_newcomer_after_a_loss_on_the_way() -> None:
+    found = survivors(by_diloco_with_newcomer, 1)
+    assert all(one == found[0] for one in found)

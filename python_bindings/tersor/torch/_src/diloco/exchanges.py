@@ -179,19 +179,21 @@ class FragmentExchange(LateReporting):
             allreduce(ranks, mean, codec="none", reduction="mean", timeout=limit)
             shard.copy_(mean)
         taking_part = {*self._start, *newcomers}
-        self._parameters = {name: one for name, one in every.items() if name in taking_part}
+        parameters = {name: one for name, one in every.items() if name in taking_part}
+        start = self._with_start(parameters)
+        self._exchange.hold(shards_of(start))
+        self._parameters, self._start = parameters, start  # an error before leaves newcomers out
         self._fragments = self._divided()
-        self._take_start(self._parameters)
-        self._exchange.hold(shards_of(self._start))
         (group, *others) = self.outer_optimizer.param_groups
         if others:
             self.outer_optimizer.add_param_group({"params": [self._start[n] for n in newcomers]})
         else:
             group["params"][:] = self._start.values()  # in the order of a new one's
 
-    def _take_start(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def _with_start(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """The common parameters, and copies of the others."""
         before = self._start
-        self._start = {
+        return {
             name: before[name] if name in before else nn.Parameter(shard.clone())
             for name, shard in shards_of(parameters).items()
         }

@@ -167,7 +167,7 @@ class DiLoCo(FragmentExchange):
         self._exchange = TensorExchange(process_group, only_device(self._parameters), options)
         broadcast_start(model, process_group, self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
-        self._take_start(self._parameters)
+        self._start = self._with_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
         self._exchange.hold(selection.shards_of(self._start))
         self._presence = Presence(self._exchange)

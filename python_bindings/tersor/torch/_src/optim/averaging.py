@@ -73,7 +73,6 @@ class AveragedGradients(OptimizerHandle, Weighed):
         found = selection.reasons_of(newcomers)
         selection.report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
-        self._watch(newcomers)
 
     def _watch(self, names: Iterable[str]) -> None:
         for name in names:
@@ -137,9 +136,11 @@ class AveragedGradients(OptimizerHandle, Weighed):
         """
         if not newcomers:
             return
-        self._optimized.join(newcomers)
-        self._take_part({name: self._parameters[name] for name in newcomers})
-        self._exchange.hold(self._compressed(), steps_back=1)
+        self._take_part({name: self._optimized.all[name] for name in newcomers})
+        joined = self._optimized.joined(newcomers)
+        self._exchange.hold(self._compressed(joined), steps_back=1)
+        self._optimized.taking_part = joined  # an error before leaves newcomers out
+        self._watch(newcomers)
         self._samples.weigh(self.reducer)
         self._send_rest(self._parameters, newcomers)
         sent = self._sent.end()
@@ -148,8 +149,8 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self._reduce_uncompressed(newcomers)
         self.reducer.relearn_order()
 
-    def _compressed(self) -> dict[str, Tensor]:
-        shards = selection.shards_of(self._parameters)
+    def _compressed(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        shards = selection.shards_of(parameters)
         return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:

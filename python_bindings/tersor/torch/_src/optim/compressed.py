@@ -77,7 +77,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._begin(self._parameters)
-        self._hold()
+        self._hold(self._parameters)
         self._removed = False
         self._told: dict[str, Any] = {}  # by a scaler, for a step that lost ranks
         self.skipped_steps = 0  #: Steps without an update: a gradient was not finite on some rank.
@@ -221,7 +221,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def reset(self) -> None:
         steps = max((int(one["step"]) for one in self.state.values()), default=0)
         super().reset()
-        self._hold()
+        self._hold(self._parameters)
         state = ReducerState.read(self.reducer.save_state())
         state.step = steps  # schedules continue
         self.reducer.load_state(state.write())
@@ -254,13 +254,13 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             step = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             self.state[parameter] = {"step": step, **rule.begin(parameter.detach())}
 
-    def _hold(self) -> None:
-        sent = {name: self._like_sent(name) for name in self._parameters}
+    def _hold(self, parameters: Mapping[str, Tensor]) -> None:
+        sent = {name: self._like_sent(name, one) for name, one in parameters.items()}
         options: ReducerOptions = {"rules": self._schedule()} if self._warmup_steps else {}
         self._exchange.hold(shards_of(sent), options)
 
-    def _like_sent(self, name: str) -> Tensor:
-        moments: dict[str, Tensor] = self.state[self._parameters[name]]
+    def _like_sent(self, name: str, parameter: Tensor) -> Tensor:
+        moments: dict[str, Tensor] = self.state[parameter]
         return moments[self._rules[name].moments[0]]
 
     def _take_in(self, newcomers: Collection[str]) -> None:
@@ -268,9 +268,10 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         if not newcomers:
             return
         self._begin({name: self._optimized.all[name] for name in newcomers})
-        self._optimized.join(newcomers)
+        joined = self._optimized.joined(newcomers)
         if not self._removed:
-            self._hold()
+            self._hold(joined)
+        self._optimized.taking_part = joined  # an error before leaves newcomers out
 
     def _schedule(self) -> list[tuple[str, str, int]]:
         rules = []
@@ -336,9 +337,9 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             for name, one in zip(part.names, arrived[-1], strict=True):
                 self.reducer.ready(name, one)
         taken = {name for part in parts for name in part.names}
-        for name in self._parameters:
+        for name, one in self._parameters.items():
             if name not in taken:
-                self._exchange.leave_out(name, self._like_sent(name))
+                self._exchange.leave_out(name, self._like_sent(name, one))
         self._exchange.wait()
         return arrived
 

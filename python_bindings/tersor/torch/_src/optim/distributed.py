@@ -169,9 +169,10 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._sent = SentGradients(device)
         self._options = self._exchange.options
         self._take_part(self._parameters)
-        self._exchange.hold(self._compressed())
+        self._watch(self._parameters)
+        self._exchange.hold(compressed := self._compressed(self._parameters))
         self._presence = Presence(self._exchange)
-        warn_of(optimizer, chosen_codecs(self._options, self._compressed()))
+        warn_of(optimizer, chosen_codecs(self._options, compressed))
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
         return super().__new__(_merged(cls, optimizer))
@@ -216,7 +217,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
     def reset(self) -> None:
         super().reset()
-        self._exchange.hold(self._compressed())
+        self._exchange.hold(self._compressed(self._parameters))
         self._forget_step()
 
     def remove(self) -> None:

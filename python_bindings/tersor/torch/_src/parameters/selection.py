@@ -166,10 +166,10 @@ class OptimizedParameters:
         replaced, self._replaced = self._replaced, {}
         return replaced
 
-    def join(self, newcomers: Collection[str]) -> None:
-        """Adds parameters to ``taking_part``."""
+    def joined(self, newcomers: Collection[str]) -> dict[str, Tensor]:
+        """Returns ``taking_part`` with the newcomers, in the order of the names."""
         taking_part = {*self.taking_part, *newcomers}
-        self.taking_part = {name: one for name, one in self.all.items() if name in taking_part}
+        return {name: one for name, one in self.all.items() if name in taking_part}
 
     def _own(self) -> list[Tensor]:
         return [one for group in self._groups() for one in group["params"]]
