@@ -76,6 +76,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._host_mean = HostMean(self._exchange) if in_host else None
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
+        self._agree(self._parameters)
         self._begin(self._parameters)
         self._hold(self._parameters)
         self._removed = False
@@ -243,6 +244,9 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         super().add_param_group(param_group)
         _check_group(self.param_groups[-1])
 
+    def _agree(self, newcomers: Mapping[str, Tensor]) -> None:
+        """Checks that ranks treat newcomers alike. A collective call."""
+
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
         """Makes the codecs and moments of parameters that will take part."""
         selection.refuse_unsupported(newcomers, type(self).__name__)
@@ -267,7 +271,9 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         """Takes in parameters that had a gradient on no rank before."""
         if not newcomers:
             return
-        self._begin({name: self._optimized.all[name] for name in newcomers})
+        new = {name: self._optimized.all[name] for name in newcomers}
+        self._agree(new)
+        self._begin(new)
         joined = self._optimized.joined(newcomers)
         if not self._removed:
             self._hold(joined)

@@ -162,18 +162,17 @@ class CompressedMuon(CompressedOptimizer):
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         return _ORTHOGONAL if id(parameter) in self._marked() else adamw_rule(codec)
 
-    def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
+    def _agree(self, newcomers: Mapping[str, Tensor]) -> None:
         """Raises InvalidArgumentError if ranks disagree on the hidden matrices."""
         marked, names = self._marked(), sorted(newcomers)  # groups may be in another order, too
         counts = self._presence.counts([id(newcomers[name]) in marked for name in names])
-        everywhere = (0, self._exchange.transport.ranks)
+        everywhere = self._exchange.ranks
         for name, ranks in zip(names, counts, strict=True):
-            if ranks not in everywhere:
+            if ranks not in (0, everywhere):
                 raise InvalidArgumentError(
-                    f"{name} is a hidden matrix on {ranks} of {everywhere[1]} ranks: pass the same "
+                    f"{name} is a hidden matrix on {ranks} of {everywhere} ranks: pass the same "
                     "hidden= and groups on all ranks"
                 )
-        super()._begin(newcomers)
 
 
 class _Orthogonal(Rule):
