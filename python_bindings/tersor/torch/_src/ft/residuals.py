@@ -74,11 +74,15 @@ class Place:
             self._before.copy_(self._now)
         return self._state
 
-    def owed(self) -> Tensor:
-        """Returns the whole residual of this rank on the host. Waits for a device."""
+    def owed(self, *, void: bool = False) -> Tensor:
+        """Returns the whole residual of this rank on the host. Waits for a device.
+
+        ``void``: the last call's step was discarded.
+        """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        now = self._before if self.void and self._before is not None else self._now
+        void |= self.void
+        now = self._before if void and self._before is not None else self._now
         sender, owner = now.sender.cpu().clone(), now.owner.cpu()
         if self._world is not None:
             _core.fold_owner(owner, sender, *self._world[:2], self._options)
@@ -153,7 +157,9 @@ class Places:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the residuals by fragment and position. Call between steps."""
-        owed = {key: place.owed() for key, place in self._places.items()}
+        void = bool(self._places) and self._step_of() == self._step
+        last = self._tries if void else None
+        owed = {key: one.owed(void=one.step == last) for key, one in self._places.items()}
         return {f"{one[0]}.{one[1]}": tensor for one, tensor in (self._loaded | owed).items()}
 
     @checkpoint.refusing_damage()
