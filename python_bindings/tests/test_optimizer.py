@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 
@@ -265,6 +266,36 @@ def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> 
     loss_of(model, rank, 0).backward()
     with pytest.raises(tersor.InvalidArgumentError, match="1 of 2 ranks discard"):
         optimizer.zero_grad() if rank == 0 else optimizer.step()
+
+
+@ranks.on(2)
+def test_a_skipped_step_is_discarded_however_gradients_are_cleared(rank: int, count: int) -> None:
+    """After a step that a scaler skips, all programs continue with the same residuals."""
+    found = []
+    for clears in ("optimizer", "model", "by hand"):
+        model = make_model()
+        optimizer = wrap(model, "int4+ef", transactional=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=99)
+        for step in range(5):
+            loss = scaler.scale(loss_of(model, rank, step))
+            if step == 2:  # of one parameter
+                loss = loss + model[2].bias.sum() * math.inf
+            loss.backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update(1.0)
+            if clears == "by hand":
+                for one in model.parameters():
+                    one.grad = None
+            else:
+                (optimizer if clears == "optimizer" else model).zero_grad()
+        assert optimizer.totals().steps_discarded == 1
+        found.append((model, optimizer.reducer.residual_norms()))
+    for other, norms in found[1:]:
+        assert same_weights(other, found[0][0])
+        assert norms == found[0][1]
 
 
 @ranks.on(1)

@@ -100,7 +100,14 @@ class AveragedGradients(OptimizerHandle, Weighed):
         if not discards:
             write_means(sent, sums=self._options.get("reduction") == "sum")
             self._reduce_uncompressed(somewhere)
+            grads = {n: one.grad for n, one in self._parameters.items() if n in somewhere}
+            self._passes = {n: (0, weakref.ref(one)) for n, one in grads.items() if one is not None}
         return somewhere
+
+    def _are_cleared(self) -> bool:
+        """True if a program removed averaged gradients without this object's ``zero_grad``."""
+        now = {n: one.grad for n, one in self._parameters.items()}
+        return any(n in now and last() is not now[n] for n, (_, last) in self._passes.items())
 
     def _throw_away(self) -> None:
         if self._removed:
@@ -167,6 +174,9 @@ class AveragedGradients(OptimizerHandle, Weighed):
                     "pass a larger backward_passes_per_step"
                 )
             self._throw_away()
+        transactional = self._options.get("transactional", False)
+        if self._synchronized and transactional and self._are_cleared():
+            self._throw_away()  # the step was skipped, and model.zero_grad() was called, say
         self._synchronized = False
         passes, last = self._passes.get(name, (0, None))
         passes = 1 if last is None or last() is not gradient else passes + 1  # 1: a new gradient
