@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,6 +119,34 @@ def test_a_state_is_a_copy(rank: int, count: int, options: dict[str, Any]) -> No
         momentum = state["outer_optimizer"]["state"][key]["momentum_buffer"]
         assert torch.equal(momentum, moments["momentum_buffer"])
     outer.close()
+
+
+def nan_in(values: torch.Tensor) -> None:
+    values.view(-1)[0] = float("nan")
+
+
+@ranks.on(1)
+def test_a_damaged_state_is_refused_and_changes_nothing(rank: int, count: int) -> None:
+    model = make_model()
+    outer = DiLoCo(model, sync_every=1)
+    for step in range(2):
+        move(model, seed=step)
+        outer.step()
+    state = outer.state_dict()
+    damages: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
+        r"momentum_buffer is \(3,\)": lambda _, one: one.update(momentum_buffer=torch.zeros(3)),
+        "momentum_buffer has values that are not": lambda _, one: nan_in(one["momentum_buffer"]),
+        "0.weight has values that are not finite": lambda all_, _: nan_in(
+            all_["start"]["0.weight"]
+        ),
+    }
+    for message, damage in damages.items():
+        damaged = copy.deepcopy(state)
+        damage(damaged, damaged["outer_optimizer"]["state"][0])
+        with pytest.raises(tersor.InvalidArgumentError, match=message):
+            outer.load_state_dict(damaged)
+    after = outer.outer_optimizer.state_dict()["state"][0]["momentum_buffer"]
+    assert torch.equal(after, state["outer_optimizer"]["state"][0]["momentum_buffer"])
 
 
 @ranks.on(2)

@@ -15,6 +15,8 @@ from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.diloco.stragglers import check_state
 from tersor.torch._src.optim.state import check_groups
 
+_MOMENTS = {"momentum_buffer", "exp_avg", "exp_avg_sq"}  # of PyTorch's optimizers
+
 OuterOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -83,7 +85,7 @@ def check_all(
     under_way, straggler = state.get("under_way"), check_state(state.get("grace"), late)
     for tensors in (state["start"], under_way["mean"] if under_way else {}, straggler["moved"]):
         for name, one in tensors.items():
-            checkpoint.like(one, start[name], name)
+            checkpoint.finite(checkpoint.like(one, start[name], name), name)
     if under_way:
         checkpoint.number(under_way["due"], "due step")
         if not 0 <= under_way["mix"] < 1:
@@ -100,3 +102,14 @@ def check_all(
     if unknown := set(state.get("somewhere", [])) - set(names):
         raise InvalidArgumentError(f"the state is of another model: {', '.join(map(str, unknown))}")
     check_groups(outer, state["outer_optimizer"])
+    _check_moments(outer, state["outer_optimizer"])
+
+
+def _check_moments(outer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raises InvalidArgumentError for moments of another shape, and for values not finite."""
+    parameters = [one for group in outer.param_groups for one in group["params"]]
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    for key, parameter in zip(keys, parameters, strict=True):
+        for name, moment in saved["state"].get(key, {}).items():
+            if name in _MOMENTS and moment is not None:
+                checkpoint.finite(checkpoint.like(moment, parameter, name), name)
