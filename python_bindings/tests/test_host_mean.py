@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_compressed_adamw import EXACT, Kind, flat, loss_of, make_model, own_moments, wrap
 from test_compressed_muon import IN_FLOAT32
 
 import ranks
-from tersor import InvalidArgumentError
+from tersor import InvalidArgumentError, TransportError
 from tersor.torch import CompressedAdamW, CompressedMuon
 from tersor.torch.optim import OptimizerOptions
 
@@ -92,6 +93,25 @@ def test_large_gradients_stay_finite(dtype: torch.dtype) -> None:
     for rank, one in enumerate(found):
         own = one[rank * 90].item()
         assert own == pytest.approx(means - rank / 2 if means else -rank)  # 16 bits stay alone
+
+
+@ranks.on(2)
+def test_reset_reconnects_the_ranks_of_a_host(rank: int, count: int) -> None:
+    model = make_model()
+    advanced = OptimizerOptions(hosts=[0, 0])
+    optimizer = wrap(model, average_gradients_in_host=True, timeout=3, advanced=advanced)
+    loss_of(model, rank, 0).backward()
+    if rank == 1:  # refused before the mean, so rank 0 waits until the timeout
+        model[0].weight.grad = model[0].weight.grad.to_sparse()
+    with pytest.raises(InvalidArgumentError if rank == 1 else TransportError):
+        optimizer.step()
+    dist.barrier()
+    optimizer.reset()
+    optimizer.zero_grad()
+    before = flat(model)
+    loss_of(model, rank, 1).backward()
+    optimizer.step()
+    assert not torch.equal(flat(model), before)
 
 
 @ranks.on(2)

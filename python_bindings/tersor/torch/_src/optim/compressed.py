@@ -222,6 +222,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def reset(self) -> None:
         steps = max((int(one["step"]) for one in self.state.values()), default=0)
         super().reset()
+        if self._host_mean is not None:
+            self._host_mean = HostMean(self._exchange)
         self._hold(self._parameters)
         state = ReducerState.read(self.reducer.save_state())
         state.step = steps  # schedules continue

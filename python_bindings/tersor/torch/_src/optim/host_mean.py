@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersor._core import InvalidArgumentError
+from tersor._core import InvalidArgumentError, TransportError
 from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import TensorExchange
 
@@ -33,11 +34,12 @@ class HostMean:
         self._ranks = len(members)
         self._group: Any = None
         if self._ranks > 1:
-            self._group = dist.new_group(
-                [dist.get_global_rank(exchange.group, rank) for rank in members],
-                timeout=datetime.timedelta(seconds=exchange.options["timeout"]),
-                use_local_synchronization=True,
-            )
+            with _as_transport_error():
+                self._group = dist.new_group(
+                    [dist.get_global_rank(exchange.group, rank) for rank in members],
+                    timeout=datetime.timedelta(seconds=exchange.options["timeout"]),
+                    use_local_synchronization=True,
+                )
 
     def average(self, gradients: Sequence[Tensor], weight: float | None) -> float:
         """Replaces f32 gradients by their mean over the host, on all ranks of the host.
@@ -55,7 +57,8 @@ class HostMean:
         for some in _batches(gradients):
             flat = torch.cat([*(one.reshape(-1) for one in some), some[0].new_ones(1)])
             flat.mul_((1.0 if weight is None else weight) / self._ranks)  # the sum stays finite
-            dist.all_reduce(flat, group=self._group)
+            with _as_transport_error():
+                dist.all_reduce(flat, group=self._group)
             *means, total = torch.split(flat, [*(one.numel() for one in some), 1])
             if weight is not None:
                 mean_weight = float(total)
@@ -63,6 +66,15 @@ class HostMean:
             shaped = [mean.view_as(one) for mean, one in zip(means, some, strict=True)]
             _compat.foreach_copy_(some, shaped)
         return mean_weight
+
+
+@contextlib.contextmanager
+def _as_transport_error() -> Iterator[None]:
+    """Turns errors of PyTorch's collectives into TransportError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TransportError(f"the mean over the ranks of a host failed: {error}") from error
 
 
 def _batches(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
