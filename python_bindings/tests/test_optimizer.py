@@ -269,6 +269,19 @@ def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> 
 
 
 @ranks.on(2)
+def test_a_state_is_loaded_between_synchronize_and_zero_grad(rank: int, count: int) -> None:
+    model = make_model()
+    optimizer = wrap(model, "int4+ef", transactional=True)
+    plainly(model, optimizer, rank, 0)
+    state, norms = optimizer.state_dict("exact"), optimizer.reducer.residual_norms()
+    loss_of(model, rank, 1).backward()
+    optimizer.synchronize()
+    optimizer.load_state_dict(state)
+    optimizer.zero_grad()
+    assert optimizer.reducer.residual_norms() == norms
+
+
+@ranks.on(2)
 def test_a_skipped_step_is_discarded_however_gradients_are_cleared(rank: int, count: int) -> None:
     """After a step that a scaler skips, all programs continue with the same residuals."""
     found = []

@@ -364,13 +364,17 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
             optimizer.load_state_dict(torch.load(path, weights_only=True))
         """
         reducer, group = self.reducer, self._process_group()
-        if not (saved := as_mapping(state_dict)):
-            return load_reducer(reducer, group, None)
-        if not (residuals := optimizer_state.residuals_of(saved)):
+        saved = as_mapping(state_dict)
+        residuals = optimizer_state.residuals_of(saved) if saved else {}
+        if saved and not residuals:
             return self.optimizer.load_state_dict(dict(saved))
-        state = optimizer_state.plain_state(self.optimizer, saved)
-        load = self.optimizer.load_state_dict
-        optimizer_state.load_with(reducer, group, residuals, lambda: load(state))
+        if residuals:
+            state = optimizer_state.plain_state(self.optimizer, saved)
+            load = self.optimizer.load_state_dict
+            optimizer_state.load_with(reducer, group, residuals, lambda: load(state))
+        else:
+            load_reducer(reducer, group, None)
+        self._synchronized = False  # the step of earlier gradients cannot be discarded any more
 
     def _residuals(self, mode: Mode) -> dict[str, Any]:
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))
@@ -385,6 +389,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         old = "DistributedOptimizer.load_residual_state_dict(state)"
         deprecated(old, "use load_state_dict(state)")
         load_reducer(self.reducer, self._process_group(), state)
+        self._synchronized = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters to the wrapped optimizer, between two steps, on all ranks.
