@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import pytest
@@ -111,6 +113,36 @@ def test_a_stage_may_go_back_to_plain_tensors(rank: int, count: int) -> None:
     runner.step(images) if rank == 0 else runner.step(target=target)
     assert before > 0
     assert handle.sent_bytes == before
+
+
+class Masked(nn.Module):
+    """The first stage hands on a mask of -inf."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, first: Tensor, mask: Tensor | None = None) -> Any:
+        output = self.layer(first)
+        if mask is None:
+            return output, torch.zeros_like(output).index_fill(1, torch.arange(9), -math.inf)
+        return output.masked_fill(mask < 0, 0.0)
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16"])
+@ranks.on(2)
+def test_infinities_that_become_nan_are_reported_once(rank: int, count: int, codec: str) -> None:
+    stage = PipelineStage(Masked(rank), rank, 2, torch.device("cpu"))
+    pipeline.compress(stage, codec=codec)
+    runner = ScheduleGPipe(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
+    images, target = data(0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            runner.step(images) if rank == 0 else runner.step(target=target)
+    found = [one for one in told if "whole blocks of values by NaN" in str(one.message)]
+    assert len(found) == ((rank, codec) == (0, "int8"))
 
 
 @ranks.on(2)

@@ -12,6 +12,7 @@ length.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,9 @@ from tersor.torch._src.parameters.selection import DTYPES
 
 __all__ = ["CompressedStage", "compress"]
 __dir__ = __all__.copy
+
+_OF_SINGLE_VALUES = {"none", "bf16", "f16"}  # codecs in which a value changes no other value
+_CHECKED_MESSAGES = 16  # per stage: on a device, a check waits for the computation
 
 _OpsOf = Callable[[int], list[dist.P2POp]]  # the argument is a microbatch
 
@@ -48,7 +52,7 @@ class CompressedStage:
     """
 
     def __init__(self, stage: Any, codec: str, backward_codec: str | None) -> None:
-        self._activations = _Direction(codec)
+        self._activations = _Direction(codec, warns=True)
         self._gradients = _Direction(codec if backward_codec is None else backward_codec)
         self._stage = stage
         self._replaced: list[str] = []
@@ -90,6 +94,10 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
     payload raises WireError in the computation that needs the tensor. On a device, the values of a
     damaged payload are NaN.
 
+    Only the codecs none, bf16 and f16 keep infinities in activations, such as a mask of -inf. Other
+    codecs replace a whole block of values by NaN, with a warning if this happens in the first
+    messages.
+
     Args:
         stage: A stage of ``torch.distributed.pipelining``.
         codec: Spec of the activations' codec, equal on the stages of all ranks.
@@ -116,8 +124,11 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
 class _Direction:
     """The activations of a stage, or the gradients."""
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, *, warns: bool = False) -> None:
+        """``warns``: True to warn of values that the codec cannot represent."""
         self._codec = _checked(spec)
+        alone = self._codec.spec.partition(":")[0] in _OF_SINGLE_VALUES
+        self._messages_to_check = _CHECKED_MESSAGES if warns and not alone else 0
         self._step = 0  # for random numbers
         self._came: dict[int, list[tuple[Tensor, Tensor]]] = {}  # payloads and destinations
         self.sent_bytes = self.uncompressed_bytes = 0
@@ -147,11 +158,24 @@ class _Direction:
 
     def _encode(self, values: Tensor) -> Tensor:
         payload = self._payload(values)
+        if self._messages_to_check > 0:
+            self._check(values)
         self._codec.encode(values, payload, step=self._step)
         self._step += 1
         self.sent_bytes += payload.nbytes
         self.uncompressed_bytes += values.nbytes
         return payload
+
+    def _check(self, values: Tensor) -> None:
+        self._messages_to_check -= 1
+        if not values.isfinite().all():
+            self._messages_to_check = 0
+            warnings.warn(
+                f"an activation of shape {tuple(values.shape)} has values that are not finite: "
+                f"codec {self._codec.spec} replaces whole blocks of values by NaN; pass "
+                "codec='bf16', or send finite values",
+                stacklevel=1,
+            )
 
     def _payload(self, values: Tensor) -> Tensor:
         length = self._codec.max_payload_bytes(tuple(values.shape), values.dtype)
