@@ -145,6 +145,16 @@ def test_infinities_that_become_nan_are_reported_once(rank: int, count: int, cod
     assert len(found) == ((rank, codec) == (0, "int8"))
 
 
+@ranks.on(1)
+def test_a_stage_is_compressed_once(rank: int, count: int) -> None:
+    stage = PipelineStage(Half(rank), 0, 2, torch.device("cpu"))
+    handle = pipeline.compress(stage)
+    with pytest.raises(tersor.InvalidArgumentError, match="compressed already"):
+        pipeline.compress(stage)
+    handle.remove()
+    pipeline.compress(stage).remove()
+
+
 @ranks.on(2)
 def test_codecs_that_cannot_are_refused(rank: int, count: int) -> None:
     stage = PipelineStage(Half(rank), rank, 2, torch.device("cpu"))

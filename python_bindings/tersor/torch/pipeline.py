@@ -107,8 +107,8 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
         A handle with the byte counts and ``remove()``.
 
     Raises:
-        InvalidArgumentError: The codec has ``+ef``, or no payloads of fixed length. The receiver
-            must know the length before a message arrives.
+        InvalidArgumentError: The stage is compressed already. Or the codec has ``+ef``, or no
+            payloads of fixed length. The receiver must know the length before a message arrives.
         TypeError: ``stage`` is not a pipeline stage.
 
     Example:
@@ -118,6 +118,8 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
         raise TypeError(
             f"stage must be a PipelineStage of torch.distributed.pipelining, not {described(stage)}"
         )
+    if "get_fwd_send_ops" in vars(stage):
+        raise InvalidArgumentError("the stage is compressed already: call remove() of its handle")
     return CompressedStage(stage, codec, backward_codec)
 
 
