@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_compressed_adamw import make_model
+from test_compressed_adamw import Kind, every_kind, make_model
 
 import ranks
 import tersor
-from tersor.torch import CompressedAdamW
+from tersor.torch import CompressedAdamW, CompressedMuon
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,19 @@ def test_wrong_options_are_named(
 ) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=message):
         CompressedAdamW(make_model().named_parameters(), **options)
+
+
+@every_kind
+@ranks.on(1)
+def test_options_of_groups_without_effect_are_refused(rank: int, count: int, kind: Kind) -> None:
+    others = {"amsgrad": True, "dampening": 0.1, "maximize": True}
+    others |= {} if kind is CompressedMuon else {"nesterov": True}
+    for name, value in others.items():
+        groups: Any = [{"params": list(make_model().named_parameters()), name: value}]
+        with pytest.raises(tersor.InvalidArgumentError, match=f"{name}={value}: .*no such option"):
+            kind(groups)
+    groups = [{"params": list(make_model().named_parameters()), **dict.fromkeys(others, False)}]
+    kind(groups)
 
 
 @ranks.on(2)

@@ -39,6 +39,7 @@ DEFAULT_CODEC = "hadamard:bits=1,result=hadamard:bits=2+ef"
 #: Former keywords.
 RENAMED = {"dense_codec": "warmup_codec", "dense_steps": "warmup_steps"}
 RENAMED |= {"group": "process_group", "least_ranks": "min_ranks"}
+_MISSING = ("amsgrad", "dampening", "maximize", "nesterov")  # options of PyTorch's optimizers
 # Values with temporary copies: on CPUs as many as fit into caches, on devices more, because
 # launches take time there.
 _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
@@ -411,6 +412,11 @@ def _check_group(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(f"momentum={group['momentum']}: give at least 0 and below 1")
     if group.get("ns_steps", 1) < 1:
         raise InvalidArgumentError(f"ns_steps={group['ns_steps']}: give 1 or more")
+    for name in _MISSING:
+        if group.get(name) and not (name == "nesterov" and "use_muon" in group):
+            raise InvalidArgumentError(
+                f"{name}={group[name]!r}: the compressed optimizers have no such option"
+            )
     betas = group.get("betas", (0, 0))
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise InvalidArgumentError(f"betas={betas}: give two numbers, each at least 0 and below 1")
