@@ -190,6 +190,18 @@ def test_models_of_neighbours_come_together(rank: int, ranks: int) -> None:
 
 
 @processes.on(2)
+def test_gossip_does_not_depend_on_the_default_device(rank: int, ranks: int) -> None:
+    model = network().bfloat16()
+    torch.set_default_device("meta")
+    try:
+        gossip = tersor.torch.Gossip(model, "ring")
+    finally:
+        torch.set_default_device(None)
+    gossip.step()
+    assert model[0].weight.isfinite().all()
+
+
+@processes.on(2)
 def test_gossip_beside_training(rank: int, ranks: int) -> None:
     halves = torch.nn.Linear(16, 16).half()
     generator = torch.Generator().manual_seed(rank)

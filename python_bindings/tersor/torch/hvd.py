@@ -317,7 +317,7 @@ def alltoall(
     output = calls.differentiable(
         tensor, exchange, lambda gradient: alltoall(gradient, received)[0]
     )
-    like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
+    like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32, device="cpu")
     return output if splits is None else (output, like.new_tensor(received))
 
 

@@ -131,4 +131,4 @@ def _mixed(name: str, own: torch.Tensor) -> torch.Tensor:
         )
     if own.device.type == "cpu" and own.dtype == torch.float32 and own.is_contiguous():
         return own
-    return torch.empty(own.shape, dtype=torch.float32)
+    return torch.empty(own.shape, dtype=torch.float32, device="cpu")
