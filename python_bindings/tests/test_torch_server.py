@@ -106,6 +106,20 @@ def test_parameters_that_no_server_takes(rank: int, ranks: int) -> None:
 
 
 @processes.on(2)
+def test_a_sparse_gradient_is_named(rank: int, ranks: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 20, sparse=True))
+    server = tersor.torch.ParameterServer(model, by_adam, servers=range(2))
+    with tersor.torch.ParameterClient(model, server=server) as client:
+        client.pull()
+        model(torch.tensor([1, 2])).sum().backward()
+        with pytest.raises(tersor.InvalidArgumentError, match=r"0\.weight is sparse"):
+            client.push()
+        model[0].weight.grad = model[0].weight.grad.to_dense()
+        client.push()
+    server.wait()
+
+
+@processes.on(2)
 def test_a_rank_that_serves_works_too_in_bfloat16(rank: int, ranks: int) -> None:
     model = network().to(torch.bfloat16)
     first = loss_of(model.float()).item()

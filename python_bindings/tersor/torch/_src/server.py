@@ -137,8 +137,8 @@ class ParameterClient(Worker):
         zeros, with a warning.
 
         Raises:
-            InvalidArgumentError: A parameter has a gradient, but is unknown to the servers. Or a
-                server refused a push.
+            InvalidArgumentError: A gradient is sparse, or is of a parameter unknown to the servers.
+                Or a server refused a push.
             TransportError: A server is gone or late.
 
         Example::
@@ -150,6 +150,11 @@ class ParameterClient(Worker):
             if parameter.grad is not None and name not in self._parameters:
                 raise tersor.InvalidArgumentError(
                     f"{name} has a gradient, but was frozen or absent when the server was made"
+                )
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise tersor.InvalidArgumentError(
+                    f"the gradient of {name} is sparse: a parameter server takes dense ones; make "
+                    "the embedding with sparse=False"
                 )
         gradients = {
             name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
