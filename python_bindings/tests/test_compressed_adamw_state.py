@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     get_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 
@@ -160,6 +161,23 @@ def resumes_elsewhere(
         found.append((state.get("momentum_buffer", state.get("exp_avg_sq")), common, flat(model)))
     dist.barrier()
     return found
+
+
+@ranks.on(2)
+def test_pytorchs_functions_for_states_take_parameters_without_names(rank: int, count: int) -> None:
+    model, other = make_model(), make_model()
+    layers = [[{"params": list(one[i].parameters())} for i in (2, 0)] for one in (model, other)]
+    optimizer, again = (CompressedAdamW(groups, lr=0.01) for groups in layers)
+    train(model, optimizer, rank, range(2))
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, again, get_optimizer_state_dict(model, optimizer))
+    for one, of_one in ((model, optimizer), (other, again)):
+        train(one, of_one, rank, range(2, 4))
+    assert torch.equal(flat(model), flat(other))
+    again.load_state_dict(optimizer.state_dict("portable"))
+    former = optimizer.state_dict()  # as earlier versions saved it
+    former["state"] = {f"parameter.{key}": one for key, one in former["state"].items()}
+    again.load_state_dict(former)
 
 
 @every_kind

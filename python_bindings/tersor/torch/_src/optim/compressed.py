@@ -176,7 +176,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
         Returns:
             A dict as of ``torch.optim.Optimizer.state_dict``, with common moments per parameter
-            name. Each rank's own moments and residuals are under ``"tersor"`` in the first group.
+            name, or per number without names. Each rank's own moments and residuals are under
+            ``"tersor"`` in the first group.
 
         Raises:
             InvalidArgumentError: ``mode`` is unknown, or is ``"exact"`` after ranks were lost.

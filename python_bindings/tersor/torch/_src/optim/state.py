@@ -98,7 +98,10 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     }
     for name, value in _own_moments(kept, mode):
         own.setdefault(OWN[kept.own[name]], {})[name] = value
-    return with_residuals({**packed, "state": common}, own)
+    # PyTorch's state functions know positions, and names of the model, but no default names.
+    unnamed = {f"parameter.{i}": i for i in range(sum(map(len, kept.groups)))}
+    state = {unnamed.get(name, name): moments for name, moments in common.items()}
+    return with_residuals({**packed, "state": state}, own)
 
 
 def _shape_of(moments: Mapping[str, Tensor]) -> str:
@@ -182,9 +185,12 @@ def _class_of(saved: Mapping[str, Any]) -> str:
 def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Each tensor to write, and the saved values."""
     state, own = saved["state"], residuals_of(saved)
-    if not state.keys() <= kept.moments.keys():  # PyTorch's state functions put numbers
-        names = list(chain.from_iterable(kept.groups))
-        state = {names[int(key)]: one for key, one in state.items() if str(key).isdecimal()}
+    if not state.keys() <= kept.moments.keys():  # PyTorch's state functions put other keys
+        keys = chain.from_iterable(group["params"] for group in saved["param_groups"])
+        names = {}
+        for i, (key, name) in enumerate(zip(keys, chain.from_iterable(kept.groups), strict=True)):
+            names |= {str(i): name, str(key): name}
+        state = {names[str(key)]: one for key, one in state.items() if str(key) in names}
     for name, moments in kept.moments.items():
         entry = dict(state.get(name, {}))
         if key := kept.own.get(name):
