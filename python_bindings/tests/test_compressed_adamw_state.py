@@ -252,6 +252,15 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: path
 
 
 @ranks.on(1)
+def test_a_state_in_another_order_is_refused(rank: int, count: int) -> None:
+    named = list(make_model().named_parameters())
+    state = CompressedAdamW(named).state_dict("portable")
+    words = "in another order: 0.weight, 0.bias, 2.weight, 2.bias"
+    with pytest.raises(tersor.InvalidArgumentError, match=words):
+        CompressedAdamW(named[::-1]).load_state_dict(state)
+
+
+@ranks.on(1)
 def test_a_state_of_another_shape_is_refused(rank: int, count: int) -> None:
     """Linear and Conv1D of Transformers have transposed weights under one name."""
     for one, other in ((64, 128), (128, 64)):

@@ -79,7 +79,7 @@ def load_reducer(reducer: GradientReducer, group: dist.ProcessGroup, state: Save
         now = ReducerState.read(reducer.save_state()).parameters
         kept = sum(bool(len(one.residual) + len(one.owner)) for one in now)
         return start_at_zero([reducer], kept)
-    reducer.load_state(read_bytes(state, group))
+    reducer.load_state(read_bytes(_fitted(state, reducer), group))
 
 
 @contextlib.contextmanager
@@ -94,6 +94,18 @@ def refusing_damage() -> Iterator[None]:
         raise InvalidArgumentError(f"the state has no entry {missing}") from None
     except Exception as damage:
         raise InvalidArgumentError(f"the state is damaged: {damage}") from damage
+
+
+@refusing_damage()
+def _fitted(saved: Saved, reducer: GradientReducer) -> Saved:
+    """Raises InvalidArgumentError if the parameters of a state are in another order."""
+    own = [one.name for one in ReducerState.read(reducer.save_state()).parameters]
+    names = list(saved["parameters"])
+    if names != own and sorted(names) == sorted(own):
+        raise InvalidArgumentError(
+            f"the state has the parameters in another order: {', '.join(names)}"
+        )
+    return saved
 
 
 def as_mapping(state: Any) -> Saved:
