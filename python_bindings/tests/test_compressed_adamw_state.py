@@ -251,6 +251,21 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: path
     ranks.run(refuses, 2, str(tmp_path))
 
 
+@pytest.mark.parametrize("mode", ["exact", "portable"])
+@ranks.on(3)
+def test_a_state_fits_another_codec_of_owners(rank: int, count: int, mode: Any) -> None:
+    model, other = make_model(), make_model()
+    optimizer, again = wrap(model, FEW_BITS[0]), wrap(other, "hadamard:bits=1,result=int8+ef")
+    train(model, optimizer, rank, range(2))
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(optimizer.state_dict(mode))
+    sums = [own_part(one.state_dict("portable"))["residuals"] for one in (optimizer, again)]
+    for name, residual in sums[0].items():
+        torch.testing.assert_close(sums[1][name], residual)
+    train(other, again, rank, range(2, 3))
+    again.load_state_dict(optimizer.state_dict(mode))
+
+
 @ranks.on(1)
 def test_a_state_in_another_order_is_refused(rank: int, count: int) -> None:
     named = list(make_model().named_parameters())

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -98,14 +99,26 @@ def refusing_damage() -> Iterator[None]:
 
 @refusing_damage()
 def _fitted(saved: Saved, reducer: GradientReducer) -> Saved:
-    """Raises InvalidArgumentError if the parameters of a state are in another order."""
-    own = [one.name for one in ReducerState.read(reducer.save_state()).parameters]
+    """The state with the reducer's codec where only ``result=`` differs: residuals are values.
+
+    Raises InvalidArgumentError if the parameters of a state are in another order.
+    """
+    own = {one.name: one.codec for one in ReducerState.read(reducer.save_state()).parameters}
     names = list(saved["parameters"])
-    if names != own and sorted(names) == sorted(own):
+    if names != list(own) and sorted(names) == sorted(own):
         raise InvalidArgumentError(
             f"the state has the parameters in another order: {', '.join(names)}"
         )
-    return saved
+    codecs = [
+        own[name] if name in own and _first_hop(own[name]) == _first_hop(codec) else codec
+        for name, codec in zip(names, saved["codecs"], strict=True)
+    ]
+    return {**saved, "codecs": codecs}
+
+
+def _first_hop(spec: str) -> str:
+    """The codec without the codec of owners."""
+    return re.sub(r"[:,]result=[^+]*", "", spec)
 
 
 def as_mapping(state: Any) -> Saved:
