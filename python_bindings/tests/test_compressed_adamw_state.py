@@ -251,6 +251,22 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: path
     ranks.run(refuses, 2, str(tmp_path))
 
 
+@ranks.on(2)
+def test_a_state_with_parameters_first_trained_after_remove_is_refused(
+    rank: int, count: int
+) -> None:
+    model = make_model()
+    model[2].requires_grad_(False)
+    optimizer = wrap(model)
+    train(model, optimizer, rank, range(1))
+    optimizer.remove()
+    optimizer.load_state_dict(optimizer.state_dict())
+    model[2].requires_grad_(True)
+    train(model, optimizer, rank, range(1, 2))
+    with pytest.raises(tersor.InvalidArgumentError, match=r"2\.weight, first trained after"):
+        optimizer.state_dict()
+
+
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @ranks.on(3)
 def test_a_state_fits_another_codec_of_owners(rank: int, count: int, mode: Any) -> None:

@@ -180,7 +180,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             ``"tersor"`` in the first group.
 
         Raises:
-            InvalidArgumentError: ``mode`` is unknown, or is ``"exact"`` after ranks were lost.
+            InvalidArgumentError: ``mode`` is unknown, or is ``"exact"`` after ranks were lost. Or a
+                parameter was first trained after ``remove``.
 
         Example::
 

@@ -90,6 +90,11 @@ class Kept:
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """The state, with moments per parameter name. ``packed`` is PyTorch's state."""
     own = checkpoint.save_reducer(kept.exchange.reducer, kept.group, mode)
+    if others := sorted(kept.moments.keys() - own["parameters"]):
+        raise InvalidArgumentError(
+            f"the state of {', '.join(others)}, first trained after remove(), cannot be saved: "
+            "call remove() after the first step with all parameters"
+        )
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     own["shapes"] = [_shape_of(kept.moments[name]) for name in own["parameters"]]
     common = {
