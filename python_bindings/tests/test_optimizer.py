@@ -196,12 +196,17 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
 def test_gradients_must_not_change_while_they_are_sent(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model)
+    state = optimizer.state_dict("exact")
     loss_of(model, rank, 0).backward()
     with (
         optimizer.skip_synchronize(),
         pytest.raises(tersor.InvalidArgumentError, match="within skip_synchronize"),
     ):
         optimizer.step()
+    with pytest.raises(tersor.InvalidArgumentError, match=r"state_dict\(\) while gradients are"):
+        optimizer.state_dict("exact")
+    with pytest.raises(tersor.InvalidArgumentError, match=r"load_state_dict\(\) while gradients"):
+        optimizer.load_state_dict(state)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
     before = copy.deepcopy(model)
     with pytest.raises(tersor.InvalidArgumentError, match="changed while it was being sent"):

@@ -221,12 +221,15 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._forget_step()
 
     def remove(self) -> None:
+        self._check_idle("remove")
+        super().remove()
+
+    def _check_idle(self, call: str) -> None:
         if len(self._sent):
             raise InvalidArgumentError(
-                "remove() while gradients are being sent: call remove() after step() or before "
+                f"{call}() while gradients are being sent: call {call}() after step() or before "
                 "backward()"
             )
-        super().remove()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -368,6 +371,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         residuals = optimizer_state.residuals_of(saved) if saved else {}
         if saved and not residuals:
             return self.optimizer.load_state_dict(dict(saved))
+        self._check_idle("load_state_dict")
         if residuals:
             state = optimizer_state.plain_state(self.optimizer, saved)
             load = self.optimizer.load_state_dict
@@ -377,6 +381,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._synchronized = False  # the step of earlier gradients cannot be discarded any more
 
     def _residuals(self, mode: Mode) -> dict[str, Any]:
+        self._check_idle("state_dict")
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
