@@ -50,7 +50,8 @@ class CompressedSGD(CompressedOptimizer):
         weight_decay: Weight decay, added to the gradient.
         sent_momentum: The momentum β' of the exchanged values. Default: computed from the codec's
             share k of normally distributed values.
-        codec: Spec of the codec; this and all later arguments as in :class:`CompressedAdamW`.
+        codec: Spec of the codec, with ``+ef``. Default: one bit per value, also from owners.
+        rules: This and all later arguments as in :class:`CompressedAdamW`.
 
     Raises:
         InvalidArgumentError: As :class:`CompressedAdamW`; also for codec ``lowrank``, whose share k
