@@ -166,12 +166,18 @@ def deprecated(old: str, remedy: str, owner: str = "") -> None:
     if (owner, old) in _warned:
         return
     _warned.add((owner, old))
-    frame, level = sys._getframe(), 1  # as skip_file_prefixes= of Python 3.12
-    while frame.f_code.co_filename.startswith((_PACKAGE, _IMPORTS)) and frame.f_back is not None:
+    text = f"{old} is deprecated and ends with the next release: {remedy}"
+    warnings.warn(text, DeprecationWarning, stacklevel=stack_level())
+
+
+def stack_level(*folders: str) -> int:
+    """The ``stacklevel`` of the first caller outside of the package and of ``folders``."""
+    frame, level = sys._getframe(1), 1  # as skip_file_prefixes= of Python 3.12
+    inside = (_PACKAGE, _IMPORTS, *folders)
+    while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
         frame = frame.f_back
         level += not frame.f_code.co_filename.startswith(_IMPORTS)  # not counted by warn()
-    text = f"{old} is deprecated and ends with the next release: {remedy}"
-    warnings.warn(text, DeprecationWarning, stacklevel=level)
+    return level
 
 
 def _renamed(old: str) -> types.ModuleType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 from tersor._core import InvalidArgumentError
+from tersor._renamed import stack_level
 
 # torch.optim has no public update of many tensors in one call.
 foreach_add = torch._foreach_add
@@ -47,6 +49,12 @@ foreach_sqrt_ = torch._foreach_sqrt_
 uncompiled_function = torch._compile._disable_dynamo
 #: One pass over many gradients, which GradScaler uses. ``isfinite`` reads each tensor twice.
 find_non_finite_ = torch._amp_foreach_non_finite_check_and_unscale_
+
+
+def warn(text: str) -> None:
+    """Warns of the first caller outside of Tersor and PyTorch, whose wrappers add frames."""
+    warnings.warn(text, stacklevel=stack_level(*torch.__path__))
+
 
 # Wrappers and modules
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pathlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar, cast
 
@@ -16,6 +15,7 @@ from tersor._core import InvalidArgumentError, RanksLostError, Transport, Transp
 from tersor._renamed import deprecated
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import move_residuals
 from tersor.torch._src.parameters.memory_order import in_order
 from tersor.torch._src.parameters.selection import local_shard
@@ -142,7 +142,7 @@ class TensorExchange:
                 lost.members = self.members = [self._reducer_members[one] for one in lost.members]
                 if self.on_loss == "raise" or not again:
                     raise
-                warnings.warn(f"{lost}. The exchange under way is repeated.", stacklevel=4)
+                _compat.warn(f"{lost}. The exchange under way is repeated.")
                 self.resume()
 
     def resume(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tersor._core import InvalidArgumentError, RanksLostError
 from tersor.reducer import ReducerOptions
+from tersor.torch import _compat
 from tersor.torch._src.gradients.copies import SentGradients, write_means
 from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.gradients.sample_weights import Weighed
@@ -62,7 +63,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
         self._synchronized = False
 
     def _leave_out_step(self, lost: RanksLostError) -> None:
-        warnings.warn(f"{lost}. The step is skipped.", stacklevel=4)
+        _compat.warn(f"{lost}. The step is skipped.")
         self.resume()
         self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -326,8 +325,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             _compat.find_non_finite_(alike, found, torch.ones_like(found))
         if found:
             bad = next(name for name, one in own.items() if not one.isfinite().all())
-            text = f"the gradient of {bad} is not finite: all ranks skip the step"
-            warnings.warn(text, stacklevel=4)
+            _compat.warn(f"the gradient of {bad} is not finite: all ranks skip the step")
         return not _somewhere_in(bool(found), parameters.values())
 
     def _of_scaler(self, key: str) -> Tensor | None:
