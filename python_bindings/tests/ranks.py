@@ -20,6 +20,7 @@ import atexit
 import ctypes
 import dataclasses
 import functools
+import gc
 import importlib
 import inspect
 import multiprocessing
@@ -40,7 +41,8 @@ from typing import Any
 DEADLINE_SECONDS = 180.0
 # PyTorch 2.15's error if gloo does not connect a group, about once per hundred groups.
 UNCONNECTED = "Gloo connectFullMesh failed"
-PRELOADED = ["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"]
+# Optimizers import torch._dynamo at the first call.
+PRELOADED = ["pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "tersor.torch"]
 
 
 @dataclasses.dataclass
@@ -331,6 +333,8 @@ def _serve(connection: Connection) -> None:
 
 
 def _serve_forked(connection: Connection, output: str, fresh: bool) -> None:
+    if not fresh:
+        gc.freeze()  # no collection visits the modules of the first process
     with open(output, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
