@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
+import os
 import pathlib
 import re
-import subprocess
+import runpy
 import sys
 from typing import Any
+
+import ranks
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 180
@@ -48,16 +54,49 @@ def surroundings(rank: int, folder: str) -> dict[str, Any]:
     return found | {"folder": folder}
 
 
-def output_by_torchrun(program: str, folder: pathlib.Path, ranks: int = 2) -> str:
-    """Runs a program by torchrun, and returns the output. Raises for an error of the program."""
-    file = folder / "train.py"
-    file.write_text(program)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, f"--nproc-per-node={ranks}", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def as_torchrun(rank: int, count: int, port: int, folder: str, words: list[str]) -> str:
+    """Runs a command line of Python in a folder, in torchrun's environment. Returns the output."""
+    import torch
+
+    from tersor.bench.world import environment
+
+    gc.freeze()  # the end of the process visits no modules
+    torch.set_num_threads(1)
+    os.environ.update(environment(rank, count, port))
+    os.chdir(folder)
+    is_module = words[0] == "-m"
+    sys.argv = words[is_module:]
+    sys.path.insert(0, folder if is_module else os.path.dirname(words[0]))
+    run = runpy.run_module if is_module else runpy.run_path
+    status: object = None
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            run(sys.argv[0], run_name="__main__")
+        except SystemExit as ended:
+            status = ended.code
+    assert not status, status
+    return printed.getvalue()
+
+
+def output_on_ranks(
+    *words: str | pathlib.Path, folder: pathlib.Path = SOURCES, count: int = 2
+) -> tuple[str, str]:
+    """Runs a command line of Python on the ranks that torchrun would start.
+
+    torchrun and each of its ranks would import PyTorch, which takes seconds. Returns the standard
+    output and the standard error of all ranks.
+    """
+    from tersor.bench.world import local_store
+
+    for _ in range(3):
+        store = local_store()
+        arguments = (store.port, str(folder), list(map(str, words)))
+        found = ranks.outcomes(
+            as_torchrun, count, *arguments, group=False, close=False, fresh=True, attempts=1
+        )
+        if not any(one.unconnected for one in found):
+            break
+    for one in found:
+        assert one.error is None, one.traceback + one.output
+        assert one.exit_code == 0, one.output
+    return "".join(one.value for one in found), "".join(one.output for one in found)

@@ -8,14 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from pages import output_on_ranks
 
 from tersor import check
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=300, check=False
-    )
+from tersor.__main__ import main
 
 
 def codec(name: str, seconds: float = 1e-9, bits: float = 8) -> check.CodecResult:
@@ -24,8 +20,9 @@ def codec(name: str, seconds: float = 1e-9, bits: float = 8) -> check.CodecResul
 
 def test_one_process_measures_codecs(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "check.json"
-    command = ("check", "--seconds", "0.1", "--codecs", "int8", "bf16", "--json", str(file))
-    ended = run("-m", "tersor", *command)
+    command = [sys.executable, "-m", "tersor", "check", "--seconds", "0.1"]
+    command += ["--codecs", "int8", "bf16", "--json", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "int8 saves time on links below" in ended.stdout
     report = json.loads(file.read_text())
@@ -41,10 +38,9 @@ def test_one_process_measures_codecs(tmp_path: pathlib.Path) -> None:
 def test_two_processes_measure_their_link(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "check.json"
-    command = ("check", "--seconds", "0.2", "--codecs", "int8", "int4+ef", "--json", str(file))
-    ended = run("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tersor", *command)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("The link carries") == 1  # rank 0 alone prints
+    command = ("check", "--seconds", "0.2", "--codecs", "int8", "int4+ef", "--json", file)
+    printed, _ = output_on_ranks("-m", "tersor", *command)
+    assert printed.count("The link carries") == 1  # rank 0 alone prints
     report = json.loads(file.read_text())
     assert report["ranks"] == 2
     measured = {(one["codec"], one["bytes"]) for one in report["link"]}
@@ -87,7 +83,10 @@ def test_verdict_without_another_codec_than_none() -> None:
         ([], 2, "usage: python -m tersor check"),
     ],
 )
-def test_errors(arguments: list[str], status: int, message: str) -> None:
-    ended = run("-m", "tersor", *arguments)
-    assert ended.returncode == status
-    assert message in ended.stderr
+def test_errors(
+    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(arguments))
+    assert ended.value.code == status
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The programs of two pages train, started by torchrun; test_examples.py has the README's."""
+"""The programs of two pages train; test_examples.py has the README's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pathlib
 import re
 
 import pytest
-from pages import output_by_torchrun, programs
+from pages import output_on_ranks, programs
 
 pytest.importorskip("torch")
 
@@ -22,7 +22,8 @@ def test_the_pages_program_trains(
     page: str, unit: str, share: float, tmp_path: pathlib.Path
 ) -> None:
     [program] = programs(page)
-    printed = output_by_torchrun(program, tmp_path)
+    (tmp_path / "train.py").write_text(program)
+    printed, _ = output_on_ranks(tmp_path / "train.py", folder=tmp_path)
     first, *_, last = map(float, re.findall(r"loss (\d+\.\d+)", printed))
     assert last < 0.5 * first
     sent = re.search(rf"sent ([\d.]+) {unit} per step instead of ([\d.]+)", printed)

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 import pytest
-from pages import PAGES, SOURCES, output_by_torchrun, programs, surroundings
+from pages import PAGES, SOURCES, output_on_ranks, programs, surroundings
 
 import ranks
 
@@ -62,4 +62,6 @@ def test_each_page_with_programs_links_to_the_one_setup() -> None:
 def test_a_program_with_its_setup_runs_as_it_is_copied(tmp_path: pathlib.Path) -> None:
     page = "docs/how-to/ddp.md"
     (setup,), program = programs(page, "setup"), programs(page, "torch")[0]
-    assert "int8" in output_by_torchrun(setup + program, tmp_path)
+    (tmp_path / "train.py").write_text(setup + program)
+    printed, _ = output_on_ranks(tmp_path / "train.py", folder=tmp_path)
+    assert "int8" in printed

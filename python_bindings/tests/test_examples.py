@@ -10,31 +10,16 @@ import subprocess
 import sys
 
 import pytest
-from pages import DEADLINE_SECONDS, SOURCES, programs
+from pages import DEADLINE_SECONDS, SOURCES, output_on_ranks, programs
 
 EXAMPLES = SOURCES / "examples"
 MAX_LINES = 80
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-def output(*command: str | pathlib.Path, **environment: str) -> str:
-    """Returns the output of a command, which must succeed."""
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        cwd=SOURCES,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def output_of(example: str, *arguments: str, ranks: int = 2) -> str:
+def output_of(example: str, *arguments: str, count: int = 2) -> str:
     pytest.importorskip("torch")
-    launch = ["--standalone", f"--nproc-per-node={ranks}"]
-    return output(*TORCHRUN, *launch, EXAMPLES / example, *arguments)
+    printed, _ = output_on_ranks(EXAMPLES / example, *arguments, count=count)
+    return printed
 
 
 def losses(printed: str) -> list[float]:
@@ -101,7 +86,7 @@ def test_diloco_trains_in_fewer_bytes() -> None:
 
 def test_servers_follow_a_policy_that_learns() -> None:
     pytest.importorskip("safetensors")
-    printed = output_of("weight_deltas.py", "--versions", "4", ranks=3)
+    printed = output_of("weight_deltas.py", "--versions", "4", count=3)
     found = re.findall(r"^version (\d): reward ([\d.]+), ([\d.]+) of ([\d.]+) KiB$", printed, re.M)
     assert [number for number, *_ in found] == ["1", "2", "3", "4"]
     assert float(found[-1][1]) > float(found[0][1]) + 0.05
@@ -109,6 +94,7 @@ def test_servers_follow_a_policy_that_learns() -> None:
     assert all(float(sent) < 0.7 * float(full) for _, _, sent, full in found[1:])
 
 
+@pytest.mark.long  # torchrun and its ranks import PyTorch
 def test_the_slurm_job_starts_the_ddp_example(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("torch")
     commands = {
@@ -121,17 +107,25 @@ def test_the_slurm_job_starts_the_ddp_example(tmp_path: pathlib.Path) -> None:
         (tmp_path / name).chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    slurm = {"SLURM_JOB_NODELIST": "one", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7"}
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    printed = output(
-        EXAMPLES / "slurm.sh",
-        "--steps=4",
-        PATH=path,
-        RANKS_PER_NODE="2",
-        PORT=str(port),
-        **slurm,
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PORT": str(port),
+        "RANKS_PER_NODE": "2",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "one",
+        "SLURM_NNODES": "1",
+    }
+    done = subprocess.run(
+        [EXAMPLES / "slurm.sh", "--steps=4"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        cwd=SOURCES,
+        env={**os.environ, **environment},
     )
-    check_comparison(printed)
+    assert done.returncode == 0, done.stderr
+    check_comparison(done.stdout)
 
 
 def test_the_kubernetes_job_starts_as_many_launchers_as_pods() -> None:

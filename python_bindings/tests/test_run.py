@@ -10,14 +10,13 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
-from pages import SOURCES
+from pages import SOURCES, output_on_ranks
 
 import ranks
 import tersor
@@ -445,16 +444,9 @@ def test_the_pages_command_runs(tmp_path: pathlib.Path) -> None:
     begin = 'import torch.distributed as dist\ndist.init_process_group("gloo")\n'
     script = begin + BEGIN + TRAIN + DDP + "train(model)\ndist.destroy_process_group()\n"
     (tmp_path / "train.py").write_text(script)
-    words = command.replace("torchrun", "-m torch.distributed.run --standalone", 1).split()
+    launch, module, words = re.split(r"(?<=2) (-m tersor\.torch\.run) ", command)
+    assert launch == "torchrun --nproc-per-node 2"
     report = ["--report", "report.png"] if importlib.util.find_spec("matplotlib") else []
-    place = words.index("tersor.torch.run") + 1
-    done = subprocess.run(
-        [sys.executable, *words[:place], *report, *words[place:]],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("tersor: 1 model was seen") == 1
+    _, told = output_on_ranks(*module.split(), *report, *words.split(), folder=tmp_path)
+    assert told.count("tersor: 1 model was seen") == 1
     assert (tmp_path / "report.png").exists() == bool(report)
