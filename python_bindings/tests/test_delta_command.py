@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
+import runpy
 import sys
 from typing import Any
 
@@ -27,12 +27,18 @@ def models(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[dict
 
 
 def test_a_delta_is_made_applied_and_described(
-    models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    models: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = [sys.executable, "-m", "tersor.delta", "make", "old.safetensors", "new.safetensors"]
-    done = subprocess.run([*made, "a.delta", "--classes", "4"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "% of new.safetensors" in done.stdout
+    words = ["make", "old.safetensors", "new.safetensors", "a.delta", "--classes", "4"]
+    monkeypatch.setattr(sys, "argv", ["tersor.delta", *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(pathlib.Path(delta.__file__).with_name("__main__.py")), None, "__main__")
+    assert ended.value.code == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "% of new.safetensors" in printed.out
     assert main(["verify", "a.delta"]) == 0
     assert main(["info", "a.delta"]) == 0
     printed = capsys.readouterr().out
