@@ -214,9 +214,14 @@ class Unequal(World):
         return False
 
 
-def test_a_training_with_unequal_ranks_is_not_complete(text_task: TextTask) -> None:
+def test_a_training_with_unequal_ranks_is_not_complete(
+    text_task: TextTask, tmp_path: pathlib.Path
+) -> None:
+    shape = GptShape(layers=1, heads=1, width=16, context=8)
+    options = TaskOptions(tmp_path / "text", 3, 2, 5, torch.device("cpu"), ranks=2, shape=shape)
     with alone():
-        training = Training(text_task, "none", 1, Unequal(0, 1, 1, torch.device("cpu")))
+        task, world = TextTask(options), Unequal(0, 1, 1, torch.device("cpu"))
+        training = Training(task, "none", 1, world)
         epochs = training.epochs()
         assert next(epochs)["epoch"] == 1
         with pytest.raises(BenchmarkError, match="different values of embedding"):

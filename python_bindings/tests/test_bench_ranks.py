@@ -17,6 +17,8 @@ import ranks
 
 pytest.importorskip("torch")
 
+from tersor.bench.__main__ import main
+
 DEADLINE_SECONDS = 180
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 REPORT = SOURCES / "bench" / "report"
@@ -158,18 +160,32 @@ def test_complete_trainings_are_not_repeated(tmp_path: pathlib.Path, text: pathl
     ] * 4
 
 
-def test_own_work_of_steps(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "step.json"
-    bench("step", "--parameters", 3, "--shape", 8, 8, "--repetitions", 1, "--json", path)
-    records = json.loads(path.read_text())
-    assert [record["optimizer"] for record in records] == ["adamw", "sgd", "muon"]
-    assert all(record["ratio"] > 0 for record in records)
-    refused = bench("step", "--optimizer", "muon", "--shape", 64, expect=2)
-    assert "--shape ROWS COLUMNS" in refused.stderr
-    peers = ["onebit-adam", "demo", "dion"]
-    options = ["--parameters", 3, "--shape", 8, 6, "--repetitions", 1, "--json", path]
-    bench("step", "--optimizer", *peers, *options)
-    assert [record["optimizer"] for record in json.loads(path.read_text())] == peers
+def steps(_: int, __: int, path: str, *options: str) -> list[dict[str, Any]]:
+    """Returns the records of a command."""
+    sizes = ["--parameters", "3", "--shape", "8", "6", "--repetitions", "1"]
+    assert main(["step", *sizes, *options, "--json", path]) == 0
+    records: list[dict[str, Any]] = json.loads(pathlib.Path(path).read_text())
+    return records
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ([], ["adamw", "sgd", "muon"]),
+        (["--optimizer", "onebit-adam", "demo", "dion"], ["onebit-adam", "demo", "dion"]),
+    ],
+)
+def test_own_work_of_steps(options: list[str], names: list[str], tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "step.json")
+    (found,) = ranks.outcomes(steps, 1, path, *options, group=False)
+    assert found.error is None, found.traceback
+    assert [record["optimizer"] for record in found.value] == names
+    assert all(record["ratio"] > 0 for record in found.value)
+
+
+def test_steps_of_vectors_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["step", "--optimizer", "muon", "--shape", "64"]) == 2
+    assert "--shape ROWS COLUMNS" in capsys.readouterr().err
 
 
 @pytest.mark.long
