@@ -87,5 +87,6 @@ def errors_keep_their_type() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    print(f"rank {WORLD.rank} is done")
+    for check in sys.argv[1:]:
+        globals()[check]()
+        print(f"{check} is done", flush=True)
