@@ -250,4 +250,4 @@ def old_keywords(rank: int, count: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", OLD_NAMES)
 def test_old_keywords_warn_once_with_the_new_one(name: str) -> None:
-    ranks.run(old_keywords, 1, name, fresh=True)
+    ranks.run(old_keywords, 1, name)
