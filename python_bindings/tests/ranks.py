@@ -10,7 +10,7 @@
     def test_each_rank_is_one_of_three(rank, ranks): ...
 
 The import of PyTorch takes seconds. Therefore processes are forked from a process with PyTorch, and
-used again. `fresh=True` asks for new processes, which end like any interpreter after the call.
+used again. `fresh=True` asks for new processes, which in `outcomes` end like any interpreter.
 After the deadline, late processes are killed. Dead, late and failed processes are replaced.
 """
 
@@ -79,11 +79,11 @@ class _Process:
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload(PRELOADED)
 
-    def __init__(self, *, fresh: bool) -> None:
+    def __init__(self, *, finalize: bool) -> None:
         ours, theirs = socket.socketpair()
         self.output = tempfile.NamedTemporaryFile()  # noqa: SIM115  # kept while the process lives
         with Connection(theirs.detach()) as connection:
-            arguments = (connection, self.output.name, fresh)
+            arguments = (connection, self.output.name, finalize)
             self.process = self._context.Process(target=_serve_forked, args=arguments)
             self.process.start()
         self.connection = Connection(ours.detach())
@@ -127,9 +127,9 @@ def preload(*modules: str) -> None:
 _idle: list[_Process] = []
 
 
-def _take(count: int, *, fresh: bool) -> list[_Process]:
+def _take(count: int, *, fresh: bool, finalize: bool) -> list[_Process]:
     kept = [] if fresh else [_idle.pop() for _ in range(min(count, len(_idle)))]
-    return kept + [_Process(fresh=fresh) for _ in range(count - len(kept))]
+    return kept + [_Process(finalize=finalize) for _ in range(count - len(kept))]
 
 
 def _collect(processes: Sequence[_Process], until: float) -> list[Outcome]:
@@ -150,18 +150,20 @@ def outcomes(
     *arguments: Any,
     deadline: float = DEADLINE_SECONDS,
     fresh: bool = False,
+    finalize: bool = True,
     group: bool = True,
     close: bool = True,
     attempts: int = 3,
 ) -> list[Outcome]:
     """Runs `function(rank, ranks, *arguments)` on several processes, and returns the outcomes.
 
+    `finalize=False`: fresh processes end without the end of the interpreter, which takes a second.
     `group=False`: torch.distributed is not initialised. `close=False`: objects of the function stay
     open until the process ends. `attempts`: the number of attempts, if gloo does not connect the
     ranks.
     """
     until = time.monotonic() + deadline
-    processes = _take(ranks, fresh=fresh)
+    processes = _take(ranks, fresh=fresh, finalize=fresh and finalize)
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(pathlib.Path(folder) / "store") if group else ""
         for rank, process in enumerate(processes):
@@ -182,6 +184,7 @@ def outcomes(
             *arguments,
             deadline=deadline,
             fresh=fresh,
+            finalize=finalize,
             group=group,
             close=close,
             attempts=attempts - 1,
@@ -198,7 +201,7 @@ def run(
 ) -> list[Any]:
     """Returns the results of a function on all ranks. Raises for an error of a rank; see
     `outcomes`."""
-    found = outcomes(function, ranks, *arguments, deadline=deadline, fresh=fresh)
+    found = outcomes(function, ranks, *arguments, deadline=deadline, fresh=fresh, finalize=False)
     for rank, outcome in enumerate(found):
         if not outcome.finished:
             raise AssertionError(
@@ -332,14 +335,15 @@ def _serve(connection: Connection) -> None:
         connection.send_bytes(pickle.dumps(outcome))
 
 
-def _serve_forked(connection: Connection, output: str, fresh: bool) -> None:
-    if not fresh:
+def _serve_forked(connection: Connection, output: str, finalize: bool) -> None:
+    if not finalize:
         gc.freeze()  # no collection visits the modules of the first process
+    os.fsync = lambda _: None  # no checkpoint waits for the disk
     with open(output, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     _serve(connection)
-    if fresh:
+    if finalize:
         connection.close()
         _end_interpreter()
 

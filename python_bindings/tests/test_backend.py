@@ -481,7 +481,8 @@ def differs(rank: int, count: int, meeting: str) -> str:
 
 
 def test_ranks_that_are_configured_differently(tmp_path: pathlib.Path) -> None:
-    for outcome in ranks.outcomes(differs, 3, str(tmp_path / "store"), group=False, fresh=True):
+    store = str(tmp_path / "store")
+    for outcome in ranks.outcomes(differs, 3, store, group=False, fresh=True, finalize=False):
         assert outcome.error is None, outcome.traceback
         assert '"* int4' in outcome.value
         assert 'as "* int8' in outcome.value
