@@ -42,6 +42,25 @@ def client_app(mods: list[Any], train: Train = adds) -> ClientApp:
     return app
 
 
+def changes_in_place(mods: list[Any]) -> ClientApp:
+    """An app that changes the received record and its arrays, and returns the record."""
+    app = ClientApp()
+
+    @app.train(mods=mods)
+    def _train(message: Message, context: Context) -> Message:
+        record = message.content["arrays"]
+        arrays = {name: one.numpy() for name, one in record.items()}
+        for name, one in adds(arrays, context.node_id, 1).items():
+            if name == "layer.bias":
+                record[name].data = Array(one).data
+            else:
+                record[name] = Array(np.asarray(one))
+        metrics = MetricRecord({"num-examples": 1 + context.node_id % 3})
+        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
 def run(
     nodes: Nodes,
     codec: str | None,
@@ -116,6 +135,15 @@ def test_what_a_round_leaves_out_comes_in_later_ones() -> None:
 
     assert moved("int8") == pytest.approx(0, abs=1e-4)
     assert moved("int8+ef") == pytest.approx(400 * 1e-4, rel=0.15)
+
+
+@pytest.mark.parametrize("down", ["none", "difference:none"])
+def test_an_app_may_change_what_it_received(down: str) -> None:
+    mods = [tersor.federated.flower.compress("none")]
+    plain, _ = run(Nodes(changes_in_place([])), None, 3)
+    found, _ = run(Nodes(changes_in_place(mods)), "none", 3, down=down)
+    assert distance(plain, model()) > 0.01
+    assert distance(plain, found) < 1e-6
 
 
 def ask(strategy: tersor.federated.flower.Strategy, round_: int, nodes: Nodes) -> Message:

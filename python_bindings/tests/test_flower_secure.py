@@ -166,6 +166,20 @@ def test_clients_may_count_by_their_examples() -> None:
     assert set(metrics) == {"clients", "cut"}
 
 
+def test_an_app_may_change_what_it_received() -> None:
+    app = ClientApp()
+
+    @tersor.federated.flower.secure(app)
+    def _train(message: Message, context: Context) -> Message:
+        record, update = message.content["arrays"], update_of(context.node_id, 1)
+        for name in SHAPES:
+            record[name] = Array(record[name].numpy() + update[name])
+        return Message(RecordDict({"arrays": record}), reply_to=message)
+
+    arrays, _, _ = one_round(Nodes(app, SIX))
+    check_mean(arrays, expected(SIX), UNIT)
+
+
 def test_a_ring_of_many() -> None:
     draw = random.Random(0)
     ids = [draw.getrandbits(64) for _ in range(24)]

@@ -86,7 +86,7 @@ class _Client:
                 "the received arrays do not match the model that the server announced"
             )
         del message.content[KEY]
-        message.content[key] = start
+        message.content[key] = wire.copied(start)
         reply = call_next(message, context)
         if not reply.has_error():
             self._encode_reply(reply, start, told, context)

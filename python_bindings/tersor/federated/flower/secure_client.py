@@ -47,7 +47,7 @@ from tersor._core import InvalidArgumentError
 from tersor.federated.flower import masks, secure_wire
 from tersor.federated.flower.client import Call, Mod
 from tersor.federated.flower.secure_wire import SECRETS, STAGES, Fields, SumFormat, SumVector
-from tersor.federated.flower.wire import KEY, only_arrays
+from tersor.federated.flower.wire import KEY, copied, only_arrays
 
 _STATE = KEY + ".secure"
 Bounds = tuple[int, int, float, int]
@@ -225,6 +225,7 @@ class _Turn:
         """The key of the record of arrays, and the codes of the change."""
         key, start = only_arrays(self.message.content)
         del self.message.content[KEY]
+        self.message.content[key] = copied(start)
         reply = self.call(self.message, self.context)
         if reply.has_error():
             raise InvalidArgumentError(str(reply.error.reason))

@@ -43,6 +43,13 @@ def require_size(name: str, array: Array) -> None:
         raise InvalidArgumentError(f"{name}: the array has another size than its header claims")
 
 
+def copied(arrays: ArrayRecord) -> ArrayRecord:
+    """A copy to hand to an app, which may change its record and its arrays in place."""
+    return ArrayRecord(
+        {n: Array(one.dtype, one.shape, one.stype, one.data) for n, one in arrays.items()}
+    )
+
+
 def flat(array: Array) -> Values:
     """The values: f64 for f64, otherwise f32."""
     values: Values = array.numpy().reshape(-1)
