@@ -181,7 +181,7 @@ def test_what_is_wrong_is_named() -> None:
     for change, said in (
         (flip, "checksum"),
         (swap, "count"),
-        (claim(1 << 50), "does not match the frame"),
+        (claim(1 << 50), "at most 2.48 values"),
         (claim(96 * 1024), "does not match the frame"),  # 1 KiB for each byte of the frame
         (claim(-12, -8), "does not match the frame"),
         (poison, "bias: the update of site-1 is not finite"),
@@ -190,6 +190,17 @@ def test_what_is_wrong_is_named() -> None:
     ):
         with pytest.raises(tersor.Error, match=said):
             receive(server, spoiled(change))
+
+
+def test_a_collection_needs_a_codec_without_feedback() -> None:
+    """Residuals have the names of arrays, which members may share."""
+    members = {key: DXO(DataKind.WEIGHT_DIFF, update(seed)) for seed, key in enumerate("AB")}
+    with pytest.raises(tersor.InvalidArgumentError, match="a collection of results needs"):
+        send(tersor.federated.nvflare.Compress("int8+ef"), members, DataKind.COLLECTION)
+    sent = send(tersor.federated.nvflare.Compress("none"), members, DataKind.COLLECTION)
+    found = receive(tersor.federated.nvflare.Decompress("none"), sent).data
+    for seed, key in enumerate("AB"):
+        np.testing.assert_allclose(found[key].data["weight"], update(seed)["weight"])
 
 
 def test_a_second_filter_is_refused() -> None:

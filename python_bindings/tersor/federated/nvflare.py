@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind, MetaKey
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -33,6 +33,7 @@ class Compress(DXOFilter):  # type: ignore[misc]
     """A client's filter of task results that encodes floating arrays of NumPy and PyTorch.
 
     With ``+ef``, the object keeps the residuals on the client, as long as the job's process lives.
+    A collection of several results needs a codec without ``+ef``.
 
     Args:
         codec: The spec of updates, the same as in ``Decompress``.
@@ -51,23 +52,29 @@ class Compress(DXOFilter):  # type: ignore[misc]
         self._made, self._step = Codec(codec), 0
         self._residuals: dict[str, Values] = {}
 
-    def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO:
+    def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         """Replaces arrays by frames.
 
         Args:
             dxo: The client's result.
+            shareable: The message with the result.
             fl_ctx: The context, whose identity seeds the rounding.
 
         Returns:
             The result with frames.
 
         Raises:
-            InvalidArgumentError: The result has frames already or has a list, or an update is not
-                finite. Nothing was changed.
+            InvalidArgumentError: The result has frames already, has a list, or is in a collection
+                with ``+ef``, or an update is not finite. Nothing was changed.
         """
         if dxo.get_meta_prop(_KEY) is not None:
             raise InvalidArgumentError(
                 "the result has frames already: one Compress filter is enough"
+            )
+        is_nested = from_shareable(shareable).data_kind == DataKind.COLLECTION
+        if is_nested and self._made.has_feedback:  # members may have equal names of arrays
+            raise InvalidArgumentError(
+                f'{self._made.spec}: a collection of results needs a codec without "+ef"'
             )
         for name, one in dxo.data.items():
             if isinstance(one, list | tuple):
