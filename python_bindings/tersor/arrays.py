@@ -12,7 +12,7 @@ from tersor._core import InvalidArgumentError
 
 __all__ = [
     "FLOATS", "Array", "Stream", "dtype_text", "empty_bytes", "empty_values", "is_on_device",
-    "library_of", "narrowed", "require_finite",
+    "library_of", "narrowed", "require_finite", "require_numbers",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
@@ -23,6 +23,8 @@ Array: TypeAlias = Any
 Stream: TypeAlias = Any
 
 FLOATS = ("float16", "float32", "float64")
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_NUMBERS = (*FLOATS, "bfloat16", "bool", *_INTEGERS)
 _NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _TEXTS = {name: text for text, name in _NAMES.items()}
 _ALIGNMENT = 64  # of new frames; the format requires 16
@@ -68,6 +70,28 @@ def require_finite(
     finite = values.isfinite() if hasattr(values, "isfinite") else numpy.isfinite(values)
     if not finite.all():
         raise InvalidArgumentError(f"{name}: {update} is not finite; {then}")
+
+
+def require_numbers(name: str, values: Array, then: str) -> None:
+    """Checks a received array of NumPy or PyTorch.
+
+    Args:
+        name: The name of the array in the error.
+        values: The array.
+        then: The consequence in the error.
+
+    Raises:
+        InvalidArgumentError: The array does not have booleans, integers, or floats of 16, 32 or 64
+            bits, in the byte order of this machine, or has a NaN or an infinity.
+
+    Example:
+        >>> require_numbers("weight", update, then="the update is left out")
+    """
+    if (dtype := str(values.dtype).removeprefix("torch.")) not in _NUMBERS:
+        raise InvalidArgumentError(
+            f"{name} is {dtype}: send booleans, integers, or floats of 16, 32 or 64 bits; {then}"
+        )
+    require_finite(name, values, then=then)
 
 
 def refuse_masked(arrays: Iterable[Array]) -> None:

@@ -275,6 +275,17 @@ def send_plain_nan(reply: Message) -> None:
     reply.content["arrays"]["norm"] = Array(np.array([np.nan], np.float32))
 
 
+def send_as(values: Any, name: str = "layer.bias", dtype: str | None = None) -> Any:
+    """An uncompressed array of any dtype, with any name of the dtype."""
+
+    def change(reply: Message) -> None:
+        array = Array(values)
+        array.dtype = dtype or array.dtype
+        reply.content["arrays"][name] = array
+
+    return change
+
+
 def send_plain(reply: Message) -> None:
     reply.content["arrays"]["layer.bias"] = Array(np.zeros(96, np.float32))
 
@@ -328,6 +339,12 @@ def strip(reply: Message) -> None:
         (send_plain_nan, "norm: the update is not finite; the reply is left out"),
         (send_nan_in_a_frame, "layer.bias: the update is not finite; the reply is left out"),
         (send_plain, "is not compressed"),
+        (send_as(np.full(96, np.nan, np.longdouble)), "layer.bias is float128: send booleans"),
+        (send_as(np.full(96, np.nan, ">f4")), "layer.bias is >f4: send booleans"),
+        (send_as(np.full(96, np.nan, "f4"), dtype="bfloat16"), "is float32, not bfloat16"),
+        (send_as(np.array(np.nan + 0j), "seen"), "seen is complex128: send booleans"),
+        (send_as(np.array(np.nan), "seen", "int64"), "seen: the array is float64, not int64"),
+        (send_as(np.array(np.nan), "seen"), "seen: the update is not finite"),
         (grow, "other names or shapes"),
         (strip, "tersor.federated.flower.compress"),
     ],

@@ -184,9 +184,9 @@ def test_what_is_wrong_is_named() -> None:
         (claim(1 << 50), "at most 2.48 values"),
         (claim(96 * 1024), "does not match the frame"),  # 1 KiB for each byte of the frame
         (claim(-12, -8), "does not match the frame"),
-        (poison, "bias: the update of site-1 is not finite"),
-        (poison_plain, "more: the update of site-1 is not finite"),
-        (weigh, "number of steps: the update of site-1 is not finite"),
+        (poison, "bias: the update is not finite; the update of site-1"),
+        (poison_plain, "more: the update is not finite; the update of site-1"),
+        (weigh, "number of steps: the update is not finite; the update of site-1"),
     ):
         with pytest.raises(tersor.Error, match=said):
             receive(server, spoiled(change))
@@ -210,10 +210,19 @@ def test_a_second_filter_is_refused() -> None:
         client.process(message, context())
 
 
-def test_plain_results_are_checked_too() -> None:
-    data = {**update(), "bias": np.array([np.nan])}
-    plain = fobs.dumps(DXO(DataKind.WEIGHT_DIFF, data).to_shareable())
-    with pytest.raises(
-        tersor.InvalidArgumentError, match="bias: the update of site-1 is not finite"
-    ):
-        receive(tersor.federated.nvflare.Decompress("int8"), plain)
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.array([np.nan]), "bias: the update is not finite; the update of site-1 is left out"),
+        (float("nan"), "bias: the update is not finite"),
+        (np.full(3, np.nan, np.longdouble), "bias is float128: send booleans"),
+        (np.full(3, np.nan, ">f4"), "bias is >f4: send booleans"),
+        (np.full(3, np.nan + 0j), "bias is complex128: send booleans"),
+    ],
+)
+def test_plain_results_are_checked_too(values: Any, said: str) -> None:
+    plain = DXO(DataKind.WEIGHT_DIFF, {**update(), "bias": values}).to_shareable()
+    at_server = context("server")
+    at_server.set_peer_context(context())
+    with pytest.raises(tersor.InvalidArgumentError, match=said):
+        tersor.federated.nvflare.Decompress("int8").process(plain, at_server)

@@ -7,6 +7,7 @@ results. Both change weight differences only. Needs nvflare 2.9 or later.
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from nvflare.apis.shareable import Shareable
 
 from tersor import Codec
 from tersor._core import InvalidArgumentError
-from tersor.arrays import FLOATS, narrowed, require_finite
+from tersor.arrays import FLOATS, narrowed, require_finite, require_numbers
 from tersor.codec import text_hash
 
 __all__ = ["Compress", "Decompress"]
@@ -142,8 +143,9 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         client = peer.get_identity_name() if peer else "the client"
         steps = np.float64(dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) or 0)  # the weight
         for name, one in {**(made or dxo).data, "the number of steps": steps}.items():
-            if _is_float(one):
-                require_finite(name, one, f"the update of {client}", "the update is left out")
+            value = np.asarray(one) if isinstance(one, numbers.Number) else one
+            if hasattr(value, "dtype"):
+                require_numbers(name, value, f"the update of {client} is left out")
         return made
 
     def _decoded(self, dxo: DXO, about: Any) -> DXO:

@@ -11,7 +11,6 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from tersor import Codec
 from tersor._core import InvalidArgumentError
-from tersor.arrays import require_finite
 from tersor.codec import text_hash
 from tersor.federated.flower import down, wire
 from tersor.federated.flower.wire import KEY, Told, Values, flat
@@ -109,8 +108,8 @@ class _Client:
                     left[name] = residuals.get(name, np.zeros(change.size, np.float32))
                 frame = wire.encode(self._codec, told, name, change, left.get(name), seed)
                 array = Array(array.dtype, array.shape, KEY, frame)
-            elif wire.is_float(array):
-                require_finite(name, array.numpy())
+            else:
+                wire.require_plain(name, array, then="nothing is sent")
             sent[name] = array
         if self._codec.has_feedback:
             context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})

@@ -16,7 +16,6 @@ from flwr.serverapp import strategy as flower
 from tersor import Codec
 from tersor import Error as TersorError
 from tersor._core import InvalidArgumentError
-from tersor.arrays import require_finite
 from tersor.federated.flower import wire
 from tersor.federated.flower.down import sender
 from tersor.federated.flower.wire import KEY, Told
@@ -184,8 +183,7 @@ class Strategy(Wrapper):
                 plain += len(array.data)
             else:
                 _check_plain(name, array, own)
-            if wire.is_float(array):
-                require_finite(name, array.numpy(), then="the reply is left out")
+            wire.require_plain(name, array, then="the reply is left out")
             arrays[name] = array
         if record.get("forgot"):
             _log.info("tersor: node %d discarded an old residual", _node(reply))

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tersor import Codec
 from tersor._core import InvalidArgumentError
-from tersor.arrays import FLOATS, narrowed, require_finite
+from tersor.arrays import FLOATS, narrowed, require_finite, require_numbers
 from tersor.codec import text_hash
 
 KEY = "tersor"  #: of Tersor's records, and the stype of encoded arrays
@@ -48,6 +48,15 @@ def copied(arrays: ArrayRecord) -> ArrayRecord:
     return ArrayRecord(
         {n: Array(one.dtype, one.shape, one.stype, one.data) for n, one in arrays.items()}
     )
+
+
+def require_plain(name: str, array: Array, then: str) -> None:
+    """Raises InvalidArgumentError for an array with another dtype than its description, with other
+    values than NumPy's integers and floats, or with a value that is not finite."""
+    values = array.numpy()
+    if str(values.dtype) != array.dtype:
+        raise InvalidArgumentError(f"{name}: the array is {values.dtype}, not {array.dtype}")
+    require_numbers(name, values, then)
 
 
 def flat(array: Array) -> Values:
