@@ -192,7 +192,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
     state, own = saved["state"], residuals_of(saved)
     if not state.keys() <= kept.moments.keys():  # PyTorch's state functions put other keys
         keys = chain.from_iterable(group["params"] for group in saved["param_groups"])
-        names = {}
+        names: dict[str, str] = {}
         for i, (key, name) in enumerate(zip(keys, chain.from_iterable(kept.groups), strict=True)):
             names |= {str(i): name, str(key): name}
         state = {names[str(key)]: one for key, one in state.items() if str(key) in names}
