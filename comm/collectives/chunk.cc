@@ -1,6 +1,7 @@
 #include "comm/collectives/chunk.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace tersor {
@@ -16,6 +17,12 @@ void grow(Buffer& buffer, std::size_t bytes, Memory memory) {
 
 void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes, Memory memory) {
   if (!fits(*buffer, bytes, memory)) buffer = std::make_shared<Buffer>(bytes, memory);
+}
+
+/// Identifies the memory of a shard's raw values: a gradient, or 0 for the buffer.
+std::size_t memory_of(const Shard& shard) {
+  if (shard.frames.empty() || !shard.frames.front().in_place()) return 0;
+  return std::size_t{1} + shard.frames.front().pieces.front().param;
 }
 
 bool lends(Transport& transport, const ChunkPlan& plan, std::size_t bytes) {
@@ -146,8 +153,37 @@ void ChunkTask::begin_native() {
   Operation operation = this->operation();
   if (is_in_place()) operation.keep_alive = {};  // the caller owns the gradient
   Transport& transport = *context_->adder;
-  handle_ = step().native == Native::kSum ? transport.sum(operation, parts_)
-                                          : transport.maximum(operation, parts_);
+  const bool joins = !transport.traits().deterministic;  // the order of addition is open
+  if (joins) join_parts();
+  const std::vector<ValueSpan>& parts = joins ? joined_parts_ : parts_;
+  handle_ = step().native == Native::kSum ? transport.sum(operation, parts)
+                                          : transport.maximum(operation, parts);
+}
+
+// Joins parts only within a gradient or within the buffer, where all ranks have the same layout.
+// The memories themselves lie in another order on each rank.
+void ChunkTask::join_parts() {
+  const auto memory = [&](std::size_t part) { return memory_of(shard(step().first_shard + part)); };
+  part_order_.resize(parts_.size());
+  std::iota(part_order_.begin(), part_order_.end(), std::size_t{0});
+  std::ranges::sort(part_order_, {}, [&](std::size_t part) {
+    return std::pair(memory(part), parts_[part].pointer());
+  });
+  joined_parts_.clear();
+  std::size_t last_memory = 0;
+  for (const std::size_t index : part_order_) {
+    const ValueSpan& part = parts_[index];
+    if (part.empty()) continue;
+    const ValueSpan* last = joined_parts_.empty() ? nullptr : &joined_parts_.back();
+    if (last != nullptr && memory(index) == last_memory &&
+        last->pointer() + last->bytes() == part.pointer())
+      joined_parts_.back() =
+          ValueSpan(last->pointer(), last->count() + part.count(), part.dtype(), part.memory());
+    else
+      joined_parts_.push_back(part);
+    last_memory = memory(index);
+  }
+  joined_parts_.resize(parts_.size());
 }
 
 /// True if some raw values of the step are sent from the caller's memory.

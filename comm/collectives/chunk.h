@@ -51,6 +51,7 @@ class ChunkTask {
 
   void begin_step();
   void begin_native();
+  void join_parts();
   void make_messages();
   void start_messages();
   void finish_step();
@@ -90,6 +91,8 @@ class ChunkTask {
   std::vector<SendTo> sends_;
   std::vector<ReceiveFrom> receives_;
   std::vector<ValueSpan> parts_;
+  std::vector<std::size_t> part_order_;  ///< by memory, then by address
+  std::vector<ValueSpan> joined_parts_;
 };
 
 }  // namespace tersor

@@ -243,6 +243,10 @@ class Transport {
   /// any count, and adds it in the order of ranks r + 1, …, r (cyclic). The result therefore
   /// depends only on the values and the parts, except over NCCL. Sums of bf16 and f16 are computed
   /// in f32 and rounded at each hop. The values must outlive the handle's completion.
+  ///
+  /// All ranks must pass the same counts and types. Addresses, and whether parts touch, may differ
+  /// between ranks. Over NCCL, each part that is not empty is a call of NCCL, and no rank owns
+  /// anything. Pass contiguous values as a single part there, with empty parts for other ranks.
   virtual Handle sum(const Operation& operation, std::span<const ValueSpan> parts) = 0;
   /// Takes the maximum over all ranks, in place, of values of the same types.
   virtual Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) = 0;

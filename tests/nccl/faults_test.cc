@@ -214,6 +214,11 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
     const std::vector<ValueSpan> mixed = {ValueSpan(values), memory.values()};
     EXPECT_THAT(refusal([&] { rank.transport.sum(operation, mixed); }),
                 HasSubstr("all in device memory"));
+    const std::vector<ValueSpan> two_types = {
+        memory.values().subspan(0, 10),
+        ValueSpan(memory.span().data() + 40, 10, Dtype::kI32, Memory::kDevice)};
+    EXPECT_THAT(refusal([&] { rank.transport.sum(operation, two_types); }),
+                HasSubstr("parts of one dtype"));
     operation.memory = Memory::kHost;
     EXPECT_THAT(refusal([&] { rank.transport.send(operation, 1 - rank.rank(), host); }),
                 HasSubstr("NCCL sends device memory"));

@@ -13,23 +13,29 @@ std::vector<ValueSpan> parts_of(const ValueSpan& values, int ranks) {
   return cut(values, even_counts(values.count(), ranks));
 }
 
-// Adjacent parts are one sum in any order. Separate parts are two sums.
-TEST(NcclTransport, PartsThatTouchAreOneSum) {
+// The parts lie in another order on each rank, and touch on some ranks only.
+TEST(NcclTransport, PartsAreSummedByNumberWhereverTheyLie) {
   WatchedNccl nccl;
-  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
-    DeviceBytes one(4096);
-    one.fill(std::vector<float>(1024, 1.0f), rank.stream);
-    const std::vector<ValueSpan> parts = parts_of(one.values(), 2);
-    const std::vector<ValueSpan> turned = {parts[1], parts[0]};
-    rank.transport.sum(rank.operation(), turned).wait_synchronize();
-    const std::vector<ValueSpan> apart = {parts[1], parts[0].subspan(0, 100)};
-    rank.transport.sum(rank.operation(), apart).wait_synchronize();
-    std::vector<float> expected(1024, 4.0f);
-    std::fill(expected.begin() + 100, expected.begin() + 512, 2.0f);
-    EXPECT_EQ(fetch<float>(one.span(), rank.stream), expected);
+  const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
+    constexpr std::size_t kCount = 256;
+    constexpr std::size_t kPlaces[3][2] = {{0, 1}, {1, 0}, {3, 1}};
+    const auto& places = kPlaces[rank.rank()];
+    std::vector<float> values(4 * kCount), expected(4 * kCount);
+    std::vector<ValueSpan> parts(3);
+    DeviceBytes memory(values.size() * sizeof(float));
+    for (std::size_t part = 0; part < 2; ++part) {
+      parts[part] = memory.values().subspan(places[part] * kCount, kCount);
+      const auto first = static_cast<std::ptrdiff_t>(places[part] * kCount);
+      const float value = part == 0 ? 1.0f : 100.0f;
+      std::fill_n(values.begin() + first, kCount, value);
+      std::fill_n(expected.begin() + first, kCount, 3 * value);
+    }
+    memory.fill(values, rank.stream);
+    rank.transport.sum(rank.operation(), parts).wait_synchronize();
+    EXPECT_EQ(fetch<float>(memory.span(), rank.stream), expected);
   });
-  EXPECT_EQ(run.errors, std::vector<std::string>(2));
-  EXPECT_EQ(nccl.calls("ncclAllReduce"), 2 * (1 + 2));
+  EXPECT_EQ(run.errors, std::vector<std::string>(3));
+  EXPECT_EQ(nccl.calls("ncclAllReduce"), 3 * 2);
 }
 
 TEST(NcclTransport, OperationsOfOneCollectiveOverlapInABracket) {

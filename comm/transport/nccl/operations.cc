@@ -1,8 +1,6 @@
 // Implements device_transport.h: operations on streams.
 #include <tersor/align.h>
 
-#include <algorithm>
-
 #include "comm/transport/arguments.h"
 #include "comm/transport/nccl/device_transport.h"
 #include "kernels/device/device.h"
@@ -18,27 +16,6 @@ ncclDataType_t type_of(Dtype dtype) {
   constexpr ncclDataType_t kTypes[] = {ncclFloat32, ncclBfloat16, ncclFloat16,
                                        ncclInt8,    ncclInt32,    ncclUint32};
   return kTypes[static_cast<std::size_t>(dtype)];
-}
-
-/// Merges adjacent parts. Returns the smallest number of spans with all values.
-std::vector<ValueSpan> merged(std::span<const ValueSpan> parts) {
-  std::vector<ValueSpan> runs;
-  for (const ValueSpan& part : parts)
-    if (!part.empty()) runs.push_back(part);
-  std::sort(runs.begin(), runs.end(), [](const ValueSpan& one, const ValueSpan& other) {
-    return std::less<>()(one.pointer(), other.pointer());
-  });
-  std::size_t last = 0;
-  for (std::size_t next = 1; next < runs.size(); ++next) {
-    const ValueSpan& run = runs[last];
-    if (run.pointer() + run.bytes() == runs[next].pointer())
-      runs[last] =
-          ValueSpan(run.pointer(), run.count() + runs[next].count(), run.dtype(), run.memory());
-    else
-      runs[++last] = runs[next];
-  }
-  if (!runs.empty()) runs.resize(last + 1);
-  return runs;
 }
 
 /// Queues the messages of an exchange as a group, without the empty messages. Received bytes are
@@ -184,26 +161,28 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
   });
 }
 
+// Parts are not joined here, because addresses differ between ranks.
 Handle DeviceTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
                                ncclRedOp_t how) {
   check_entries(operation, parts.size(), ranks());
-  const std::vector<ValueSpan> runs = merged(parts);
+  std::vector<ValueSpan> sums(parts.begin(), parts.end());
+  std::erase_if(sums, [](const ValueSpan& part) { return part.empty(); });
   std::uint64_t bytes = 0;
-  for (const ValueSpan& run : runs) {
-    if (run.memory() == Memory::kHost || run.dtype() != runs.front().dtype())
+  for (const ValueSpan& part : sums) {
+    if (part.memory() == Memory::kHost || part.dtype() != sums.front().dtype())
       refuse(operation, "give parts of one dtype, all in device memory");
-    check_device(operation, {run.pointer(), run.bytes()});
-    bytes += run.bytes();
+    check_device(operation, {part.pointer(), part.bytes()});
+    bytes += part.bytes();
   }
   const auto all = static_cast<std::uint64_t>(ranks());
   return launch(operation, {}, [&](ncclComm_t handle, cudaStream_t stream, std::byte*) {
-    count_sent(2 * (all - 1) * bytes / all, 2 * (all - 1) * runs.size());
+    count_sent(2 * (all - 1) * bytes / all, 2 * (all - 1) * sums.size());
     received_bytes_ += 2 * (all - 1) * bytes / all;
     return grouped([&] {
       ncclResult_t result = ncclSuccess;
-      for (const ValueSpan& run : runs)
-        result = worse(result, api().all_reduce(run.pointer(), run.pointer(), run.count(),
-                                                type_of(run.dtype()), how, handle, stream));
+      for (const ValueSpan& part : sums)
+        result = worse(result, api().all_reduce(part.pointer(), part.pointer(), part.count(),
+                                                type_of(part.dtype()), how, handle, stream));
       return result;
     });
   });

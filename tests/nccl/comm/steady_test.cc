@@ -109,6 +109,58 @@ TEST(NcclCollectives, ChunksAreLongerThanOverHosts) {
   });
 }
 
+// The owners of parts rotate from parameter to parameter.
+TEST(NcclReducer, ASumOfOneGradientIsOneCall) {
+  WatchedNccl nccl;
+  constexpr int kRanks = 4, kParameters = 3, kSteps = 2;
+  const NcclRun run = run_nccl(nccl, kRanks, [&](NcclRank& rank) {
+    const Location location{Memory::kDevice, rank.stream};
+    std::vector<std::unique_ptr<PlacedValues>> gradients;
+    GradientReducer reducer(rank.transport,
+                            {.codec = "none", .bucket_bytes = 4096, .stream = rank.stream});
+    for (int i = 0; i < kParameters; ++i) {
+      gradients.push_back(std::make_unique<PlacedValues>(kCount, Dtype::kF32, location));
+      reducer.add(std::to_string(i), gradients.back()->span(), kCount, 1);
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      for (int i = 0; i < kParameters; ++i) reducer.ready(std::to_string(i));
+      reducer.wait();
+    }
+    rank.meet();
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(kRanks));
+  EXPECT_EQ(nccl.calls("ncclAllReduce"), kRanks * kParameters * kSteps);
+}
+
+/// Two gradients share a message. Rank 1 has them in the other order, and later in other memory.
+TEST(NcclReducer, GradientsMayLieElsewhereOnEachRank) {
+  for (const std::size_t columns : {1u, 200u})
+    on_nccl(2, [&](NcclRank& rank) {
+      constexpr std::size_t kBias = 200;
+      const std::size_t matrix = kBias * columns;
+      const bool turned = rank.rank() == 1;
+      GradientReducer reducer(
+          rank.transport,
+          {.codec = "none", .algorithm = Algorithm::kNative, .stream = rank.stream});
+      std::vector<DeviceBytes> memories;
+      for (int step = 0; step < 2; ++step) {
+        if (step == 0 || turned) memories.emplace_back((matrix + kBias) * sizeof(float));
+        DeviceBytes& memory = memories.back();
+        Values values(matrix + kBias, 1.0f);
+        std::fill_n(values.begin() + static_cast<std::ptrdiff_t>(turned ? 0 : matrix), kBias, 9.0f);
+        memory.fill(values, rank.stream);
+        const ValueSpan weights = memory.values().subspan(turned ? kBias : 0, matrix);
+        const ValueSpan bias = memory.values().subspan(turned ? 0 : matrix, kBias);
+        if (step == 0) reducer.add("matrix", weights, kBias, columns);
+        if (step == 0) reducer.add("bias", bias, kBias, 1);
+        reducer.ready("bias", bias);
+        reducer.ready("matrix", weights);
+        reducer.wait();
+        EXPECT_EQ(fetch<float>(memory.span(), rank.stream), values);
+      }
+    });
+}
+
 /// All ranks know both calls, so no signatures are gathered. The messages have equal lengths.
 TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
   WatchedNccl nccl;
