@@ -180,11 +180,7 @@ class DeviceBackend final : public MemoryBackend {
   }
 
   void leave(int before) const override {
-    if (before == device_) return;
-    try {
-      kernels::use_device(before);
-    } catch (const Error&) {  // ignored: the device was in use before
-    }
+    if (before != device_) kernels::try_use_device(before);
   }
 
   StateWords* words() const { return reinterpret_cast<StateWords*>(words_.pointer()); }

@@ -192,6 +192,14 @@ void Stream::synchronize() const {}
 
 #endif
 
+void kernels::try_use_device(int device) noexcept {
+  try {
+    use_device(device);
+  } catch (const std::exception&) {
+    // later calls on the device report the error
+  }
+}
+
 void kernels::rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
 
 }  // namespace tersor

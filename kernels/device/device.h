@@ -37,6 +37,9 @@ void synchronize(StreamView stream);
 /// CudaError.
 int current_device();
 void use_device(int device);
+/// Like use_device, but ignores errors. CUDA also reports errors of earlier kernels here, and a
+/// destructor or a thread must go on after these errors.
+void try_use_device(int device) noexcept;
 /// Returns the name of the current device.
 std::string device_name();
 

@@ -140,12 +140,7 @@ class DeviceScope {
     if (active_ && before_ != array.device) kernels::use_device(array.device);
   }
   ~DeviceScope() {
-    if (!active_) return;
-    try {
-      kernels::use_device(before_);
-    } catch (const Error&) {
-      // Ignored, because the earlier device was valid.
-    }
+    if (active_) kernels::try_use_device(before_);
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;

@@ -113,6 +113,39 @@ TEST(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
               HasSubstr("control on rank 0 of 2: not all ranks joined within 200 ms"));
 }
 
+// CUDA also reports an error of an earlier kernel where a thread selects its device.
+TEST(NcclStops, CommunicatorsOfABrokenDeviceAreStopped) {
+  WatchedNccl nccl;
+  const auto body = [&](NcclRank& rank) {
+    sum_up(rank, rank.operation());
+    rank.meet();
+    if (rank.rank() == 0) ptx_device_fail("cudaDeviceSynchronize:1=700");
+    if (rank.rank() == 0) EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+    rank.meet();
+    EXPECT_EQ(cudaSetDevice(rank.rank()), cudaErrorIllegalAddress);
+    rank.transport.abort("the device is broken");
+    rank.meet();
+    if (rank.rank() == 0) ptx_device_repair();
+    rank.meet();
+  };
+  const NcclRun run = run_nccl(nccl, 2, body, Whose::kOwn);
+  EXPECT_THAT(run.errors, Each(std::string()));
+  EXPECT_EQ(nccl.calls("ncclCommAbort"), 2);
+  EXPECT_EQ(nccl.open_communicators(), 0);
+}
+
+TEST(NcclStops, TheWatcherStartsOnABrokenDevice) {
+  WatchedNccl nccl;
+  const ncclComm_t communicator = nccl.make_clique(1).front();
+  ptx_device_fail("cudaSetDevice:*=1");
+  {
+    const auto transport = make_nccl_transport(communicator);
+    while (*ptx_device_last_injected() == 0) kernels::rest();
+    EXPECT_NO_THROW(transport->progress());
+  }
+  ptx_device_fail("");
+}
+
 TEST(NcclStops, ARevokedCommunicatorIsNamed) {
   WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 
+#include "comm/transport/host/block_pool.h"
+#include "kernels/device/device.h"
 #include "tests/device/device_bytes.h"
 #include "tests/ptx_device/hooks.h"
 #include "tests/transport/rank.h"
@@ -120,6 +122,18 @@ TEST_P(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
     open.notify_all();
     rank.synchronize();
   });
+}
+
+// The error appears where a pool of device 1 selects the caller's device 0 again.
+TEST(BlockPoolOfADevice, ADeviceErrorEndsNoDestructor) {
+  kernels::use_device(1);
+  host::BlockPool pool(BlockMemory::kPinned);
+  kernels::use_device(0);
+  ptx_device_fail("cudaSetDevice:2=1");
+  EXPECT_FALSE(pool.take(100).bytes().empty());
+  EXPECT_STREQ(ptx_device_last_injected(), "cudaSetDevice");
+  ptx_device_fail("");
+  kernels::use_device(0);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ class OnDevice {
     if (before_ != device_) kernels::use_device(device_);
   }
   ~OnDevice() {
-    if (before_ != device_) kernels::use_device(before_);
+    if (before_ != device_) kernels::try_use_device(before_);
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;

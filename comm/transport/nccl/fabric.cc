@@ -27,7 +27,7 @@ void Fabric::watch(std::string who) {
 }
 
 void Fabric::run(const std::stop_token& stop) {
-  kernels::use_device(device_);
+  kernels::try_use_device(device_);
   while (!stop.stop_requested()) {
     observe(Clock::now());
     std::unique_lock lock(mutex_);
@@ -125,7 +125,7 @@ void Fabric::on_each_at_once(const std::vector<Kind*>& all, const Action& action
   std::vector<std::jthread> threads;
   for (Kind* one : all)
     threads.emplace_back([one, &action, device = device_] {
-      kernels::use_device(device);
+      kernels::try_use_device(device);  // communicators stop on a broken device, too
       action(*one);
     });
 }

@@ -31,7 +31,7 @@ cudaError_t cudaSetDevice(int device) {
   PTX_API_ALWAYS;
   if (!is_device(device)) return done(cudaErrorInvalidDevice);
   current_device() = device;
-  return cudaSuccess;
+  return done(sticky());
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
