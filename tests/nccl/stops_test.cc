@@ -4,6 +4,8 @@
 #include <tersor/collectives.h>
 
 #include <cmath>
+#include <functional>
+#include <memory>
 
 namespace tersor::test {
 namespace {
@@ -111,6 +113,55 @@ TEST(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
   });
   EXPECT_THAT(run.errors[0],
               HasSubstr("control on rank 0 of 2: not all ranks joined within 200 ms"));
+}
+
+/// Rank 0 destroys a channel during the replay of a sum. Rank 1 replays the sum after `before` on
+/// its stream, or never without `before`.
+void destroy_during_replay(NcclRank& rank, std::unique_ptr<Transport> channel,
+                           const std::function<void()>& before) {
+  DeviceBytes values(400);
+  values.fill(std::vector<float>(100, 1.0f), rank.stream);
+  Operation operation = rank.operation("replayed");
+  operation.timeout = before ? 60s : 300ms;
+  const std::vector<ValueSpan> parts = {values.values(), {}};
+  const auto sum = [&] { channel->sum(operation, parts).wait_synchronize(); };
+  sum();
+  kernels::synchronize(rank.stream);
+  const Graph graph(rank, sum);
+  if (rank.rank() == 1 && before) ptx::queue_on(rank.stream.handle, before, false);
+  if (rank.rank() == 0 || before) graph.replay(rank.stream);
+  if (rank.rank() == 1) kernels::synchronize(rank.stream);
+  std::this_thread::sleep_for(100ms);  // lets the replay begin
+  channel.reset();
+  kernels::synchronize(rank.stream);
+  rank.meet();
+}
+
+TEST(NcclStops, ADestroyedTransportWaitsForReplays) {
+  WatchedNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    auto channel = rank.transport.channel();
+    rank.meet();
+    const int finalized = nccl.calls("ncclCommFinalize");
+    rank.meet();
+    destroy_during_replay(rank, std::move(channel), [&nccl, finalized] {
+      std::this_thread::sleep_for(500ms);
+      EXPECT_EQ(nccl.calls("ncclCommFinalize"), finalized);
+    });
+    rank.transport.progress();
+  });
+  EXPECT_THAT(run.errors, Each(std::string()));
+}
+
+TEST(NcclStops, TheWaitForAReplayEndsAtItsDeadline) {
+  WatchedNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    destroy_during_replay(rank, rank.transport.channel(), {});
+    if (rank.rank() == 0)
+      EXPECT_THAT(error_of<TransportError>([&] { rank.transport.progress(); }),
+                  HasSubstr("replayed on rank 0 of 2: not done after 300 ms"));
+  });
+  EXPECT_THAT(run.errors, Each(std::string()));
 }
 
 // CUDA also reports an error of an earlier kernel where a thread selects its device.

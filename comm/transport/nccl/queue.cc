@@ -139,6 +139,13 @@ std::optional<LateBracket> Queue::observe(Clock::time_point now) {
   return std::nullopt;
 }
 
+// Replays do not record the event. The end of a bracket still open on the host is not queued.
+bool Queue::is_done() const {
+  if (has_ended_ && !last_.done()) return false;
+  const auto words = kernels::read_progress(*words_);
+  return words.begun - words.ended <= (in_bracket() ? 1u : 0u);
+}
+
 void Queue::finish() const {
   while (!fault_.is_raised() && !is_done()) kernels::rest();
 }

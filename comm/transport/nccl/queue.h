@@ -77,11 +77,12 @@ class Queue {
 
   /// Returns the late bracket, if any. Called periodically.
   std::optional<LateBracket> observe(Clock::time_point now);
-  /// Waits until the last bracket has ended or the transport has failed.
+  /// Waits until all brackets on the device have ended, including replays of graphs, or the
+  /// transport has failed. The watcher fails the transport if a bracket is late.
   void finish() const;
 
  private:
-  bool is_done() const { return !has_ended_ || last_.done(); }
+  bool is_done() const;
 
   const Fault& fault_;
   kernels::PinnedBuffer pinned_;
