@@ -363,9 +363,7 @@ void Messages::encode_native(std::span<const Shard> shards, std::span<const Valu
 
 void Messages::encode_native(const Shard& shard, ValueSpan values) {
   const FramePlan& frame = shard.frames.front();
-  EncodeCall call = encode_call(shard, frame);
-  if (!frame.codec->has_feedback()) call.words = nullptr;
-  frame.codec->encode_native(call, factor(shard, 0), values);
+  frame.codec->encode_native(encode_call(shard, frame), factor(shard, 0), values);
 }
 
 void Messages::decode_native(const Shard& shard, ConstValueSpan values, Take take) {

@@ -203,6 +203,17 @@ def test_a_reducer_gives_the_hosts_bits(progress: str, way: str) -> None:
 
 
 @everywhere
+def test_each_step_rounds_differently(way: str) -> None:
+    def body(transport: Transport, make: Make) -> list[bytes]:
+        reducer = reducer_of(transport, make, codec="intsum:rounding=stochastic")
+        first, second = (train(reducer, transport, make, range(1)) for _ in range(2))
+        assert first[0] != second[0]
+        return [*first, *second]
+
+    same_on_host(body, way)
+
+
+@everywhere
 def test_flat_gradients_give_the_bits_of_single_ones(way: str) -> None:
     def body(transport: Transport, make: Make) -> list[bytes]:
         reducer = reducer_of(transport, make, codec="int8+ef", algorithm="two-shot")

@@ -114,6 +114,16 @@ TEST(Rounds, TheReducerLosesNothing) {
       {.codec = "intsum:bits=16+ef", .algorithm = Algorithm::kHierarchical, .hosts = {0, 0, 1, 1}});
 }
 
+// With equal random numbers in all steps, errors of slowly changing gradients would add up.
+TEST(Rounds, EachStepOfAReducerRoundsDifferently) {
+  for (const char* codec : {"intsum:rounding=stochastic", "intsum:scale=0.05,rounding=stochastic"})
+    run_ranks(2, {}, [&](Transport& transport) {
+      Training run(transport, {.codec = codec});
+      const Values first = run.step(0);
+      EXPECT_NE(run.step(0), first) << codec;
+    });
+}
+
 // If all gradients are equal, the error of a mean equals each rank's own error. Levels are shared,
 // and a fixed scale's clipping is included.
 TEST(Rounds, TheReducersErrorIsThatOfRanksWhoShareScales) {
