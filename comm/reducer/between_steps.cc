@@ -178,16 +178,19 @@ void GradientReducer::Impl::take_over(LockedStep& step, ReducerState& state, con
   load_residuals(state, by_hosts ? OwedBy::kAll : OwedBy::kThisRank, parameters_, stream());
 }
 
-void GradientReducer::relearn_order() { impl_->between_steps("relearn_order()")->forget_order(); }
+void GradientReducer::relearn_order() {
+  OnDevice(*impl_)->between_steps("relearn_order()")->forget_order();
+}
 
 std::vector<std::byte> GradientReducer::save_state() const {
-  return write_state(impl_->exact_state());
+  return write_state(OnDevice(*impl_)->exact_state());
 }
 
 // The sum over ranks of all senders' and owners' residuals. The codecs' memories are equal: the
 // portable state has the memory of one rank.
 std::vector<std::byte> GradientReducer::save_portable_state() const {
   Impl& impl = *impl_;
+  const OnDevice on_device(impl);
   ReducerState state = impl.exact_state();
   fold(state, impl.parameters_);
   for (std::size_t i = 0; i < state.parameters.size(); ++i)
@@ -198,7 +201,7 @@ std::vector<std::byte> GradientReducer::save_portable_state() const {
 }
 
 void GradientReducer::load_state(std::span<const std::byte> state) {
-  impl_->load(read_state(state));
+  OnDevice(*impl_)->load(read_state(state));
 }
 
 }  // namespace tersor

@@ -87,7 +87,6 @@ class QueueingDriver final : public Driver {
   void send(Drain drain) override {
     const std::lock_guard queueing(queueing_);
     if (!has_to_send(drain)) return;
-    const MemoryBackend::Entry entry(sender_.backend());
     begin();
     sender_.or_fail([&] {
       while (sender_.advance()) {

@@ -20,6 +20,7 @@
 #include "comm/reducer/totals.h"
 #include "comm/reducer/trace.h"
 #include "comm/reducer/weights.h"
+#include "kernels/device/device.h"
 
 #include <tersor/reducer.h>
 
@@ -163,11 +164,25 @@ struct GradientReducer::Impl {
   std::uint32_t steps_before_ = 0;     ///< completed steps of earlier runs minus discarded steps
   std::optional<LoadedState> loaded_;  ///< empty after a step completed on all ranks
 
+  int device_ = -1;  ///< of the gradients; negative on the host
+
   // Except for the step, null until all parameters are known.
   SharedStep step_;
   std::unique_ptr<MemoryBackend> backend_;
   std::unique_ptr<Sender> sender_;
   std::unique_ptr<Driver> driver_;
+};
+
+/// While this object exists, the device of the reducer's gradients is current in the calling
+/// thread.
+class OnDevice {
+ public:
+  explicit OnDevice(GradientReducer::Impl& reducer) : scope_(reducer.device_), reducer_(reducer) {}
+  GradientReducer::Impl* operator->() const { return &reducer_; }
+
+ private:
+  const kernels::DeviceScope scope_;
+  GradientReducer::Impl& reducer_;
 };
 
 }  // namespace tersor

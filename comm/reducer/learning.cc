@@ -25,7 +25,6 @@ void GradientReducer::Impl::take_policy(LockedStep& step) {
 
 // No work is under way, including work on a device.
 void GradientReducer::Impl::change_policy(LockedStep& step) {
-  const MemoryBackend::Entry entry(*backend_);
   backend_->synchronize();
   take_policy(step);
   parameters_.hand_over(stream());
@@ -36,7 +35,6 @@ void GradientReducer::Impl::change_policy(LockedStep& step) {
 
 void GradientReducer::Impl::agree_on_policy(LockedStep& step) {
   fail_together(step, [&] {
-    const MemoryBackend::Entry entry(*backend_);
     auto slowest = static_cast<float>(policy_.seconds());
     agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature,
                      context_.call.agreement);

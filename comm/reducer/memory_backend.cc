@@ -173,16 +173,6 @@ class DeviceBackend final : public MemoryBackend {
   }
 
  private:
-  int enter() const override {
-    const int before = kernels::current_device();
-    if (before != device_) kernels::use_device(device_);
-    return before;
-  }
-
-  void leave(int before) const override {
-    if (before != device_) kernels::try_use_device(before);
-  }
-
   StateWords* words() const { return reinterpret_cast<StateWords*>(words_.pointer()); }
 
   StateWords read_words() const {

@@ -63,26 +63,11 @@ class MemoryBackend {
 
   /// Call in a dedicated thread, because the trainer may capture its own streams meanwhile.
   virtual void become_worker() const {}
-  /// While an Entry exists, the reducer's device is current in the calling thread.
-  class Entry {
-   public:
-    explicit Entry(const MemoryBackend& backend) : backend_(backend), before_(backend.enter()) {}
-    ~Entry() { backend_.leave(before_); }
-    Entry(const Entry&) = delete;
-    Entry& operator=(const Entry&) = delete;
-
-   private:
-    const MemoryBackend& backend_;
-    int before_;
-  };
-
- private:
-  virtual int enter() const { return 0; }
-  virtual void leave(int) const {}
 };
 
 /// Starts with the words of a new StateWords. `trainer`: the trainer's stream for device gradients.
-/// Waits for the device.
+/// Memory and streams belong to the current device, which must be current in all later calls. Waits
+/// for the device.
 std::unique_ptr<MemoryBackend> make_memory_backend(Memory memory, StreamView trainer);
 
 }  // namespace tersor

@@ -104,10 +104,11 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
                        .gradient = gradient};
   policy_.choose(own, param);
   parameters_.add(std::move(own), std::move(param));
+  if (device_ < 0 && shape.memory == Memory::kDevice) device_ = kernels::current_device();
 }
 
-bool ReducerHandle::test() const { return shared_->reducer->test(parameter_, step_); }
-void ReducerHandle::wait() const { shared_->reducer->wait_for(parameter_, step_); }
+bool ReducerHandle::test() const { return OnDevice(*shared_->reducer)->test(parameter_, step_); }
+void ReducerHandle::wait() const { OnDevice(*shared_->reducer)->wait_for(parameter_, step_); }
 
 GradientReducer::GradientReducer(Transport& transport, ReducerOptions options)
     : impl_(std::make_unique<Impl>(transport, std::move(options))) {
@@ -119,16 +120,18 @@ GradientReducer::~GradientReducer() = default;
 
 void GradientReducer::add(std::string name, ValueSpan gradient, std::size_t rows,
                           std::size_t columns) {
-  impl_->add(std::move(name),
-             {gradient.count(), gradient.dtype(), gradient.memory(), rows, columns}, gradient);
+  OnDevice(*impl_)->add(std::move(name),
+                        {gradient.count(), gradient.dtype(), gradient.memory(), rows, columns},
+                        gradient);
 }
 
 void GradientReducer::add(std::string name, const GradientShape& shape) {
-  impl_->add(std::move(name), shape, {});
+  OnDevice(*impl_)->add(std::move(name), shape, {});
 }
 
 ReducerHandle GradientReducer::ready(std::string_view name) {
-  return impl_->ready({impl_->parameters_.index_of(name), std::nullopt, Contribution::kGradient});
+  return OnDevice(*impl_)->ready(
+      {impl_->parameters_.index_of(name), std::nullopt, Contribution::kGradient});
 }
 
 ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient,
@@ -138,7 +141,7 @@ ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient,
 
 ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
                                      Contribution contribution) {
-  return impl_->ready(
+  return OnDevice(*impl_)->ready(
       {impl_->parameters_.index_of(name), Gradients::Given{gradient, shard}, contribution});
 }
 
@@ -148,15 +151,15 @@ std::vector<ReducerHandle> GradientReducer::ready(std::span<const ReadyGradient>
     all.push_back({impl_->parameters_.index_of(one.name), Gradients::Given{one.gradient, one.shard},
                    one.contribution});
   std::vector<ReducerHandle> handles(all.size());
-  impl_->ready(all, handles);
+  OnDevice(*impl_)->ready(all, handles);
   return handles;
 }
 
-void GradientReducer::flush() { impl_->flush(); }
-void GradientReducer::wait() { impl_->wait(); }
-void GradientReducer::progress() { impl_->progress(); }
-void GradientReducer::resume() { impl_ = impl_->resumed(); }
-void GradientReducer::check_faults() { impl_->check_faults(); }
+void GradientReducer::flush() { OnDevice(*impl_)->flush(); }
+void GradientReducer::wait() { OnDevice(*impl_)->wait(); }
+void GradientReducer::progress() { OnDevice(*impl_)->progress(); }
+void GradientReducer::resume() { impl_ = OnDevice(*impl_)->resumed(); }
+void GradientReducer::check_faults() { OnDevice(*impl_)->check_faults(); }
 Transport& GradientReducer::transport() const { return impl_->transport_; }
 
 bool GradientReducer::settled() const {

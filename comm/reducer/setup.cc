@@ -22,12 +22,10 @@ Driving driving_of(const ReducerOptions& options, const ExchangeContext& context
 
 // Called before a step. If this function throws, the next call starts again.
 void GradientReducer::Impl::finalize(LockedStep& step) {
-  if (sender_ == nullptr) {
+  if (sender_ == nullptr)
     begin(step);
-  } else if (taken_in_ < parameters_.count()) {
-    const MemoryBackend::Entry entry(*backend_);
+  else if (taken_in_ < parameters_.count())
     take_in_added(step);
-  }
   taken_in_ = parameters_.count();
 }
 

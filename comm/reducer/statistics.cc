@@ -24,6 +24,7 @@ std::string line_of(const ReducerParameter& own, const ExchangeParameter& param)
 
 void GradientReducer::reset_statistics() {
   Impl& impl = *impl_;
+  const OnDevice on_device(impl);
   impl.finish_steps();
   const auto lock = impl.step_.lock();
   if (impl.sender_ == nullptr) return;
@@ -33,6 +34,7 @@ void GradientReducer::reset_statistics() {
 
 ReducerStatistics GradientReducer::statistics() const {
   {
+    const OnDevice on_device(*impl_);
     const auto lock = impl_->stopped();
     if (impl_->backend_ != nullptr) impl_->backend_->synchronize();
   }
@@ -48,14 +50,14 @@ ReducerStatistics GradientReducer::statistics_so_far() const {
 }
 
 std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
-  const auto lock = impl_->stopped();
+  const auto lock = OnDevice(*impl_)->stopped();
   return impl_->totals_.of_each(impl_->parameters_);
 }
 
 std::vector<double> GradientReducer::residual_norms() const {
+  const OnDevice on_device(*impl_);
   const auto lock = impl_->stopped_between_steps("residual_norms()");
   if (impl_->backend_ == nullptr) return {};
-  const MemoryBackend::Entry entry(*impl_->backend_);
   return impl_->parameters_.residuals.norms();
 }
 
@@ -70,7 +72,7 @@ void GradientReducer::write_trace() const {
 
 std::string GradientReducer::explain() const {
   const Impl& impl = *impl_;
-  const LockedStep step = impl_->stopped();
+  const LockedStep step = OnDevice(*impl_)->stopped();
   std::string text;
   for (std::size_t i = 0; i < impl.parameters_.count(); ++i)
     text += line_of(impl.parameters_.all[i], impl.parameters_.params[i]);
@@ -87,7 +89,7 @@ std::string GradientReducer::explain() const {
 }
 
 std::string GradientReducer::explain_choice() const {
-  const auto lock = impl_->stopped();
+  const auto lock = OnDevice(*impl_)->stopped();
   return impl_->policy_.explain();
 }
 

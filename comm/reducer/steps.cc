@@ -86,7 +86,6 @@ void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) cons
 void GradientReducer::Impl::limit_messages(LockedStep& step) {
   if (!sender_->has_many_messages() || !step->untouched()) return;
   if (policy_.was_captured() || backend_->captured()) return;
-  const MemoryBackend::Entry entry(*backend_);
   backend_->synchronize();
   sender_->forget_messages(step);
 }

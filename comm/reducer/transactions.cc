@@ -27,17 +27,16 @@ void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::s
                                ": give a finite number");
   const auto lock = between_steps("scale_residuals()");
   if (backend_ == nullptr) return;
-  const MemoryBackend::Entry entry(*backend_);
   for (const std::size_t one : parameters)
     if (one < parameters_.residuals.parameters()) parameters_.residuals.scale(one, factor);
 }
 
 void GradientReducer::scale_residuals(float factor) {
-  impl_->scale_residuals(factor, indices_of(impl_->parameters_));
+  OnDevice(*impl_)->scale_residuals(factor, indices_of(impl_->parameters_));
 }
 
 void GradientReducer::scale_residuals(float factor, std::span<const std::string> names) {
-  impl_->scale_residuals(factor, indices_of(impl_->parameters_, names));
+  OnDevice(*impl_)->scale_residuals(factor, indices_of(impl_->parameters_, names));
 }
 
 void GradientReducer::Impl::check_transactions(std::string_view call) const {
@@ -63,12 +62,12 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
 }
 
 void GradientReducer::discard_step() {
-  if (!impl_->discard(indices_of(impl_->parameters_)))
+  if (!OnDevice(*impl_)->discard(indices_of(impl_->parameters_)))
     throw InvalidArgumentError("there is no step to discard: a step can be discarded once");
 }
 
 void GradientReducer::discard_step(std::span<const std::string> names) {
-  impl_->discard(indices_of(impl_->parameters_, names));
+  OnDevice(*impl_)->discard(indices_of(impl_->parameters_, names));
 }
 
 void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
@@ -82,10 +81,10 @@ void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
   parameters_.bind();
 }
 
-void GradientReducer::accept_steps() { impl_->accept(indices_of(impl_->parameters_)); }
+void GradientReducer::accept_steps() { OnDevice(*impl_)->accept(indices_of(impl_->parameters_)); }
 
 void GradientReducer::accept_steps(std::span<const std::string> names) {
-  impl_->accept(indices_of(impl_->parameters_, names));
+  OnDevice(*impl_)->accept(indices_of(impl_->parameters_, names));
 }
 
 }  // namespace tersor

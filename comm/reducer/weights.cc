@@ -80,6 +80,6 @@ void GradientReducer::Impl::find_weights(LockedStep& step) {
   weights_.check();
 }
 
-void GradientReducer::weigh(double samples) { impl_->weigh(samples); }
+void GradientReducer::weigh(double samples) { OnDevice(*impl_)->weigh(samples); }
 
 }  // namespace tersor

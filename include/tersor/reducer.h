@@ -226,12 +226,13 @@ struct ReducerStatistics {
 /// Reduces a trainer's gradients over all ranks in the background, and keeps the residuals. Each
 /// parameter is all-reduced or reduce-scattered, as selected in `add`.
 ///
-/// Device gradients use the reducer's own stream: after the work that the trainer queues on
-/// ReducerOptions::stream before `ready`, and before the work queued after `wait`. Over a transport
-/// that queues (NCCL), only the first step blocks the host. Later steps may be captured in a CUDA
-/// graph (Transactional::kOff, all gradients on the device). Over other transports (MPI), `wait`
-/// returns when the results are queued. The reducer uses a separate communicator concurrently with
-/// the trainer's; docs/how-to/gpu.md lists NCCL's conditions.
+/// Device gradients belong to the device that is current in the first `add`; later calls may have
+/// another current device. The reducer uses its own stream: after the work that the trainer
+/// queues on ReducerOptions::stream before `ready`, and before the work queued after `wait`. Over a
+/// transport that queues (NCCL), only the first step blocks the host. Later steps may be captured
+/// in a CUDA graph (Transactional::kOff, all gradients on the device). Over other transports (MPI),
+/// `wait` returns when the results are queued. The reducer uses a separate communicator
+/// concurrently with the trainer's; docs/how-to/gpu.md lists NCCL's conditions.
 ///
 /// Functions throw InvalidArgumentError for bad arguments and change nothing then. One thread at a
 /// time may call a reducer, except where noted.

@@ -200,6 +200,15 @@ void kernels::try_use_device(int device) noexcept {
   }
 }
 
+kernels::DeviceScope::DeviceScope(int device)
+    : device_(device), before_(device < 0 ? device : current_device()) {
+  if (before_ != device_) use_device(device_);
+}
+
+kernels::DeviceScope::~DeviceScope() {
+  if (before_ != device_) try_use_device(before_);
+}
+
 void kernels::rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
 
 }  // namespace tersor

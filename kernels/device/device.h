@@ -40,6 +40,20 @@ void use_device(int device);
 /// Like use_device, but ignores errors. CUDA also reports errors of earlier kernels here, and a
 /// destructor or a thread must go on after these errors.
 void try_use_device(int device) noexcept;
+
+/// While a DeviceScope exists, the device is current in the calling thread. A negative number
+/// (host memory) changes nothing.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int device_, before_;
+};
+
 /// Returns the name of the current device.
 std::string device_name();
 

@@ -306,7 +306,7 @@ Array<Span> described(const Imported& array, const ArrayRequest& request) {
   const Memory memory = memory_of(array, request);
   return {{},
           memory,
-          memory == Memory::kHost ? 0 : array.device_id(),
+          memory == Memory::kHost ? -1 : array.device_id(),
           shape_of(array),
           long_axes(array),
           array};

@@ -45,7 +45,7 @@ template <typename Span>
 struct Array {
   Span span;
   Memory memory = Memory::kHost;
-  int device = 0;  ///< CUDA's device number; 0 on the host
+  int device = -1;  ///< CUDA's device number; -1 on the host
   std::vector<std::size_t> shape;
   /// Axes with more than one value in memory order, the outermost first.
   std::vector<std::size_t> axes;
@@ -128,26 +128,5 @@ StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
 
 /// True if the array's library has a current stream known to `to_stream`.
 bool has_current_stream(nb::handle array);
-
-/// Makes the array's device the calling thread's current device until destruction. Host arrays have
-/// no effect.
-class DeviceScope {
- public:
-  template <typename Span>
-  explicit DeviceScope(const Array<Span>& array)
-      : active_(array.memory == Memory::kDevice),
-        before_(active_ ? kernels::current_device() : array.device) {
-    if (active_ && before_ != array.device) kernels::use_device(array.device);
-  }
-  ~DeviceScope() {
-    if (active_) kernels::try_use_device(before_);
-  }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  bool active_;
-  int before_;
-};
 
 }  // namespace tersor::python

@@ -49,7 +49,7 @@ void make_feedback(FeedbackState* state, const Transport& transport, nb::handle 
       read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
   const FeedbackCounts counts =
       feedback_counts(values.span.count(), transport, options, parse_choice<Fed>(collective));
-  const DeviceScope scope(values);
+  const kernels::DeviceScope scope(values.device);
   new (state) FeedbackState(counts, parse_choice<Dtype>(dtype), values.memory);
 }
 

@@ -144,7 +144,7 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
 
   check_factor(*codec_, options.factor, front.memory);
 
-  const DeviceScope scope(front);
+  const kernels::DeviceScope scope(front.device);
   const Location location{front.memory, front.device, to_stream(stream, first, front.memory)};
   const StateWords words{.step = options.step, .gradient_factor = options.factor};
   const std::vector<Segment> segments = segments_of(values, options);
@@ -205,7 +205,7 @@ void ArrayCodec::decode(Arrays frames, Arrays outputs, const DecodeOptions& deco
   check_same_device(front, values, "out");
   check_same_device(front, received, "payload");
 
-  const DeviceScope scope(front);
+  const kernels::DeviceScope scope(front.device);
   const Location location{front.memory, front.device, to_stream(stream, first, front.memory)};
   const std::vector<Segment> segments = segments_of(values, options);
   without_gil([&] {

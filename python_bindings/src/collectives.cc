@@ -27,7 +27,7 @@ class Call {
   template <typename Span, typename Collective>
   CollectiveStatistics run(const Array<Span>& array, Collective&& collective) {
     options_.order = order_of(array.axes, array.shape);
-    const DeviceScope scope(array);
+    const kernels::DeviceScope scope(array.device);
     without_gil([&] { collective(transport_, options_); });
     return statistics_;
   }

@@ -133,11 +133,11 @@ class Prepared {
       for (const Array<Span>& array : values.arrays) check_same_device(first, array, "weights");
       memory = first.memory;
       stream = to_stream(nb::none(), list[0], memory);
-      scope.emplace(first);
+      scope.emplace(first.device);
     }
     Memory memory = Memory::kHost;
     StreamView stream;
-    std::optional<DeviceScope> scope;
+    std::optional<kernels::DeviceScope> scope;
   };
 
   std::optional<PreparedDelta> host_;

@@ -78,7 +78,7 @@ nb::object ArrayReducer::stream_of(nb::handle gradient) const {
 void ArrayReducer::add(const std::string& name, nb::handle like) {
   const auto values =
       read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
-  const DeviceScope scope(values);
+  const kernels::DeviceScope scope(values.device);
   const GradientShape shape = lying_shape(values);
   without_gil([&] { reducer_->add(name, shape); });
   entries_[name] = {.count = shape.count, .shape = values.shape, .axes = values.axes};
@@ -101,7 +101,7 @@ void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
                                const std::vector<std::size_t>& shape, std::size_t shard_count) {
   const auto values =
       read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
-  const DeviceScope scope(values);
+  const kernels::DeviceScope scope(values.device);
   GradientShape sharded = shape_of(values, shape);
   sharded.collective = Collective::kReduceScatter;
   sharded.shard_count = shard_count;
@@ -156,7 +156,6 @@ ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
                                    std::string_view contribution) {
   const auto values = values_of(gradient, "gradient", Layout::kDense);
   check_lies_as_added(name, values);
-  const DeviceScope scope(values);
   const auto parsed = parse_choice<Contribution>(contribution);
   return hand_over({{{name, values.span, {}, parsed}, {values.owner}}});
 }
@@ -175,8 +174,6 @@ ReadyGradients ArrayReducer::ready_sharded(const std::vector<std::string>& names
     const auto shard = values_of(shards[i], "shard", Layout::kDense);
     parts.push_back({{names[i], values.span, shard.span}, {values.owner, shard.owner}});
   }
-  const auto first = values_of(gradients.front(), "gradient", Layout::kDense);
-  const DeviceScope scope(first);
   return hand_over(parts);
 }
 
@@ -202,7 +199,6 @@ ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, n
     parts.push_back({{name, values.span.subspan(first, count), {}, parsed}, {values.owner}});
     first += count;
   }
-  const DeviceScope scope(values);
   return hand_over(parts);
 }
 

@@ -293,6 +293,27 @@ def test_what_no_rank_brings_is_left_alone(codec: str, algorithm: Any, way: str)
 
 
 @everywhere
+@pytest.mark.parametrize("progress", ["thread", "caller"])
+@cuda_arrays.two_devices
+def test_calls_while_another_device_is_current(progress: str, way: str) -> None:
+    def body(transport: Transport, make: Make) -> list[bytes]:
+        reducer = reducer_of(transport, make, codec="int8+ef", progress=progress)
+        values = {name: make(each) for name, each in gradients(transport.rank, 0).items()}
+        with cuda_arrays.on_device(1 - transport.rank):
+            state = reducer.save_state()
+            for _ in range(2):
+                for name, each in values.items():
+                    reducer.ready(name, each)
+                reducer.wait()
+            reducer.scale_residuals(0.5)
+            found = [reducer.save_portable_state(), reducer.save_state()]
+            reducer.load_state(state)
+        return found + [each.tobytes() for each in values.values()]
+
+    same_on_host(body, way)
+
+
+@everywhere
 @pytest.mark.parametrize("told_by", ["memory", "stream"])
 def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str) -> None:
     def body(transport: Transport, make: Make) -> list[str]:
