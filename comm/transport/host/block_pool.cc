@@ -49,23 +49,6 @@ unsigned class_of(std::size_t bytes) {
   return static_cast<unsigned>(std::bit_width(std::max(bytes, kSmallestBlock) - 1));
 }
 
-/// Selects a device for the thread while this object lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) : device_(device), before_(kernels::current_device()) {
-    if (before_ != device_) kernels::use_device(device_);
-  }
-  ~OnDevice() {
-    if (before_ != device_) kernels::try_use_device(before_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int device_;
-  int before_;
-};
-
 }  // namespace
 
 BlockPool::BlockPool(BlockMemory memory)
@@ -109,7 +92,7 @@ void BlockPool::allocate(Block::Slab& slab, std::size_t bytes) const {
     slab.memory = Buffer(bytes);
     return;
   }
-  const OnDevice scope(device_);
+  const kernels::DeviceScope scope(device_);
   if (memory_ == BlockMemory::kPinned)
     slab.pinned = kernels::PinnedBuffer(bytes);
   else
