@@ -367,6 +367,24 @@ def test_a_bad_reply_fails_alone(
     assert said in caplog.text
 
 
+@pytest.mark.parametrize("weight", [float("nan"), -5.0])
+def test_weights_are_checked_within_a_wrapper(
+    weight: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tamper(_: Message, reply: Message) -> list[Message]:
+        if reply.metadata.src_node_id == 7:
+            reply.content["metrics"]["num-examples"] = weight
+        return [reply]
+
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8")]))
+    nodes.answers = tamper
+    private = flower.DifferentialPrivacyServerSideFixedClipping(fedavg(), 1e-4, 10.0, 4)
+    strategy = tersor.federated.flower.Strategy(private, "int8")
+    arrays = strategy.start(nodes, model(), num_rounds=1).arrays
+    assert f"node 7: num-examples is {weight}: expected a finite weight" in caplog.text
+    assert all(np.isfinite(one.numpy()).all() for one in arrays.values())
+
+
 def test_a_frame_of_an_earlier_round_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     old: dict[int, Any] = {}
 

@@ -168,8 +168,8 @@ def test_what_is_wrong_is_named() -> None:
     def poison_plain(dxo: DXO) -> None:
         dxo.data["more"] = np.array([np.nan])
 
-    def weigh(dxo: DXO) -> None:
-        dxo.set_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, float("nan"))
+    def weigh(by: float) -> Any:
+        return lambda dxo: dxo.set_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, by)
 
     def overflow(dxo: DXO) -> None:
         signature = text_hash("half")
@@ -186,7 +186,8 @@ def test_what_is_wrong_is_named() -> None:
         (claim(-12, -8), "does not match the frame"),
         (poison, "bias: the update is not finite; the update of site-1"),
         (poison_plain, "more: the update is not finite; the update of site-1"),
-        (weigh, "number of steps: the update is not finite; the update of site-1"),
+        (weigh(-5), "number of steps is -5.0: expected 0 or more; the update of site-1"),
+        (weigh(float("nan")), "number of steps: the update is not finite; the update of site-1"),
     ):
         with pytest.raises(tersor.Error, match=said):
             receive(server, spoiled(change))

@@ -134,7 +134,8 @@ class Decompress(DXOFilter):  # type: ignore[misc]
             The result with arrays; None if the result has no frames.
 
         Raises:
-            InvalidArgumentError: The codec or a size differs, or a value or a weight is not finite.
+            InvalidArgumentError: The codec or a size differs, or a value or a weight is not finite,
+                or a weight is negative.
             WireError: A frame is damaged or of another parameter.
         """
         about = dxo.get_meta_prop(_KEY)
@@ -146,6 +147,11 @@ class Decompress(DXOFilter):  # type: ignore[misc]
             value = np.asarray(one) if isinstance(one, numbers.Number) else one
             if hasattr(value, "dtype"):
                 require_numbers(name, value, f"the update of {client} is left out")
+        if steps < 0:
+            raise InvalidArgumentError(
+                f"the number of steps is {steps}: expected 0 or more; the update of {client} is "
+                "left out"
+            )
         return made
 
     def _decoded(self, dxo: DXO, about: Any) -> DXO:

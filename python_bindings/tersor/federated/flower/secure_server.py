@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from tersor._renamed import renamed_keywords
 from tersor.federated.flower import secure_round
 from tersor.federated.flower.secure_round import Disputes, Round, TooFewError
 from tersor.federated.flower.secure_wire import SumFormat, SumVector, moved_by, names_of
-from tersor.federated.flower.strategy import Wrapper
+from tersor.federated.flower.strategy import Wrapper, option, with_wrapped
 from tersor.federated.flower.wire import is_float, only_arrays
 
 _log = logging.getLogger("flwr")
@@ -100,7 +100,7 @@ class SecureStrategy(Wrapper):
     ) -> None:
         """See the class."""
         super().__init__(strategy)
-        for one in _with_wrapped(strategy):
+        for one in with_wrapped(strategy):
             if isinstance(one, _SINGLE):
                 raise InvalidArgumentError(
                     f"{type(one).__name__} reads each client's reply, but a secure sum has only one"
@@ -109,7 +109,7 @@ class SecureStrategy(Wrapper):
             raise InvalidArgumentError(
                 "max_examples: leave it out, because differential privacy needs equal weights"
             )
-        weight = _option(strategy, "weighted_by_key", "num-examples")
+        weight = option(strategy, "weighted_by_key", "num-examples")
         self._format = SumFormat(bits, accumulator_bits, clip, max_examples, weight)
         if not 2 <= bits <= min(14, accumulator_bits) or accumulator_bits not in (8, 16, 32):
             raise InvalidArgumentError(
@@ -133,7 +133,7 @@ class SecureStrategy(Wrapper):
         self._odds = dropouts, failure_rate
         if threshold is not None and threshold < 1:
             raise InvalidArgumentError(f"threshold={threshold}: give 1 or more")
-        if _option(strategy, "fraction_evaluate", 0) > 0:
+        if option(strategy, "fraction_evaluate", 0) > 0:
             _log.warning(
                 "tersor: evaluations reveal each client's result: fraction_evaluate=0 disables them"
             )
@@ -286,16 +286,3 @@ class SecureStrategy(Wrapper):
     def _fail(self, number: int, error: TooFewError) -> None:
         self.failures[number] = str(error)
         _log.error("tersor: round %d has no sum: %s", number, error)
-
-
-def _with_wrapped(strategy: Any) -> Iterator[Any]:
-    """A strategy, and the strategies inside."""
-    while strategy is not None:
-        yield strategy
-        strategy = getattr(strategy, "strategy", None)
-
-
-def _option(strategy: Any, name: str, default: Any) -> Any:
-    """An attribute of a strategy, or of a strategy inside."""
-    found = (getattr(one, name) for one in _with_wrapped(strategy) if hasattr(one, name))
-    return next(found, default)

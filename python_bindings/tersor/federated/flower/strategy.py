@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,19 @@ class Wrapper(flower.Strategy):
         found: tuple[ArrayRecord | None, MetricRecord | None]
         found = self._wrapped.aggregate_train(server_round, replies)
         return found
+
+
+def with_wrapped(strategy: Any) -> Iterator[Any]:
+    """A strategy, and the strategies inside."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)
+
+
+def option(strategy: Any, name: str, default: Any) -> Any:
+    """An attribute of a strategy, or of a strategy inside."""
+    found = (getattr(one, name) for one in with_wrapped(strategy) if hasattr(one, name))
+    return next(found, default)
 
 
 class Strategy(Wrapper):
@@ -193,7 +206,7 @@ class Strategy(Wrapper):
 
     def _require_weight(self, content: RecordDict) -> None:
         """Checks the weight of a reply in Flower's mean."""
-        key = getattr(self._wrapped, "weighted_by_key", None)
+        key = option(self._wrapped, "weighted_by_key", None)
         for record in content.metric_records.values():
             weight: Any = record.get(key, 0)
             if not 0 <= weight < float("inf"):
