@@ -310,6 +310,13 @@ def claim_more(reply: Message) -> None:
     reply.content["arrays"]["seen"].data = file.getvalue()
 
 
+def open_a_bracket(reply: Message) -> None:
+    """A header that NumPy cannot parse."""
+    header = b"(".ljust(117) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    reply.content["arrays"]["seen"].data = data
+
+
 def weigh_by(value: float) -> Callable[[Message], None]:
     def change(reply: Message) -> None:
         reply.content["metrics"]["num-examples"] = value
@@ -328,6 +335,8 @@ def strip(reply: Message) -> None:
         (spoil("codec", "int4"), "has codec 'int4'"),
         (spoil("model", "0"), "has model '0'"),
         (spoil("round", "x"), "invalid literal"),
+        (spoil("round", float("inf")), "OverflowError"),
+        (open_a_bracket, "TokenError"),
         (cut, "bytes"),
         (flip, "checksum"),
         (swap, "signature"),

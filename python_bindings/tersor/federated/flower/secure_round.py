@@ -232,7 +232,7 @@ class Round:
                 if node not in asked:
                     raise LookupError
                 answers[node] = self._fields(stage, node, reply)
-            except (TersorError, LookupError, TypeError, ValueError) as error:
+            except Exception as error:  # the parsers of a client's bytes raise errors of many types
                 why = error if isinstance(error, TersorError) else "not the requested reply"
                 _log.warning("tersor: node %d, %r: %s", node, stage, printable(why))
         return answers

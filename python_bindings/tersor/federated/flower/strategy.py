@@ -165,7 +165,7 @@ class Strategy(Wrapper):
                     self._require_weight(reply.content)
                     sizes = self._decode(reply)
                     frames, plain = frames + sizes[0], plain + sizes[1]
-            except (TersorError, ValueError, KeyError, TypeError, EOFError) as error:
+            except Exception as error:  # the parsers of a client's bytes raise errors of many types
                 reply = _failed(reply, error)
             self._down.learn(reply.metadata.src_node_id, not reply.has_error())
             decoded.append(reply)
@@ -235,6 +235,7 @@ def _node(message: Message) -> int:
 
 def _failed(reply: Message, error: Exception) -> Message:
     """A failure of the reply's node."""
-    reason = f"node {_node(reply)}: {wire.printable(error)}"
+    text = error if isinstance(error, TersorError) else repr(error)
+    reason = f"node {_node(reply)}: {wire.printable(text)}"
     _log.warning("tersor: %s", reason)
     return Message(error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), metadata=reply.metadata)
