@@ -3,6 +3,7 @@
 
 #include <tersor/reducer.h>
 
+#include <optional>
 #include <utility>
 
 namespace tersor {
@@ -116,7 +117,16 @@ GradientReducer::GradientReducer(Transport& transport, ReducerOptions options)
   if (own.elastic == Elastic::kOn)
     impl_->survivors_ = std::make_shared<Survivors>(transport, own.min_ranks);
 }
-GradientReducer::~GradientReducer() = default;
+
+// Freeing memory waits for the current device only.
+GradientReducer::~GradientReducer() {
+  std::optional<kernels::DeviceScope> scope;
+  try {
+    scope.emplace(impl_->device_);
+  } catch (const Error&) {  // ignored: no work runs on a device with an error
+  }
+  impl_.reset();
+}
 
 void GradientReducer::add(std::string name, ValueSpan gradient, std::size_t rows,
                           std::size_t columns) {

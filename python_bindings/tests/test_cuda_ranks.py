@@ -313,6 +313,21 @@ def test_calls_while_another_device_is_current(progress: str, way: str) -> None:
     same_on_host(body, way)
 
 
+@cuda_arrays.two_devices
+def test_a_reducer_ends_while_its_residuals_are_cleared() -> None:
+    def body(transport: Transport) -> None:
+        gradient = DeviceArray((1024, 1024), device=1)
+        reducer = tersor.GradientReducer(transport, codec="int8+ef", timeout=TIMEOUT)
+        for i in range(30):
+            reducer.add(f"w{i}", gradient)
+        reducer.ready("w0", gradient)
+        del reducer
+        with cuda_arrays.on_device(1):
+            cuda_arrays.call("cudaDeviceSynchronize")  # reports work on freed memory
+
+    tersor.local.run(RANKS, body)
+
+
 @everywhere
 @pytest.mark.parametrize("told_by", ["memory", "stream"])
 def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str) -> None:
