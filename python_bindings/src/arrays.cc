@@ -44,26 +44,9 @@ StreamView from_number(nb::handle number) {
   return {reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number))};
 }
 
-/// Returns "torch" or "cupy" if the array's class or a base class belongs to this library; else an
-/// empty string.
-std::string library_with_streams(nb::handle array) {
-  for (const nb::handle type : array.type().attr("__mro__")) {
-    const std::string library = library_of(type);
-    if (library == "torch" || library == "cupy") return library;
-  }
-  return {};
-}
-
 StreamView current_stream(nb::handle array) {
-  const std::string library = library_with_streams(array);
-  if (library == "torch") {
-    const nb::object cuda = nb::module_::import_("torch").attr("cuda");
-    return from_number(cuda.attr("current_stream")(array.attr("device")).attr("cuda_stream"));
-  }
-  if (library == "cupy")
-    return from_number(
-        nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")().attr("ptr"));
-  return {};
+  const nb::object source = stream_source(array);
+  return source.is_none() ? StreamView{} : to_stream(source(), nb::none(), Memory::kDevice);
 }
 
 bool is_on_host(int device_type) {
@@ -119,9 +102,9 @@ nb::object alias_of(nb::handle array, const ArrayRequest& request) {
 /// stream, or the call reads no values.
 std::intptr_t consumer_stream(nb::handle array, const ArrayRequest& request) {
   if (request.use == Use::kShape) return -1;
-  if (request.stream.is_none() && has_current_stream(array)) return -1;
   constexpr std::intptr_t kLegacyStream = 1;  // DLPack's number for the null stream
   const StreamView stream = to_stream(request.stream, array, Memory::kDevice);
+  if (!stream_source(array).is_none() && current_stream(array).handle == stream.handle) return -1;
   const auto number = reinterpret_cast<std::intptr_t>(stream.handle);
   return number == 0 ? kLegacyStream : number;
 }
@@ -336,7 +319,22 @@ Array<Span> bytes_of(nb::handle source, Access access, const ArrayRequest& reque
 
 }  // namespace
 
-bool has_current_stream(nb::handle array) { return !library_with_streams(array).empty(); }
+nb::object stream_source(nb::handle array) {
+  for (const nb::handle type : array.type().attr("__mro__")) {
+    const std::string library = library_of(type);
+    if (library != "torch" && library != "cupy") continue;
+    const nb::object cuda = nb::module_::import_(library.c_str()).attr("cuda");
+    if (library == "cupy") return cuda.attr("get_current_stream");
+    const nb::object bind = nb::module_::import_("functools").attr("partial");
+    return bind(cuda.attr("current_stream"), array.attr("device"));
+  }
+  return nb::none();
+}
+
+nb::object stream_of_call(nb::handle stream, nb::handle first, const char* name) {
+  if (!stream.is_none() || !needs_stream(first, {.name = name})) return nb::borrow(stream);
+  return nb::int_(reinterpret_cast<std::uintptr_t>(current_stream(first).handle));
+}
 
 StreamView to_stream(nb::handle stream, nb::handle array, Memory memory) {
   if (stream.is_none()) return memory == Memory::kHost ? StreamView{} : current_stream(array);

@@ -126,7 +126,12 @@ void check_same_device(const Array<First>& first, const Array<Span>& other, cons
 /// Throws InvalidArgumentError for any other object.
 StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
 
-/// True if the array's library has a current stream known to `to_stream`.
-bool has_current_stream(nb::handle array);
+/// Returns a Python function that returns the current stream of the array's library and device, or
+/// None without a current stream.
+nb::object stream_source(nb::handle array);
+
+/// Returns the stream of a call for all its arrays, as in `to_stream`. None becomes the current
+/// stream of the first array, if the array is on a device. `name`: the array's name in messages.
+nb::object stream_of_call(nb::handle stream, nb::handle first, const char* name);
 
 }  // namespace tersor::python

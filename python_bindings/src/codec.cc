@@ -129,8 +129,9 @@ std::size_t ArrayCodec::frame_capacity(Arrays gradients) const {
 }
 
 std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residuals,
-                               const FrameOptions& options, nb::handle stream) {
+                               const FrameOptions& options, nb::handle given) {
   const nb::object first = first_of(gradients, "array");
+  const nb::object stream = stream_of_call(given, first, "array");
   check_residuals(*codec_, residuals);
   const auto values = import_all(gradients, read_values, {.name = "array", .stream = stream});
   const auto residual_spans =
@@ -197,8 +198,9 @@ std::vector<std::array<std::size_t, 5>> ArrayCodec::code_sections(
 }
 
 void ArrayCodec::decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,
-                        const FrameOptions& options, nb::handle stream) {
+                        const FrameOptions& options, nb::handle given) {
   const nb::object first = first_of(outputs, "out");
+  const nb::object stream = stream_of_call(given, first, "out");
   const auto values = import_all(outputs, write_values, {.name = "out", .stream = stream});
   auto received = import_all(frames, read_bytes, {.name = "payload", .stream = stream});
   const auto& front = values.arrays.front();

@@ -70,10 +70,12 @@ using OfArrays = void(Transport&, ConstValueSpan, ValueSpan, const CollectiveOpt
 /// Runs a call with two arrays. If only the root needs an array, the array may be None on other
 /// ranks.
 CollectiveStatistics call_arrays(nb::handle transport, Named input, Named output,
-                                 const CallOptions& wanted, nb::handle stream,
+                                 const CallOptions& wanted, nb::handle given,
                                  const std::function<OfArrays>& collective) {
-  const auto run = [&](const auto& first, ConstValueSpan from, ValueSpan to, nb::handle own) {
-    const StreamView queue = to_stream(stream, own, first.memory);
+  const Named& own_array = input.array.is_none() ? output : input;
+  const nb::object stream = stream_of_call(given, own_array.array, own_array.name);
+  const auto run = [&](const auto& first, ConstValueSpan from, ValueSpan to) {
+    const StreamView queue = to_stream(stream, own_array.array, first.memory);
     return Call(transport, wanted).run(first, [&](Transport& ranks, const auto& options) {
       collective(ranks, from, to, options, queue);
     });
@@ -83,13 +85,13 @@ CollectiveStatistics call_arrays(nb::handle transport, Named input, Named output
   };
   if (input.array.is_none()) {
     const auto result = write();
-    return run(result, {}, result.span, output.array);
+    return run(result, {}, result.span);
   }
   const auto values = read_values(input.array, {.name = input.name, .stream = stream});
-  if (output.array.is_none()) return run(values, values.span, {}, input.array);
+  if (output.array.is_none()) return run(values, values.span, {});
   const auto result = write();
   check_same_device(values, result, output.name);
-  return run(values, values.span, result.span, input.array);
+  return run(values, values.span, result.span);
 }
 
 CollectiveStatistics reduce_scatter_array(nb::handle transport, nb::handle input, nb::handle shard,

@@ -87,9 +87,10 @@ class Prepared {
  public:
   Prepared(const std::vector<Described>& described, const Arrays& base, nb::handle delta,
            bool trusts, unsigned threads) {
-    const auto values = import_all(base, read_bytes, {.name = "weights"});
+    const nb::object stream = stream_of(base);
+    const auto values = import_all(base, read_bytes, {.name = "weights", .stream = stream});
     const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
-    const Place place(base, values);
+    const Place place(values, stream);
     const GilReleased released;
     Threads pool(threads);
     const DeltaOptions options = delta_options(trusts, pool);
@@ -101,8 +102,9 @@ class Prepared {
   }
 
   void write(const Arrays& weights, unsigned threads) {
-    const auto values = import_all(weights, write_bytes, {.name = "weights"});
-    const Place place(weights, values);
+    const nb::object stream = stream_of(weights);
+    const auto values = import_all(weights, write_bytes, {.name = "weights", .stream = stream});
+    const Place place(values, stream);
     const GilReleased released;
     Threads pool(threads);
     if (host_)
@@ -112,8 +114,9 @@ class Prepared {
   }
 
   void undo(const Arrays& weights) {
-    const auto values = import_all(weights, write_bytes, {.name = "weights"});
-    const Place place(weights, values);
+    const nb::object stream = stream_of(weights);
+    const auto values = import_all(weights, write_bytes, {.name = "weights", .stream = stream});
+    const Place place(values, stream);
     const GilReleased released;
     if (host_)
       host_->undo(values.spans);
@@ -124,15 +127,20 @@ class Prepared {
   std::size_t bytes() const { return host_ ? host_->bytes() : device_->bytes(); }
 
  private:
-  /// The memory, the device and the current stream of a list of arrays.
+  /// The current stream of the first array.
+  static nb::object stream_of(const Arrays& list) {
+    return nb::len(list) == 0 ? nb::none() : stream_of_call(nb::none(), list[0], "weights");
+  }
+
+  /// The memory, the device and the stream of a list of arrays.
   struct Place {
     template <typename Span>
-    Place(const Arrays& list, const ArrayList<Span>& values) {
+    Place(const ArrayList<Span>& values, nb::handle call_stream) {
       if (values.arrays.empty()) return;
       const Array<Span>& first = values.arrays.front();
       for (const Array<Span>& array : values.arrays) check_same_device(first, array, "weights");
       memory = first.memory;
-      stream = to_stream(nb::none(), list[0], memory);
+      stream = to_stream(call_stream, nb::none(), memory);
       scope.emplace(first.device);
     }
     Memory memory = Memory::kHost;

@@ -71,7 +71,7 @@ ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
 
 // A library with a current stream queues its work on the trainer's stream, which is `stream_`.
 nb::object ArrayReducer::stream_of(nb::handle gradient) const {
-  if (has_current_stream(gradient)) return nb::none();
+  if (!stream_source(gradient).is_none()) return nb::none();
   return nb::int_(reinterpret_cast<std::uintptr_t>(stream_.handle));
 }
 

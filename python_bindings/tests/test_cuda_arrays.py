@@ -283,6 +283,26 @@ class TestCupy:
         assert set(gradient.asked_for) == {-1}
         assert payload.tobytes() == on_host(2)
 
+    @pytest.mark.parametrize("first", [True, False])
+    def test_arrays_of_two_libraries_share_the_stream_of_the_first(
+        self, cupy: Any, first: bool
+    ) -> None:
+        """The other array's library works on another stream. The call waits for this stream."""
+        own, other = (cupy.ndarray, DeviceArray) if first else (DeviceArray, cupy.ndarray)
+        gradient, residual = own.of(gaussian(COUNT)), other.of(gaussian(COUNT))
+        current = cupy.cuda.get_current_stream().ptr
+        residual.work = making = cuda_arrays.new_stream() if first else current
+        feedback, later, out = tersor.Codec("int8+ef"), DeviceArray.of(gaussian(COUNT, 2)), room()
+        feedback.encode(gradient, out, residual=residual)
+        with cuda_arrays.held(making):
+            cuda_arrays.queue_copy(residual, later, making)
+            feedback.encode(gradient, out, residual=residual)
+        assert set(gradient.asked_for) == {-1 if first else LEGACY}
+        assert set(residual.asked_for) == {current if first else LEGACY}
+        expected = gaussian(COUNT, 2)
+        assert out.tobytes() == feedback.encode(gaussian(COUNT), residual=expected).tobytes()
+        assert residual.tobytes() == expected.tobytes()
+
     @cuda_arrays.two_devices
     def test_new_payloads_lie_beside_the_gradient(self, cupy: Any) -> None:
         cuda_stream = cuda_arrays.new_stream(1)
