@@ -1,6 +1,7 @@
 // Implements gradient_reducer.h.
 #include "python_bindings/src/gradient_reducer.h"
 
+#include "kernels/device/event.h"
 #include "python_bindings/src/choices.h"
 
 #include <algorithm>
@@ -51,7 +52,10 @@ bool ReadyGradients::test() const {
     return std::all_of(handles.begin(), handles.end(),
                        [](const ReducerHandle& handle) { return handle.test(); });
   });
-  if (done) reducer->let_go(names, call);
+  if (done) {
+    reducer->order_results();
+    reducer->let_go(names, call);
+  }
   return done;
 }
 
@@ -59,6 +63,7 @@ void ReadyGradients::wait() const {
   without_gil([this] {
     for (const ReducerHandle& handle : handles) handle.wait();
   });
+  reducer->order_results();
   reducer->let_go(names, call);
 }
 
@@ -69,9 +74,9 @@ ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
   return found->second;
 }
 
-// A library with a current stream queues its work on the trainer's stream, which is `stream_`.
+// A library with a current stream queues its work on the trainer's stream, if one was given.
 nb::object ArrayReducer::stream_of(nb::handle gradient) const {
-  if (!stream_source(gradient).is_none()) return nb::none();
+  if (stream_.handle != nullptr && !stream_source(gradient).is_none()) return nb::none();
   return nb::int_(reinterpret_cast<std::uintptr_t>(stream_.handle));
 }
 
@@ -113,7 +118,15 @@ void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
 void ArrayReducer::wait() {
   const std::uint64_t last = calls_;
   without_gil([this] { reducer_->wait(); });
+  order_results();
   for (auto& [name, entry] : entries_) let_go(entry, last);
+}
+
+void ArrayReducer::order_results() const {
+  if (stream_.handle != nullptr || current_stream_.is_none()) return;
+  const kernels::DeviceScope scope(device_);
+  kernels::Event results;
+  kernels::order(stream_, to_stream(current_stream_(), nb::none(), Memory::kDevice), results);
 }
 
 void ArrayReducer::let_go(const std::vector<std::string>& names, std::uint64_t call) {
@@ -147,9 +160,14 @@ ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts) {
   return ready;
 }
 
-Array<ValueSpan> ArrayReducer::values_of(nb::handle values, const char* name, Layout layout) const {
+Array<ValueSpan> ArrayReducer::values_of(nb::handle values, const char* name, Layout layout) {
   const nb::object stream = stream_of(values);
-  return write_values(values, {.name = name, .layout = layout, .stream = stream});
+  auto array = write_values(values, {.name = name, .layout = layout, .stream = stream});
+  if (array.memory == Memory::kDevice && current_stream_.is_none()) {
+    current_stream_ = stream_source(values);
+    device_ = array.device;
+  }
+  return array;
 }
 
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,

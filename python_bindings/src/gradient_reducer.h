@@ -60,6 +60,9 @@ class ArrayReducer {
   /// Ends the step, waits, and releases the step's arrays.
   void wait();
 
+  /// Makes later work of the array library's current stream wait for the results.
+  void order_results() const;
+
   /// Releases the arrays of these parameters from calls up to `call`, after completion of the
   /// results.
   void let_go(const std::vector<std::string>& names, std::uint64_t call);
@@ -88,14 +91,16 @@ class ArrayReducer {
 
   /// Returns the value of ArrayRequest::stream for a gradient.
   nb::object stream_of(nb::handle gradient) const;
-  Array<ValueSpan> values_of(nb::handle values, const char* name, Layout layout) const;
+  Array<ValueSpan> values_of(nb::handle values, const char* name, Layout layout);
   ReadyGradients hand_over(const std::vector<Part>& parts);
   void check_lies_as_added(const std::string& name, const Array<ValueSpan>& gradient);
   void check_counts(const std::vector<std::string>& names, std::size_t count);
 
   static void let_go(Entry& entry, std::uint64_t call);
 
-  StreamView stream_;
+  StreamView stream_;  ///< of the trainer; null: the library's current stream in each call
+  nb::object current_stream_ = nb::none();  ///< see stream_source
+  int device_ = -1;                         ///< of the gradients
   std::uint64_t calls_ = 0;
   std::unordered_map<std::string, Entry> entries_;  // declared first, so destroyed last
   std::shared_ptr<GradientReducer> reducer_;

@@ -107,7 +107,7 @@ class _GridOptions(ExchangeOptions):
         error_growth: Limit for the growth of the squared error on a grid of d dimensions, which is
             (1 + d) / 2 times the error of one dimension. At least 1.
         stream: Device gradients: the stream on which the training queues its work (PyTorch, CuPy,
-            or an integer). Default: Tersor follows PyTorch's current stream.
+            or an integer). Default: in each call, the current stream of PyTorch or CuPy.
     """
 
     algorithm: Algorithm = "auto"

@@ -6,6 +6,9 @@ Ranks are threads. Both ways have the host's bits.
 from __future__ import annotations
 
 import gc
+import sys
+import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -370,6 +373,48 @@ def test_gradients_that_another_stream_makes(way: str) -> None:
         cuda_arrays.synchronize(stream)
         assert set(gradient.asked_for) <= {-1, stream}
         found: bytes = gradient.tobytes()
+        return found
+
+    assert set(on_ranks(body, way)) == {numpy.full(SHARD, 2, numpy.float32).tobytes()}
+
+
+@pytest.mark.parametrize("ended_by", ["wait", "handle.wait", "handle.test"])
+@pytest.mark.parametrize("way", [pytest.param(OWN, marks=over_nccl)])
+def test_a_reducer_follows_the_current_stream(
+    ended_by: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of a library with a current stream: another stream in ready() than in wait()."""
+    current: Any = threading.local()
+    cupy: Any = types.ModuleType("cupy")
+    cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: current)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    class Array(DeviceArray):
+        __module__ = "cupy"
+
+    def body(transport: Transport, make: Make) -> bytes:
+        reducer = tersor.GradientReducer(transport, codec="none", timeout=TIMEOUT)
+        gradient, later = make(gaussian(SHARD)), make(numpy.full(SHARD, 2, numpy.float32))
+        result = make(gaussian(SHARD))
+        gradient.__class__ = Array
+        gradient.work = making = current.ptr = cuda_arrays.new_stream()
+        reducer.add("w", gradient)
+        reducer.ready("w", gradient)
+        reducer.wait()
+        cuda_arrays.call("cudaDeviceSynchronize")
+        with cuda_arrays.held(making):
+            cuda_arrays.queue_copy(gradient, later, making)
+            handle = reducer.ready("w", gradient)
+            reducer.flush()
+            current.ptr = using = cuda_arrays.new_stream()
+            if ended_by == "wait":
+                reducer.wait()
+            elif ended_by == "handle.wait":
+                handle.wait()
+            else:
+                assert handle.test()
+            cuda_arrays.queue_copy(result, gradient, using)
+        found: bytes = result.tobytes()
         return found
 
     assert set(on_ranks(body, way)) == {numpy.full(SHARD, 2, numpy.float32).tobytes()}
