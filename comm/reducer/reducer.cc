@@ -3,6 +3,7 @@
 
 #include <tersor/reducer.h>
 
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -20,6 +21,10 @@ void check_options(const ReducerOptions& options, int ranks) {
     throw InvalidArgumentError(
         "an elastic reducer makes its own Tuner, because a given Tuner keeps lost ranks: leave "
         "tuner out");
+  if (reinterpret_cast<std::uintptr_t>(options.stream.handle) == 2)  // cudaStreamPerThread
+    throw InvalidArgumentError(
+        "stream is CUDA's per-thread default stream, which is another stream in the reducer's own "
+        "thread: give another stream");
   if (options.min_ranks != 0 && options.elastic == Elastic::kOff)
     throw InvalidArgumentError("min_ranks is " + std::to_string(options.min_ranks) +
                                ", but the reducer is not elastic: set elastic too");

@@ -2,21 +2,26 @@
 // first call.
 #pragma once
 
+#include "kernels/device/device.h"
+#include "kernels/device/event.h"
+
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
+#include <tersor/error.h>
 #include <tersor/stream.h>
 #include <tersor/threads.h>
 
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 namespace tersor::python {
 
-/// The memory, device and stream of a call. Calls on the same device stream may share scratch
-/// memory, because the stream serialises the calls.
+/// The memory, device and stream of a call. Calls on the same device stream share scratch memory,
+/// because the stream serialises the calls.
 struct Location {
   Memory memory = Memory::kHost;
   int device = 0;
@@ -38,6 +43,18 @@ class Scratch {
   }
   unsigned threads() const { return threads_.count(); }
 
+  /// Call before and after the work of a call. Equal handles may name two streams: the first was
+  /// destroyed, or the handle names a stream of each thread. The second stream then waits. A
+  /// captured stream keeps its handle and cannot wait.
+  void begin(const Location& location) const {
+    if (used_ && kernels::capture_of(location.stream) == 0) used_->hold(location.stream);
+  }
+  void end(const Location& location) {
+    if (location.memory == Memory::kHost || kernels::capture_of(location.stream) != 0) return;
+    if (!used_) used_.emplace();
+    used_->record(location.stream);
+  }
+
  private:
   static ByteSpan space_in(Buffer& buffer, std::size_t bytes, Memory memory) {
     if (buffer.bytes() < bytes) buffer = Buffer(bytes, memory);
@@ -46,6 +63,7 @@ class Scratch {
 
   Threads threads_;
   Buffer workspace_, round_state_;
+  std::optional<kernels::Event> used_;  ///< after the last call on a device
 };
 
 /// The scratches of a codec, as many as concurrent calls. Thread-safe.
@@ -57,8 +75,16 @@ class ScratchPool {
   class Loan {
    public:
     Loan(ScratchPool& pool, const Location& location)
-        : pool_(pool), location_(location), scratch_(pool.take(location)) {}
-    ~Loan() { pool_.give_back(location_, std::move(scratch_)); }
+        : pool_(pool), location_(location), scratch_(pool.take(location)) {
+      scratch_->begin(location);
+    }
+    ~Loan() {
+      try {
+        scratch_->end(location_);
+        pool_.give_back(location_, std::move(scratch_));
+      } catch (const Error&) {  // ignored: freeing the memory waits for queued work
+      }
+    }
     Loan(const Loan&) = delete;
     Loan& operator=(const Loan&) = delete;
 

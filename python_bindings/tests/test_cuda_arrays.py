@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ import tersor
 pytestmark = cuda_arrays.on_cuda
 
 COUNT = 1009
+PER_THREAD = 2  # CUDA's handle of another stream in each thread
 CODEC = tersor.Codec("int8")
 MOST = CODEC.max_payload_bytes(COUNT)
 
@@ -233,6 +235,29 @@ class TestStreams:
         for thread in threads:
             thread.join(60)
         assert found == [{each.tobytes()} for each in wanted]
+
+    def test_a_handle_of_two_streams(self) -> None:
+        """A call waits for an earlier call on another stream with the same handle."""
+        codec = tersor.Codec("topk:density=0.05")
+        gradients = [DeviceArray.of(gaussian(COUNT, seed)) for seed in (1, 2)]
+        payloads = [room(codec.max_payload_bytes(COUNT)) for _ in gradients]
+        found: list[bool] = []
+
+        def encode() -> None:
+            codec.encode(gradients[1], payloads[1], stream=PER_THREAD)
+            time.sleep(0.2)
+            found.append(cuda_arrays.is_idle(PER_THREAD))
+
+        codec.encode(gradients[0], payloads[0], stream=PER_THREAD)
+        with cuda_arrays.held(PER_THREAD):
+            codec.encode(gradients[0], payloads[0], stream=PER_THREAD)
+            thread = threading.Thread(target=encode)
+            thread.start()
+            thread.join()
+        assert found == [False]
+        for seed, payload in enumerate(payloads, 1):
+            expected = codec.encode(gaussian(COUNT, seed)).tobytes()
+            assert payload.tobytes()[: len(expected)] == expected
 
     def test_codecs_go_while_their_work_is_queued(self) -> None:
         stream = cuda_arrays.new_stream()

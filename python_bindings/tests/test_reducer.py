@@ -73,6 +73,14 @@ def test_every_gradient_is_the_mean(ranks: int, progress: str) -> None:
             )
 
 
+def test_a_stream_that_is_another_one_in_each_thread_is_refused() -> None:
+    def body(transport: tersor.Transport) -> None:
+        with pytest.raises(tersor.InvalidArgumentError, match="per-thread"):
+            GradientReducer(transport, codec="none", stream=2)
+
+    tersor.local.run(1, body)
+
+
 def test_flat_gradients_give_the_bits_of_single_ones() -> None:
     def single(transport: tersor.Transport) -> list[dict[str, np.ndarray]]:
         return train(make(transport, codec="int8+ef"), transport.rank, range(3))

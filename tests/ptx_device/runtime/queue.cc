@@ -30,6 +30,14 @@ Stream* null_stream(int device) {
   return stream;
 }
 
+/// The stream that cudaStreamPerThread names in this thread. Never destroyed.
+Stream* stream_of_thread(int device) {
+  thread_local std::map<int, Stream*> own;
+  Stream*& stream = own[device];
+  if (stream == nullptr) stream = reinterpret_cast<Stream*>(add_stream(cudaStreamDefault));
+  return stream;
+}
+
 /// Adds the ends of all streams the default stream waits for.
 cudaError_t mark_all_that_block(const Stream& null, Marks& marks) {
   for (Stream* other : streams().made) {
@@ -89,11 +97,12 @@ std::size_t live_streams() {
 bool is_null(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
 
 Stream* stream_of(cudaStream_t stream) {
+  if (stream == cudaStreamPerThread) return stream_of_thread(current_device());
   return is_null(stream) ? null_stream(current_device()) : reinterpret_cast<Stream*>(stream);
 }
 
 bool is_known(cudaStream_t stream) {
-  if (is_null(stream)) return true;
+  if (is_null(stream) || stream == cudaStreamPerThread) return true;
   const std::lock_guard lock(streams().mutex);
   return streams().made.count(reinterpret_cast<Stream*>(stream)) != 0;
 }

@@ -16,7 +16,7 @@ cudaStream_t add_stream(unsigned flags);
 void remove_stream(Stream* stream);
 std::size_t live_streams();
 
-/// cudaStreamLegacy equals null. cudaStreamPerThread is not supported.
+/// cudaStreamLegacy equals null. cudaStreamPerThread names a stream of the calling thread.
 bool is_null(cudaStream_t stream);
 Stream* stream_of(cudaStream_t stream);
 bool is_known(cudaStream_t stream);
