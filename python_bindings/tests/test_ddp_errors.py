@@ -154,27 +154,6 @@ def test_the_python_reducer_is_refused_by_the_hook() -> None:
         assert '"ddp_optimizer"' in message
 
 
-def reset_after_error(rank: int, count: int) -> tuple[str, float]:
-    model = wrap(mlp())
-    handle = tersor.torch.compress(model, codec="int8+ef", timeout=20)
-    list(train(model, rank, range(2), rate=0.0))
-    dist.barrier()  # nobody is still in these steps
-    if rank == 0:
-        handle._transport.abort("a test says so")
-    error = one_backward(model, rank, 2)
-    dist.barrier()
-    handle.reset()
-    for step in range(3, 6):
-        assert one_backward(model, rank, step) is None
-    return str(error), relative_error(gradients(model), mean_gradients(count, 5))
-
-
-def test_after_a_reset_gradients_are_compressed_again() -> None:
-    for message, error in ranks.run(reset_after_error, 3):
-        assert "a test says so" in message
-        assert 1e-4 < error < 0.03
-
-
 def ends_with_an_error(rank: int, _: int) -> None:
     model = wrap(mlp())
     tersor.torch.compress(model, codec="int8", timeout=20)
