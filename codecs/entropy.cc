@@ -66,11 +66,9 @@ class EntropyCodec final : public FrameCodec {
     const bool assigns = call.mode == DecodeMode::kAssign;
     check_headers(header_of(call), call.frames, HeaderExtra::kLength);
     try {
+      if (call.frames.size() == 1 && assigns && call.factor == 1) return copy(call, scratch);
       check_payloads(call, scratch, !assigns);
-      const bool copies = call.frames.size() == 1 && assigns && call.factor == 1;
       for_each_block(call, scratch, [&](const Slice& block, auto& values) {
-        const ValueSpan output = call.outputs[block.segment].subspan(block.first, block.count);
-        if (copies) return values.decode(0, output.pointer());
         for (std::size_t i = 0; i < call.frames.size(); ++i)
           if (!values.decode(i, values.block(i))) return false;
         none().decode(
@@ -249,9 +247,42 @@ class EntropyCodec final : public FrameCodec {
     });
   }
 
+  /// Assigns the values of a single frame. Sums the payload while parts are in the cache.
+  static void copy(const DecodeCall& call, const Scratch& scratch) {
+    const ConstByteSpan payload = used_payload(call.frames[0]);
+    const bool has_checksum = call.identity.checksum == Checksum::kOn;
+    PayloadSum sum;
+    const auto add = [&](std::size_t begin, std::size_t end) {
+      if (has_checksum) sum.add(payload.data() + begin, begin, end - begin);
+    };
+    try {
+      for_each_segment(call, scratch, [](std::size_t, const EntropyLayout&) {});  // all sections
+      std::size_t segment_begin = 0;
+      for_each_segment(call, scratch, [&](std::size_t segment, const EntropyLayout& layout) {
+        if (layout.count == 0) return;
+        const EntropyView& view = scratch.views()[0];
+        const auto blocks_begin = static_cast<std::size_t>(view.blocks - payload.data());
+        add(segment_begin, blocks_begin);
+        visit_blocks(call, scratch, segment, layout, [&](const Slice& block, Blocks& blocks) {
+          const std::size_t begin = blocks_begin + 4 * scratch.words(blocks.task)[0];
+          const bool is_last = blocks.number + 1 == layout.blocks();
+          add(begin, is_last ? view.end : begin + 4 * view.words(layout, blocks.number));
+          return blocks.decode(0,
+                               call.outputs[segment].subspan(block.first, block.count).pointer());
+        });
+        segment_begin = view.end;
+      });
+    } catch (const WireError&) {
+      if (has_checksum) check_checksums(call.frames, call.execution.threads);
+      throw;
+    }
+    if (has_checksum) check_checksums(call.frames, {&sum, 1});
+  }
+
   void reduce(const ReduceCall& call, const Scratch& scratch, ByteSpan frame) const {
     const StateWords words = words_of(call);
-    EntropyWriter writer{payload_of(frame), call.dtype, call.execution.threads};
+    PayloadSum sum;
+    EntropyWriter writer = writer_of(call, frame, sum);
     std::atomic<std::uint64_t> overflows{0};
     for_each_segment(call, scratch, [&](std::size_t segment, const EntropyLayout& layout) {
       std::byte* const places = writer.places(layout);
@@ -269,7 +300,16 @@ class EntropyCodec final : public FrameCodec {
       });
       writer.write(layout, places);
     });
-    seal(call, words, overflows, writer.used, frame);
+    seal(call, words, overflows, writer, frame);
+  }
+
+  /// One thread sums blocks while they are in the cache. Several threads sum the finished payload.
+  template <typename Call>
+  static EntropyWriter writer_of(const Call& call, ByteSpan frame, PayloadSum& sum) {
+    Threads* threads = call.execution.threads;
+    const bool sums =
+        call.identity.checksum == Checksum::kOn && (threads == nullptr || threads->count() == 1);
+    return {payload_of(frame), dtype_of(call), threads, sums ? &sum : nullptr};
   }
 
   /// A segment to encode: its values or, if `values` is null, a function that writes a block's
@@ -287,7 +327,8 @@ class EntropyCodec final : public FrameCodec {
   template <typename SourceOf>
   void write(const EncodeCall& call, const StateWords& words, ByteSpan frame,
              const SourceOf& source) const {
-    EntropyWriter writer{payload_of(frame), dtype_of(call), call.execution.threads};
+    PayloadSum sum;
+    EntropyWriter writer = writer_of(call, frame, sum);
     std::atomic<std::uint64_t> overflows{0};
     for (std::size_t i = 0; i < call.segments.size(); ++i) {
       const EntropyLayout layout{call.segments[i].count, writer.dtype};
@@ -313,15 +354,19 @@ class EntropyCodec final : public FrameCodec {
       }
       writer.write(layout, values);
     }
-    seal(call, words, overflows, writer.used, frame);
+    seal(call, words, overflows, writer, frame);
   }
 
   template <typename Call>
-  void seal(const Call& call, const StateWords& words, std::uint64_t overflows, std::size_t bytes,
-            ByteSpan frame) const {
+  void seal(const Call& call, const StateWords& words, std::uint64_t overflows,
+            const EntropyWriter& writer, ByteSpan frame) const {
     FrameHeader header = header_of(call);
-    header.payload_bytes = bytes;
-    seal_frame(header, frame.first(sizeof header + bytes), call.execution.threads);
+    header.payload_bytes = writer.used;
+    const ByteSpan used = frame.first(sizeof header + writer.used);
+    if (writer.sum != nullptr)
+      seal_frame(header, used, *writer.sum);
+    else
+      seal_frame(header, used, call.execution.threads);
     write_words(words, overflows, call.words_out);
   }
 };

@@ -98,6 +98,7 @@ struct EntropyWriter {
   ByteSpan payload;
   Dtype dtype;
   Threads* threads;
+  PayloadSum* sum = nullptr;  // null: not summed; else `threads` is one thread
   std::size_t used = 0;
 
   /// Returns the memory for the unchanged values of the next segment. Blocks are coded in place.
@@ -133,7 +134,9 @@ struct EntropyWriter {
         const std::uint16_t size = kernels::entropy_encode(values + slice.first * value_bytes,
                                                            slice.count, dtype, table, next);
         std::memcpy(sizes + block * sizeof size, &size, sizeof size);
-        next += 4 * (size == kEntropyPlain ? layout.plain_words(block) : size);
+        const std::size_t bytes = 4 * (size == kEntropyPlain ? layout.plain_words(block) : size);
+        add(next, bytes);
+        next += bytes;
       }
     });
     write_table(table_at, table, listed);
@@ -152,10 +155,15 @@ struct EntropyWriter {
     pad_section(payload, used + bytes, used + align_up(bytes, kSectionAlignment));
     const std::size_t sizes_end = layout.blocks() * sizeof(std::uint16_t);
     std::memset(sizes + sizes_end, 0, layout.sizes_bytes() - sizes_end);
+    add(table_at, static_cast<std::size_t>(blocks - table_at));
     used += align_up(bytes, kSectionAlignment);
   }
 
  private:
+  void add(const std::byte* bytes, std::size_t count) const {
+    if (sum != nullptr) sum->add(bytes, static_cast<std::size_t>(bytes - payload.data()), count);
+  }
+
   /// Orders the exponents of some blocks by falling count. Also returns how many occurred.
   static std::pair<kernels::EntropyTable, std::size_t> table_of(const EntropyLayout& layout,
                                                                 const std::byte* values) {
