@@ -9,11 +9,12 @@
 
 namespace {
 
-std::atomic<std::size_t> calls{0};
+std::atomic<std::size_t> calls{0}, large_calls{0};
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 void* counted(std::size_t bytes, std::size_t alignment) {
   ++calls;
+  if (bytes >= 8192) ++large_calls;
   const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
   if (void* memory = std::aligned_alloc(alignment, whole == 0 ? alignment : whole)) return memory;
   throw std::bad_alloc();
@@ -36,5 +37,6 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std
 namespace tersor::test {
 
 std::size_t allocations() { return calls; }
+std::size_t large_allocations() { return large_calls; }
 
 }  // namespace tersor::test
