@@ -11,7 +11,7 @@
 #include "kernels/quantize/largest-inl.h"
 
 #define TERSOR_VECTORS
-#include TERSOR_QUANTIZE_FORMATS
+#include "kernels/quantize/formats.h"
 #undef TERSOR_VECTORS
 
 HWY_BEFORE_NAMESPACE();
@@ -19,7 +19,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 #define TERSOR_QUANTIZE_FORMAT(Format) \
   QuantizeLoops Format##_loops() { return loops_of<Format>(); }
-#include TERSOR_QUANTIZE_FORMATS
+#include "kernels/quantize/formats.h"
 #undef TERSOR_QUANTIZE_FORMAT
 
 }  // namespace tersor::kernels::HWY_NAMESPACE
@@ -35,7 +35,7 @@ namespace tersor::kernels {
   QuantizeLoops quantize_loops<Format>() {    \
     return TERSOR_DISPATCH(Format##_loops)(); \
   }
-#include TERSOR_QUANTIZE_FORMATS
+#include "kernels/quantize/formats.h"
 #undef TERSOR_QUANTIZE_FORMAT
 
 }  // namespace tersor::kernels

@@ -5,7 +5,7 @@
 #include "kernels/quantize/kernels.h"
 #include "kernels/quantize/largest_body.cuh"
 
-#include TERSOR_QUANTIZE_FORMATS
+#include "kernels/quantize/formats.h"
 
 namespace tersor::kernels {
 namespace {
@@ -115,7 +115,7 @@ void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected)
   template void quantize_device_encode<Format>(const EncodeCall&, Rounding, const DeviceFrame&); \
   template void quantize_device_decode<Format>(const DecodeCall&, const FrameHeader&);           \
   template void quantize_device_reduce<Format>(const ReduceCall&, Rounding, const DeviceFrame&);
-#include TERSOR_QUANTIZE_FORMATS
+#include "kernels/quantize/formats.h"
 #undef TERSOR_QUANTIZE_FORMAT
 
 }  // namespace tersor::kernels

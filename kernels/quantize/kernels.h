@@ -1,8 +1,7 @@
 // The entry points of a quantising format. Host functions process ranges of a segment on one
 // thread. A range begins at a multiple of 256 values. Device functions process whole
 // calls. The bytes are the same everywhere. kernels/quantize/cpu.cc and cuda.cu instantiate all
-// functions for the formats of formats.h, or for the list of formats named by
-// TERSOR_QUANTIZE_FORMATS.
+// functions for the formats of formats.h.
 #pragma once
 
 #include "kernels/device/device_frame.h"
@@ -12,10 +11,6 @@
 
 #include <cstddef>
 #include <span>
-
-#ifndef TERSOR_QUANTIZE_FORMATS
-#define TERSOR_QUANTIZE_FORMATS "kernels/quantize/formats.h"
-#endif
 
 namespace tersor::kernels {
 

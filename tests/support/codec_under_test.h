@@ -10,9 +10,6 @@
 
 namespace tersor::test {
 
-/// The codec of a spec: from the library, or a test format (tests/support/formats.h).
-std::shared_ptr<const Codec> make_codec(std::string_view spec);
-
 class CodecUnderTest {
  public:
   explicit CodecUnderTest(std::string_view spec) : codec_(make_codec(spec)) {}
