@@ -1,7 +1,7 @@
-# Switches CUDA on where nvcc works and off elsewhere, and says so in one line.
-# Afterwards TERSOR_HAS_CUDA is TRUE or FALSE.
+# Enables CUDA if nvcc works, disables CUDA otherwise, and prints the decision in one line. Sets TERSOR_HAS_CUDA to
+# TRUE or FALSE.
 
-# Machine code for A100 and H100, PTX for what comes after. To be set before the language is enabled.
+# Default: machine code for A100 and H100, and PTX for later GPUs. CMake reads the variable when CUDA is enabled below.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES "80-real;90")
 endif()
@@ -34,8 +34,8 @@ if(TERSOR_HAS_CUDA)
                    "of CUDA 13, this one is of ${CUDAToolkit_VERSION_MAJOR}")
     set(TERSOR_PTX_DEVICE OFF)
   endif()
-  # Static, so that programs run where only a driver is; but what runs on the device of tests/ptx_device
-  # has a runtime library that can be exchanged, and PTX that can be read.
+  # By default, programs link the static CUDA runtime and run on machines with only a driver. With TERSOR_PTX_DEVICE,
+  # tests/ptx_device replaces the shared runtime library and reads the PTX of the programs.
   set(TERSOR_CUDART CUDA::cudart_static)
   if(TERSOR_PTX_DEVICE)
     set(TERSOR_CUDART CUDA::cudart)

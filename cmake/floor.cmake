@@ -1,17 +1,17 @@
-# How every target of ours is compiled, and how the floors become one library.
+# Defines the compile flags of all Tersor targets, the functions that add targets, and the library `tersor`.
 
-# Flags and include roots of all our targets; never exported. The bytes of a payload depend on
-# -ffp-contract=off and -fmad=false: fused multiply-add stands only where the formats ask for it.
+# Flags and include folders of all Tersor targets. CMake never exports tersor_build. The bytes of a payload depend on
+# -ffp-contract=off and -fmad=false: the code uses fused multiply-add only if the format requires fused multiply-add.
 add_library(tersor_build INTERFACE)
 target_include_directories(tersor_build INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(
   tersor_build
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra>
-            # Designated initialisers leave out on purpose what has a default.
+            # Designated initialisers deliberately omit members with a default.
             $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>
-            # GCC 12 sees overlaps in std::string that are not there (GCC bug 105651).
+            # GCC 12 reports false overlaps in std::string (GCC bug 105651).
             $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>
-            # CMake 3.25 ignores CMAKE_CUDA_STANDARD 20 in silence.
+            # CMake 3.25 silently ignores CMAKE_CUDA_STANDARD 20.
             $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;--expt-relaxed-constexpr;--diag-suppress=554;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>
 )
 if(TERSOR_FEWER_KERNELS)
@@ -34,16 +34,17 @@ if(TERSOR_HAS_CUDA)
   endif()
 endif()
 
-# tersor_add_floor(<target> <sources>…): the objects of one floor.
+# tersor_add_floor(<target> <sources>…): adds an object library of a layer.
 function(tersor_add_floor target)
   add_library(${target} OBJECT ${ARGN})
   target_link_libraries(${target} PRIVATE tersor_build tersor_headers Threads::Threads)
   set_property(GLOBAL APPEND PROPERTY TERSOR_FLOORS ${target})
 endfunction()
 
-# tersor_unite(<target> [<alone>…]): with TERSOR_UNITE its sources, but for those that stay alone, are compiled
-# eight at once, in half of the time. What is in an unnamed namespace then has a name of its own in a target.
-# TERSOR_UNITE may also be the number of sources. pip builds with 16: headers take half of the time of eight sources.
+# tersor_unite(<target> [<excluded sources>…]): with TERSOR_UNITE, compiles eight sources of the target as one, in half
+# of the time. Excluded sources are compiled separately. A name in an unnamed namespace must then be unique in the
+# target. TERSOR_UNITE may also be the number of sources. pip builds with 16, because headers take half of the compile
+# time of eight sources.
 function(tersor_unite target)
   if(TERSOR_UNITE GREATER 1)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TERSOR_UNITE})
@@ -53,13 +54,13 @@ function(tersor_unite target)
   set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# tersor_precompile(<target>): where tests are built too, what most sources include is read once for all these
-# libraries; elsewhere each source is seen to include what it needs.
+# tersor_precompile(<target>): in a build with tests, precompiles the headers of most sources once, for all libraries
+# that call this function. A build without tests precompiles nothing, and therefore detects missing includes.
 function(tersor_precompile target)
   if(NOT TERSOR_BUILD_TESTS)
     return()
   endif()
-  # GCC 12 does not know any more that what it warns of stands in a header of its own.
+  # GCC 12 warns about the code of GCC's own headers, because precompilation hides the origin of the code.
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-array-bounds;-Wno-stringop-overflow>)
   get_property(first GLOBAL PROPERTY TERSOR_PRECOMPILED)
@@ -94,7 +95,7 @@ if(BUILD_SHARED_LIBS)
   target_compile_options(tersor_build INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${options}>")
 endif()
 
-# tersor_version_library(<target>): the SONAME of a shared library, and version nodes for its symbols.
+# tersor_version_library(<target>): sets the SONAME of a shared library and the version nodes of the symbols.
 function(tersor_version_library target)
   set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${TERSOR_ABI_VERSION})
   if(BUILD_SHARED_LIBS)
@@ -103,7 +104,7 @@ function(tersor_version_library target)
   endif()
 endfunction()
 
-# The library that users link, made of the objects of all floors.
+# tersor_compose(): adds the library for users, from the objects of all layers.
 function(tersor_compose)
   get_property(objects GLOBAL PROPERTY TERSOR_FLOORS)
   list(TRANSFORM objects REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")

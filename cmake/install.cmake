@@ -1,11 +1,11 @@
-# Installation: one library, its headers, a CMake package and a pkg-config file.
+# Installs the libraries, the headers, the CMake package and the pkg-config files.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/tersor)
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
-# tersor_install_library(<export> <component> <target>…): shared libraries are the component's, all else is
-# development's.
+# tersor_install_library(<export> <component> <target>…): installs shared libraries in the component, and all other
+# files in the component `development`.
 function(tersor_install_library export component)
   install(
     TARGETS ${ARGN} EXPORT ${export}-targets
@@ -35,14 +35,14 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/tersor-config.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/tersor-config-version.cmake
         DESTINATION ${package_folder})
 
-# tersor_install_pc(NAME LIBRARY REQUIRES CFLAGS LIBS): NAME.pc, for users of pkg-config.
+# tersor_install_pc(NAME LIBRARY REQUIRES CFLAGS LIBS): installs NAME.pc for pkg-config.
 function(tersor_install_pc TERSOR_PC_NAME TERSOR_PC_LIBRARY TERSOR_PC_REQUIRES TERSOR_PC_CFLAGS TERSOR_PC_LIBS)
   file(RELATIVE_PATH TERSOR_PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
   configure_file(cmake/tersor.pc.in ${TERSOR_PC_NAME}.pc @ONLY)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${TERSOR_PC_NAME}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
 
-# A static library needs its dependencies on the user's command line. A shared library loads them.
+# With a static library, the user's command line must name the dependencies. A shared library loads the dependencies.
 set(core_libraries "")
 if(NOT BUILD_SHARED_LIBS)
   set(core_libraries "-lhwy -pthread")

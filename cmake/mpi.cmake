@@ -1,4 +1,4 @@
-# Whether MPI is there: sets TERSOR_HAS_MPI.
+# Looks for MPI and sets TERSOR_HAS_MPI.
 set(TERSOR_HAS_MPI OFF)
 if(TERSOR_MPI STREQUAL "AUTO")
   find_package(MPI QUIET COMPONENTS CXX)

@@ -1,6 +1,6 @@
-# Whether NCCL's header is there, and CUDA's beside it: sets TERSOR_NCCL_INCLUDES, folders for the
-# compiler (empty: none). TERSOR_HAS_NCCL: whether tersor::nccl is built. The library is no matter of
-# the build: it is found at run time.
+# Looks for the headers of NCCL and CUDA. Sets TERSOR_NCCL_INCLUDES to the include folders (empty if a header is
+# missing). Sets TERSOR_HAS_NCCL to ON if tersor::nccl is built. The build does not need the NCCL library: programs find
+# NCCL at run time.
 set(TERSOR_HAS_NCCL OFF)
 set(TERSOR_NCCL_INCLUDES "")
 find_path(TERSOR_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS}
@@ -14,7 +14,7 @@ if(TERSOR_NCCL_INCLUDE AND TERSOR_CUDA_INCLUDE)
   list(REMOVE_DUPLICATES TERSOR_NCCL_INCLUDES)
 endif()
 
-# What is newer than this is looked for at run time, and not needed to compile.
+# The oldest version that compiles. Tersor looks for functions of newer versions at run time.
 set(nccl_oldest 2.14)
 set(nccl_version 0)
 if(TERSOR_NCCL_INCLUDE)

@@ -1,9 +1,9 @@
-# Debian packages by cpack, from a build with shared libraries (scripts/debian-packages):
+# cpack makes Debian packages from a build with shared libraries (scripts/debian-packages):
 #   libtersor0.1      the library, with TCP (and NCCL)
 #   libtersor-mpi0.1  the MPI transport
 #   libtersor-dev     headers, CMake package, pkg-config files
 #   tersor-tools      tersor-bench
-# In a build with static libraries, only the last two have files.
+# A build with static libraries has files only for the last two packages.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME tersor)
 set(CPACK_PACKAGE_CONTACT "Tersor maintainers <maintainers@users.noreply.github.com>")

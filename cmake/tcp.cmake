@@ -1,5 +1,5 @@
-# Whether Asio (headers) and libsodium are there: sets TERSOR_HAS_TCP, TERSOR_ASIO_INCLUDE and
-# TERSOR_SODIUM: for a static Tersor, the static library if there is one, so that programs need no other.
+# Looks for Asio (headers only) and libsodium. Sets TERSOR_HAS_TCP, TERSOR_ASIO_INCLUDE and TERSOR_SODIUM. A static
+# Tersor prefers the static libsodium, because programs then need no other library.
 set(TERSOR_HAS_TCP OFF)
 find_path(TERSOR_ASIO_INCLUDE asio/ip/tcp.hpp)
 find_path(TERSOR_SODIUM_INCLUDE sodium.h)

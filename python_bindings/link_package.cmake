@@ -1,5 +1,4 @@
-# Links every file and folder of the package's sources (FROM) into its build folder (TO), beside the
-# modules that are built there.
+# Links every file and folder of the package's sources (FROM) into the build folder of the package and the modules (TO).
 file(MAKE_DIRECTORY ${TO})
 file(GLOB entries RELATIVE ${FROM} ${FROM}/*)
 list(REMOVE_ITEM entries __pycache__)
