@@ -8,7 +8,8 @@ set -eu
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-# One launcher per machine starts RANKS_PER_NODE ranks: 1 on CPUs, else the GPUs of a machine.
+# One launcher per machine starts RANKS_PER_NODE ranks (default: 1). On CPUs, use 1. On GPUs, use the number of GPUs per
+# machine.
 # --rate 0 measures the network of the cluster instead of an emulated link.
 srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${RANKS_PER_NODE:-1}" \
   --rdzv-backend=c10d --rdzv-endpoint="$first:${PORT:-29500}" --rdzv-id="$SLURM_JOB_ID" \

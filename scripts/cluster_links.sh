@@ -101,7 +101,7 @@ give_up() {
   complain "the cluster was not made"
 }
 
-# Disables IPv6, because the counters would count its own messages.
+# Disables IPv6, because the counters would count the messages of IPv6 itself.
 make_namespace() {
   ip netns add "$1" ||
     complain "cannot make a namespace: a container needs CAP_SYS_ADMIN and CAP_NET_ADMIN"
@@ -150,7 +150,7 @@ shape_link() {
     parent=(parent 1:1)
   fi
   tc -n "$hub" qdisc add dev "links$1" "${parent[@]}" "${shape[@]}"
-  [[ -z $loss ]] || ip -n "$prefix$1" link set eth0 gso_max_segs 1 # else a loss drops 64 KiB
+  [[ -z $loss ]] || ip -n "$prefix$1" link set eth0 gso_max_segs 1 # otherwise, a loss drops 64 KiB
 }
 
 # Sets windows that fill any link (the kernel's defaults end at a few MiB). The route sets the congestion

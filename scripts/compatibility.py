@@ -1,8 +1,8 @@
-"""The versions with which tests passed, and the table of docs/reference/compatibility.md.
+"""Records the versions of passed tests, and writes the table of docs/reference/compatibility.md.
 
 usage: compatibility.py note FOLDER FILE.xml ...    writes FOLDER/FILE.versions.json: the versions
            of this interpreter, its packages and this system, if FILE has passed and no failed tests
-       compatibility.py note FOLDER SYSTEM.json ...    those of a record by scripts/clean-root
+       compatibility.py note FOLDER SYSTEM.json ...    the versions of a scripts/clean-root record
        compatibility.py collect FOLDER ...    adds these versions to docs/data/compatibility.json
        compatibility.py write    writes the table from docs/data/compatibility.json
 """
@@ -49,7 +49,7 @@ PACKAGES = (
     ("Flower", "flwr", r"test_flower"),
     ("NVFlare", "nvflare", r"test_nvflare\."),
 )
-# Component, command, pattern of the version in its output, and the tests of ctest that use it.
+# Component, command, pattern of the version in the output, and the ctest tests of the component.
 PROGRAMS = (
     ("GCC", ("g++", "-dumpfullversion"), r"(.+)", r"."),
     ("Open MPI", ("mpirun", "--version"), r"\(Open MPI\) (\S+)", r"mpi\."),
@@ -62,7 +62,7 @@ Row = dict[str, str | int]
 
 
 def output_of(*command: str) -> str:
-    """The output, or "" if the program is missing or fails."""
+    """Returns the output, or "" if the program is missing or fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     except OSError:
@@ -80,7 +80,7 @@ def glibc() -> str:
 
 
 def version_of(package: str) -> str:
-    """The version, or "" if this interpreter does not have the package."""
+    """Returns the version, or "" if this interpreter does not have the package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +88,7 @@ def version_of(package: str) -> str:
 
 
 def found_versions(tests: list[str], python: bool) -> list[tuple[str, str, int]]:
-    """Component, version and number of tests, for each component that these passed tests used."""
+    """Returns component, version and number of tests, per component of these passed tests."""
     found = [("glibc", glibc(), len(tests))]
     if python:
         found.append(("Python", platform.python_version(), len(tests)))
@@ -115,7 +115,7 @@ def day_and_commit(file: Path) -> Row:
 
 
 def rows_of_system(file: Path) -> list[Row]:
-    """The rows of a clean system in which two processes summed."""
+    """Returns the rows of a clean system, in which two processes have summed."""
     found = json.loads(file.read_text())
     text = f"{found['system']}, {platform.machine()}"
     row: Row = {"with": text, "passed": 1, "run": "clean system"} | day_and_commit(file)
@@ -125,14 +125,14 @@ def rows_of_system(file: Path) -> list[Row]:
 
 
 def rows_of(file: Path) -> list[Row]:
-    """The rows of one JUnit file: none if a test failed, or if no test passed."""
+    """Returns the rows of one JUnit file: none if a test failed, or if no test passed."""
     tests = list(test_summary.tests_in(file))
     if any(test_summary.failure_text(test) is not None for test in tests):
         return []
     passed = [test_summary.full_name(test) for test in tests if not test_summary.is_skipped(test)]
     if not passed:
         return []
-    python = file.stem.startswith("python-")  # of pytest; all others are of ctest
+    python = file.stem.startswith("python-")  # pytest's file; all other files are ctest's
     versions = found_versions(passed, python)
     beside = {component: version for component, version, _ in versions}
     if "Python" in beside and (torch := version_of("torch")):
@@ -158,7 +158,7 @@ def note(folder: Path, files: list[Path]) -> None:
 
 
 def rows_of_gpu() -> list[Row]:
-    """NCCL and PyTorch of the newest records of a GPU in bench/results."""
+    """Returns NCCL and PyTorch of the newest records of a GPU in bench/results."""
     found: dict[tuple[str, str], Row] = {}
     for file in sorted((ROOT / "bench" / "results").glob("gpu-h200*.json")):
         for record in json.loads(file.read_text()):
@@ -177,7 +177,7 @@ def rows_of_gpu() -> list[Row]:
 
 
 def merged(old: list[Row], new: list[Row]) -> list[Row]:
-    """One row per component and version: of new rows the one with most tests, else the old row."""
+    """Returns one row per component and version: the new row with most tests, else the old row."""
     best: dict[tuple[str, str], Row] = {}
     for row in sorted(new, key=lambda row: int(row["passed"])):
         best[str(row["component"]), str(row["version"])] = row
@@ -217,7 +217,7 @@ def page() -> str:
 
 
 def differences() -> list[str]:
-    """A reason if the committed page differs from the data."""
+    """Returns a reason if the committed page differs from the data."""
     if page() == PAGE.read_text():
         return []
     return [f"{PAGE.name} differs from docs/data/{DATA.name}: run scripts/docs --record"]

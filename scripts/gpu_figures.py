@@ -1,8 +1,8 @@
 """Compares the records of gpu-check with the aims.
 
-A record is what `tersor-bench … --json FILE` writes, or a benchmark of `tersor-microbench`. A
-figure takes one of the ratios of an operation, or the times of two records of the same gradient.
-Allreduces have a table of their own: no aim is set for them where ranks share a GPU.
+A record is an entry of `tersor-bench … --json FILE`, or a benchmark of `tersor-microbench`. A
+figure uses a ratio of an operation, or the times of two records of the same gradient. Allreduces
+have a separate table, and have no aims if ranks share a GPU.
 """
 
 import collections.abc

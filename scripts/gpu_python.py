@@ -28,13 +28,13 @@ TRAININGS = (
 # On an H200, a step took 0.1 to 0.13 s, so five or six trainings fit into a call.
 TRAINING = ("--model", "gpt", "--size", "86m", "--epochs", "4", "--steps", "175", "--resume")
 TRAINING_SECONDS = 150
-LEAST_SECONDS = 110  # of a training; a training with less time is for the next call
+LEAST_SECONDS = 110  # per training; with less time, the next call runs the training
 TESTS = ("test_arrays.py", "test_devices.py")
 TEST_SECONDS = 150
 
 
 class NotRunError(Exception):
-    """The reason why a step is left out."""
+    """The reason for a skipped step."""
 
 
 class Check(typing.Protocol):

@@ -1,7 +1,7 @@
 """Writes the bill of materials (CycloneDX), the release notes and SHA256SUMS. scripts/release calls
 this program with the Python of its tools.
 
-usage: release_lists.py FOLDER    FOLDER is that of the version: files/, source/, tools/, steps.json
+usage: release_lists.py FOLDER    of a version: files/, source/, tools/, steps.json
 """
 
 from __future__ import annotations

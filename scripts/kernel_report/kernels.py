@@ -12,7 +12,7 @@ FRAMES = ("EncodeFrame", "DecodeFrames", "ReduceFrames")
 REDUCED_FRAMES = 8
 FEW = "48"  # shortest list length (kFewSegments, kFewFrames), used by a large tensor
 
-# Of a value, or of a code with its share of the scale.
+# Bytes of a value, or of a code with the code's share of the scale.
 BYTES = {
     "float": 4.0, "F16": 2.0, "Bf16": 2.0, "NoResidual": 0.0,
     "Int8Format": 1 + 4 / 256, "Int4Format": 1 / 2 + 4 / 128, "Hadamard": 4 / 8 + 2 / 256,

@@ -14,7 +14,7 @@ from sources import GLIBC, OUT, ROOT, output_of, run
 MAX_WHEEL_MIB = 5
 MAX_INSTALLED_MIB = 12
 CODEC_TESTS = ("test_codec.py", "test_codec_golden.py")
-WHEEL_TESTS = ("test_wheel.py", "test_wheel_cuda.py")  # these start further interpreters
+WHEEL_TESTS = ("test_wheel.py", "test_wheel_cuda.py")  # tests that start further interpreters
 TEST_PACKAGES = ("numpy>=1.24", "ml_dtypes>=0.4", "pytest>=8")
 DEBIAN_PYTHONS = {"cp311": ("bookworm", "3.11"), "cp312": ("trixie", "3.13")}  # by wheel tag
 SKIPPED = 77

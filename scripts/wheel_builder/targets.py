@@ -42,7 +42,7 @@ class Target:
         self._toolchain = self._write_toolchain()
 
     def _write_toolchain(self) -> Path:
-        """Writes the compiler wrappers and CMake's toolchain file. Returns the latter."""
+        """Writes the compiler wrappers and CMake's toolchain file. Returns this file."""
         programs = self._folder / "bin"
         programs.mkdir(parents=True, exist_ok=True)
         triple = f"{self.arch}-linux-gnu.{GLIBC}"
@@ -118,7 +118,7 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)
             *("-DHWY_ENABLE_EXAMPLES=OFF", "-DHWY_ENABLE_CONTRIB=OFF"),
         )
         self._run("cmake", "--build", build, "--target", "install")
-        config = self._prefix / "lib/cmake/hwy/hwy-config.cmake"  # Highway 1.0.3 installs none
+        config = self._prefix / "lib/cmake/hwy/hwy-config.cmake"  # Highway 1.0.3 has none
         config.parent.mkdir(parents=True)
         config.write_text(
             f"""add_library(hwy::hwy STATIC IMPORTED)
@@ -262,7 +262,7 @@ set(CMAKE_PREFIX_PATH {self._prefix})
     def _defines(self) -> dict[str, str | Path]:
         return super()._defines() | {
             "TERSOR_LICENSES": self._copy_licenses(),
-            "TERSOR_LINKER_EXCLUDES_LIBRARIES": "OFF",  # g++'s linker does, Zig's does not
+            "TERSOR_LINKER_EXCLUDES_LIBRARIES": "OFF",  # only g++'s linker excludes libraries
         }
 
 
