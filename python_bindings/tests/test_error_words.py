@@ -18,8 +18,8 @@ CPP_NAME = re.compile(r"[A-Z]\w+::\w+|\bk[A-Z][A-Za-z]+\b")
 
 def messages() -> Iterator[str]:
     """Returns the messages in the library's sources, with adjacent literals joined."""
-    for floor in ("codecs", "comm", "kernels"):
-        for path in sorted((ROOT / floor).rglob("*.cc")):
+    for layer in ("codecs", "comm", "kernels"):
+        for path in sorted((ROOT / layer).rglob("*.cc")):
             text = re.sub(r'"\s*\n\s*"', "", path.read_text())
             yield from re.findall(r'"((?:[^"\\\n]|\\.)*)"', text)
 

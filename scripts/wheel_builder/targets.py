@@ -204,7 +204,7 @@ set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION {self._prefix}/lib/l
             "TERSOR_CUDA": "OFF",
             "TERSOR_MPI": "OFF",
             "TERSOR_TCP": "ON",
-            "TERSOR_UNITE": "ON",
+            "TERSOR_UNITY_BUILD": "ON",
         }
 
     def _finish(self, wheel: Path) -> Path:

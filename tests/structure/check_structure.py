@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks rules beyond the compiler: includes between floors, and lengths of files and lines.
+"""Checks rules beyond the compiler: includes between layers, and lengths of files and lines.
 
 usage: check_structure.py REPOSITORY    prints every violation; exit status 1 after a violation
 """
@@ -7,13 +7,13 @@ import pathlib
 import re
 import sys
 
-# A file may include headers of its own floor and of previous floors. The longest matching prefix of the path
-# defines the floor.
-FLOORS = [
+# A file may include headers of its own layer and of previous layers. The longest matching prefix of the path
+# defines the layer.
+LAYERS = [
     "include", "kernels/scalar", "kernels/host", "kernels/device", "kernels/cast", "kernels/quantize",
     "kernels", "codecs", "comm/transport", "comm/collectives", "comm/tuning", "comm/calls", "comm",
 ]  # fmt: skip
-TOP_FLOOR = len(FLOORS)
+TOP_LAYER = len(LAYERS)
 TOP_FOLDERS = ["bench", "tests", "python_bindings"]
 EXTENSIONS = {".h", ".cc", ".cuh", ".cu"}
 MAX_LINES = 400
@@ -37,12 +37,12 @@ LIBRARY_HEADERS = ("tersor/mpi.h", "tersor/nccl.h", "tersor/tcp.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
-def floor_of(path):
-    """Returns the floor of a path relative to the root, or None."""
+def layer_of(path):
+    """Returns the layer of a path relative to the root, or None."""
     if path.split("/")[0] in TOP_FOLDERS:
-        return TOP_FLOOR
-    found = [floor for floor in FLOORS if path.startswith(floor + "/")]
-    return FLOORS.index(max(found, key=len)) if found else None
+        return TOP_LAYER
+    found = [layer for layer in LAYERS if path.startswith(layer + "/")]
+    return LAYERS.index(max(found, key=len)) if found else None
 
 
 def includes(text):
@@ -55,11 +55,11 @@ def check_include(path, quote, name):
         yield f"includes {name}: no '..'"
         return
     target = "include/" + name if name.startswith("tersor/") else name
-    target_floor = floor_of(target)
-    if quote == '"' and (target_floor is None or name.startswith("tersor/")):
+    target_layer = layer_of(target)
+    if quote == '"' and (target_layer is None or name.startswith("tersor/")):
         yield f'includes "{name}": write <tersor/…>, or a path from the root'
-    if target_floor is not None and target_floor > floor_of(path):
-        yield f"includes {name}: that is a floor above"
+    if target_layer is not None and target_layer > layer_of(path):
+        yield f"includes {name}: that is a layer above"
     for folder, words in FORBIDDEN.items():
         own = path.startswith(folder + "/")
         if own and re.fullmatch(words, name):

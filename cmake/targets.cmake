@@ -34,22 +34,22 @@ if(TERSOR_HAS_CUDA)
   endif()
 endif()
 
-# tersor_add_floor(<target> <sources>…): adds an object library of a layer.
-function(tersor_add_floor target)
+# tersor_add_layer(<target> <sources>…): adds an object library of a layer.
+function(tersor_add_layer target)
   add_library(${target} OBJECT ${ARGN})
   target_link_libraries(${target} PRIVATE tersor_build tersor_headers Threads::Threads)
-  set_property(GLOBAL APPEND PROPERTY TERSOR_FLOORS ${target})
+  set_property(GLOBAL APPEND PROPERTY TERSOR_LAYERS ${target})
 endfunction()
 
-# tersor_unite(<target> [<excluded sources>…]): with TERSOR_UNITE, compiles eight sources of the target as one, in half
-# of the time. Excluded sources are compiled separately. A name in an unnamed namespace must then be unique in the
-# target. TERSOR_UNITE may also be the number of sources. pip builds with 16, because headers take half of the compile
-# time of eight sources.
-function(tersor_unite target)
-  if(TERSOR_UNITE GREATER 1)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TERSOR_UNITE})
+# tersor_unity_build(<target> [<excluded sources>…]): with TERSOR_UNITY_BUILD, compiles eight sources of the target as
+# one, in half of the time. Excluded sources are compiled separately. A name in an unnamed namespace must then be unique
+# in the target. TERSOR_UNITY_BUILD may also be the number of sources. pip builds with 16, because headers take half of
+# the compile time of eight sources.
+function(tersor_unity_build target)
+  if(TERSOR_UNITY_BUILD GREATER 1)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TERSOR_UNITY_BUILD})
   else()
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ${TERSOR_UNITE} UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ${TERSOR_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 8)
   endif()
   set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
@@ -106,7 +106,7 @@ endfunction()
 
 # tersor_compose(): adds the library for users, from the objects of all layers.
 function(tersor_compose)
-  get_property(objects GLOBAL PROPERTY TERSOR_FLOORS)
+  get_property(objects GLOBAL PROPERTY TERSOR_LAYERS)
   list(TRANSFORM objects REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
   add_library(tersor ${objects})
   add_library(tersor::tersor ALIAS tersor)
