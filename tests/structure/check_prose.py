@@ -4,8 +4,9 @@
 usage: check_prose.py REPOSITORY    prints every violation; exit status 1 if there is one
 
 Limits per folder, over sentences of at least four words: 4 % fragments, 4 pronouns per 100 words,
-12 % sentences of more than 25 words. Docstrings of a Python folder and each Markdown file keep to
-the limit of pronouns. CONTRIBUTING.md has the rules and the dictionary.
+12 % sentences of more than 25 words. The same limits apply to the comments of all CMake files and
+of all shell scripts and CI files. Docstrings of a Python folder and each Markdown file keep to the
+limit of pronouns. CONTRIBUTING.md has the rules and the dictionary.
 """
 
 import ast
@@ -18,6 +19,8 @@ import sys
 FOLDERS = ["include", "kernels", "codecs", "comm", "bench", "tests", "python_bindings/src"]
 EXTENSIONS = {".h", ".cc", ".cu", ".cuh"}
 PYTHON = ["python_bindings/tersor", "python_bindings/tests", "bench/report", "scripts"]
+CMAKE = ["cmake", *FOLDERS, "python_bindings", "examples"]
+SHELL = ["scripts/*", "examples/*.sh", ".ci/*", ".github/workflows/*.yml", "pyproject.toml"]
 PAGES = ["*.md", "docs/**/*.md", "examples/**/*.md"]
 MOST_FRAGMENTS = 4.0  # % of the sentences
 MOST_PRONOUNS = 4.0  # per 100 words
@@ -35,6 +38,8 @@ PRONOUN = re.compile(
 )
 COMMENT = re.compile(r"\s*(?:///?<?|//!)\s?(.*)")
 TRAILING = re.compile(r"///?<\s*(.*)")
+HASH_COMMENT = re.compile(r"\s*#(?!!) ?(?! |shellcheck)(.*)")  # indented lines are usage tables
+HASH_TRAILING = re.compile(r"""(?:[^"'#]|"(?:\\.|[^"\\])*"|'[^']*'|#\S)+\s#\s+(?!shellcheck)(.*)""")
 SENTENCE_END = re.compile(r"(?<=[.;:!?])\s+(?=[A-Z])")
 WORD = re.compile(r"[A-Za-z']+")
 
@@ -111,17 +116,17 @@ class Measure:
             yield f"{long:.1f} % of the sentences have over {LONG_WORDS} words: {MOST_LONG} % may"
 
 
-def comments(text):
+def comments(text, whole_line=COMMENT, behind_code=TRAILING):
     """Each block of comment lines, and each comment behind code, as one string."""
     block = []
     for line in [*text.split("\n"), ""]:
-        if whole := COMMENT.match(line):
+        if whole := whole_line.match(line):
             block.append(whole.group(1).strip())
             continue
         if block:
             yield " ".join(block)
             block = []
-        if trailing := TRAILING.search(line):
+        if trailing := behind_code.search(line):
             yield trailing.group(1)
 
 
@@ -181,15 +186,40 @@ def check(root):
     for folder, found in sorted(measures.items()):
         if found.sentences:
             yield from (f"{folder}: {violation}" for violation in found.violations())
+    for group, paths in hash_commented(root).items():
+        found = Measure()
+        for path in paths:
+            measure(comments(path.read_text(encoding="utf-8"), HASH_COMMENT, HASH_TRAILING), found)
+        if found.sentences >= LEAST_SENTENCES:
+            yield from (f"{group}: {violation}" for violation in found.violations())
     for place, found in sorted(measured_texts(root), key=lambda each: each[0]):
         if found.sentences >= LEAST_SENTENCES:
             yield from (f"{place}: {violation}" for violation in found.pronoun_violations())
 
 
+def is_python(path):
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return path.suffix == ".py" or "python3" in file.readline()
+
+
+def hash_commented(root):
+    """The files whose comments begin with '#', except Python files."""
+    found = {path for folder in CMAKE for path in (root / folder).rglob("*") if ".cmake" in path.suffixes}
+    found |= {path for folder in CMAKE for path in (root / folder).rglob("CMakeLists.txt")}
+    found |= set(root.glob("CMakeLists.txt"))
+    shell = {path for pattern in SHELL for path in root.glob(pattern) if path.is_file()}
+    return {
+        "CMake files": sorted(found),
+        "shell scripts and CI files": sorted(path for path in shell if not is_python(path)),
+    }
+
+
 def measured_texts(root):
     """A pair (place, Measure) of each folder of Python sources and each page."""
     folders = collections.defaultdict(Measure)
-    for path in (path for folder in PYTHON for path in (root / folder).rglob("*.py")):
+    python = [path for folder in PYTHON for path in (root / folder).rglob("*.py")]
+    python += [path for path in root.glob("scripts/*") if not path.suffix and path.is_file() and is_python(path)]
+    for path in python:
         measure(docstrings(path.read_text(encoding="utf-8")), folders[str(path.parent.relative_to(root))])
     for path in (path for pattern in PAGES for path in root.glob(pattern)):
         measure(paragraphs(path.read_text(encoding="utf-8")), folders[str(path.relative_to(root))])

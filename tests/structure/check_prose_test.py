@@ -58,6 +58,18 @@ class Prose(unittest.TestCase):
         code = f"A list of the bytes that each rank sends:\n\n```text\n{bad * 9}```\n\n    {bad}\n\n| {bad}|\n"
         self.assertEqual(found({"README.md": code * 9}), [])
 
+    def test_hash_comments(self):
+        bad = "# It sends what they asked for, if it has those which are theirs.\n"
+        trailing = "set(a 1) # what it is that they want\n"
+        for path in ("CMakeLists.txt", "cmake/a.cmake", "tests/a/CMakeLists.txt", "scripts/a", ".ci/run"):
+            for text in (bad, trailing):
+                violations = found({path: (text + "a()\n") * 9})
+                self.assertTrue(any("pronouns" in one for one in violations), path)
+        for text in ("#!/bin/it what is it\n", 'echo "# it is what it is"\n', "#   up   it is what it is\n"):
+            self.assertEqual(found({"scripts/a": "# Starts each rank.\n" + text * 9}), [], text)
+        python = f'#!/usr/bin/env python3\n"""{bad[2:] * 9}"""\n'
+        self.assertTrue(found({"scripts/b": python}))
+
     def test_retired_words(self):
         retired = {"lane": ("kernels/host/",)}
         for name in ("lane", "lane_count", "kLanes", "LaneOwner", "byLane"):
