@@ -30,8 +30,8 @@ if(TERSOR_HAS_CUDA)
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   if(TERSOR_PTX_DEVICE AND NOT CUDAToolkit_VERSION_MAJOR EQUAL 13)
-    message(STATUS "Tersor: no tests on the device that interprets PTX: it stands in for the runtime "
-                   "of CUDA 13, this one is of ${CUDAToolkit_VERSION_MAJOR}")
+    message(STATUS "Tersor: no tests on the simulated CUDA device: the device replaces the runtime of CUDA 13, "
+                   "and CUDA ${CUDAToolkit_VERSION_MAJOR} was found")
     set(TERSOR_PTX_DEVICE OFF)
   endif()
   # By default, programs link the static CUDA runtime and run on machines with only a driver. With TERSOR_PTX_DEVICE,

@@ -25,8 +25,8 @@ endif()
 
 if(nccl_version AND nccl_version VERSION_LESS nccl_oldest)
   set(TERSOR_NCCL_INCLUDES "")
-  message(STATUS "Tersor: ${TERSOR_NCCL_INCLUDE}/nccl.h is of NCCL ${nccl_version}, which is too "
-                 "old: ${nccl_oldest} is the oldest that will do")
+  message(STATUS "Tersor: NCCL ${nccl_version} (${TERSOR_NCCL_INCLUDE}/nccl.h) is too old: install "
+                 "${nccl_oldest} or later")
 endif()
 
 if(TERSOR_NCCL AND TERSOR_HAS_CUDA AND TERSOR_NCCL_INCLUDES)

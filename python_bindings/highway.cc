@@ -1,6 +1,6 @@
-// The two functions of Highway's library that its headers call. Compiled into the modules where
-// Highway is found as a shared library only, as on Debian: a wheel must not ask for that library on
-// the machine that it is installed on. Of the sets that kernels/host/targets.h names.
+// Defines the two library functions that Highway's headers call, for the instruction sets of
+// kernels/host/targets.h. The modules compile this file if only a shared Highway library is
+// installed, as on Debian, because a wheel must not need a Highway library on the user's machine.
 #include "kernels/host/targets.h"
 
 #include <hwy/targets.h>
@@ -11,14 +11,15 @@ namespace hwy {
 namespace {
 
 #if HWY_ARCH_X86
-/// All that Highway compiles its AVX2 code for.
+/// True if the CPU has all features that Highway's AVX2 code uses.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
          __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("aes");
 }
 
-/// Likewise; asks the operating system too whether it keeps the wide registers.
+/// True if the CPU has all features that Highway's AVX-512 code uses, and the operating system
+/// saves the 512-bit registers.
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -30,7 +31,7 @@ std::int64_t detected_targets() {
   return (has_avx2() ? HWY_AVX2 : 0) | (has_avx512() ? HWY_AVX3 : 0) | HWY_STATIC_TARGET;
 }
 #else
-/// What every CPU has that the compiler was told of: on Arm's 64 bits NEON.
+/// Returns the instruction sets of the compiler's target: NEON on 64-bit Arm.
 std::int64_t detected_targets() { return HWY_STATIC_TARGET; }
 #endif
 
