@@ -49,6 +49,14 @@ def test_what_does_not_fit_is_named() -> None:
         sums.encode(values, 1.0, accumulator_bits=12)
     with pytest.raises(tersor.InvalidArgumentError, match="give 2 to 8"):
         sums.encode(values, 1.0, bits=9, accumulator_bits=8)
+    for wrong in (lambda: sums.decode([1, 2], 1.0), lambda: sums.add([1, 2], codes)):  # type: ignore
+        with pytest.raises(tersor.InvalidArgumentError, match="is list: pass an array"):
+            wrong()
+    with pytest.raises(tersor.InvalidArgumentError, match="others is list: pass an array"):
+        sums.add(codes, [1, 2])  # type: ignore[arg-type]
+    for seed in (-1, 1 << 64):
+        with pytest.raises(tersor.InvalidArgumentError, match=f"seed={seed}: give 0 to"):
+            sums.encode(values, 1.0, seed=seed)
     with pytest.raises(tersor.InvalidArgumentError, match="1 values are not finite"):
         sums.encode(np.array([np.nan], np.float32), 1.0)
     with pytest.raises(tersor.InvalidArgumentError, match="out is uint16: pass integers of 8 bits"):
@@ -59,7 +67,7 @@ def test_what_does_not_fit_is_named() -> None:
         sums.encode(values.astype(np.float16), 1.0)
     with pytest.raises(tersor.InvalidArgumentError, match="sums is uint16, others is uint8"):
         sums.add(codes, codes.astype(np.uint8))
-    with pytest.raises(tersor.InvalidArgumentError, match="accumulators is float32: pass integers"):
+    with pytest.raises(tersor.InvalidArgumentError, match="accumulators is float32: pass an"):
         sums.decode(values, 1.0)
-    with pytest.raises(tersor.InvalidArgumentError, match="sums is float32: pass integers"):
+    with pytest.raises(tersor.InvalidArgumentError, match="sums is float32: pass an array"):
         sums.add(values, values)

@@ -68,6 +68,8 @@ def encode(
             "accumulator_bits="
         )
     secret = secrets.randbits(64) if seed is None else seed
+    if not 0 <= secret < 1 << 64:
+        raise InvalidArgumentError(f"seed={seed}: give 0 to 2**64 - 1")
     format = _core.AccumulatorFormat(bits, accumulator_bits, scale)
     return out, _core.encode_accumulators(values, format, secret, out)
 
@@ -138,14 +140,16 @@ def subtract(sums: Accumulators, others: Accumulators) -> None:
 
 
 def _combine(sums: Accumulators, others: Accumulators, subtract: bool) -> None:
+    _require_integers("sums", sums)
+    _require_integers("others", others)
     if sums.dtype != others.dtype:
         raise InvalidArgumentError(
             f"sums is {sums.dtype}, others is {others.dtype}: pass equal dtypes"
         )
-    _require_integers("sums", sums)
     _core.combine_accumulators(sums, others, 8 * sums.itemsize, subtract)
 
 
 def _require_integers(name: str, values: Accumulators) -> None:
-    if (dtype := numpy.asarray(values).dtype).kind not in "iu":
-        raise InvalidArgumentError(f"{name} is {dtype}: pass integers")
+    if not hasattr(values, "dtype") or numpy.asarray(values).dtype.kind not in "iu":
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise InvalidArgumentError(f"{name} is {kind}: pass an array of integers")
