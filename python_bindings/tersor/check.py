@@ -344,11 +344,15 @@ def _break_even(codec: CodecResult, ranks: int) -> float:
     """Returns the link speed in bit/s at which the saved transfer time equals the codec time.
 
     In a two-shot all-reduce each rank sends ``2 (n - 1) / n`` values per value, encodes each value
-    ``1 + 1 / n`` times and decodes each value twice.
+    ``1 + 1 / n`` times and decodes each value twice. A one-shot codec encodes once, and each rank
+    sends its frame to all others and decodes the frames of all ranks.
     """
-    saved_bits = 2 * (ranks - 1) / ranks * (8 * _VALUE_BYTES - codec.bits_per_value)
-    seconds = (1 + 1 / ranks) * codec.encode_seconds + 2 * codec.decode_seconds
-    return saved_bits / seconds
+    plain = 2 * (ranks - 1) / ranks
+    if Codec(codec.codec).supports("two-shot"):
+        sent, seconds = plain, (1 + 1 / ranks) * codec.encode_seconds + 2 * codec.decode_seconds
+    else:
+        sent, seconds = ranks - 1, codec.encode_seconds + ranks * codec.decode_seconds
+    return (plain * 8 * _VALUE_BYTES - sent * codec.bits_per_value) / seconds
 
 
 def _text_of(report: Report) -> str:

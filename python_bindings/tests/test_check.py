@@ -52,6 +52,8 @@ def test_two_processes_measure_their_link(tmp_path: pathlib.Path) -> None:
 def test_break_even_is_the_link_where_transfer_and_codec_take_equal_time() -> None:
     # 2 ranks: 24 bits saved per value; (1.5 encodes + 2 decodes) of 1 ns.
     assert check._break_even(codec("int8"), 2) == pytest.approx(24 / 3.5e-9)
+    # 4 ranks: 48 bits uncompressed, three frames of 8 bits; one encode and 4 decodes.
+    assert check._break_even(codec("topk"), 4) == pytest.approx(24 / 5e-9)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.1, "int8 takes"), (0.5, "No codec pays")])
