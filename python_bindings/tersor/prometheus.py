@@ -32,13 +32,14 @@ class Collector:
     Args:
         handle: A handle of :func:`tersor.torch.compress` or of an optimizer.
         rank: The label ``rank`` of the gauges. Default: no label.
+        name: The first part of the gauges' names. Each collector of a registry needs another name.
 
     Example:
         >>> prometheus_client.REGISTRY.register(tersor.prometheus.Collector(handle, rank=0))
     """
 
-    def __init__(self, handle: Reporting, rank: int | None = None) -> None:
-        self._handle = handle
+    def __init__(self, handle: Reporting, rank: int | None = None, name: str = "tersor") -> None:
+        self._handle, self._name = handle, name
         self._labels = {} if rank is None else {"rank": str(rank)}
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
@@ -49,6 +50,7 @@ class Collector:
         """
         for name, value in self._handle.scalars().items():
             text, labels = "From tersor's handle.scalars().", list(self._labels)
-            gauge = GaugeMetricFamily(name.replace("/", "_"), text, labels=labels)
+            gauge_name = f"{self._name}_{name.removeprefix('tersor/')}"
+            gauge = GaugeMetricFamily(gauge_name, text, labels=labels)
             gauge.add_metric(list(self._labels.values()), value)
             yield gauge

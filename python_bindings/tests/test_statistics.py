@@ -244,10 +244,12 @@ def test_prometheus_shows_the_scalars_with_their_rank() -> None:
     (one, *_) = counted(2, codec="int8")
     registry = client.CollectorRegistry()
     registry.register(Collector(one, rank=0))
+    registry.register(Collector(one, rank=0, name="critic"))
     text = client.generate_latest(registry).decode()
     sent = one.scalars()["tersor/sent_bytes"]
     assert registry.get_sample_value("tersor_sent_bytes", {"rank": "0"}) == sent
-    assert "# TYPE tersor_ratio gauge" in text
+    assert registry.get_sample_value("critic_sent_bytes", {"rank": "0"}) == sent
+    assert text.count("# TYPE tersor_ratio gauge") == text.count("# TYPE critic_ratio gauge") == 1
     assert registry.get_sample_value("tersor_residual_norm", {"rank": "0"}) is None
 
 
