@@ -182,6 +182,14 @@ def test_sums_and_means(rank: int, count: int) -> None:
             tersor.InvalidArgumentError, match=r"too large for torch.uint8: use \.long"
         ):
             hvd.allreduce(torch.tensor([100], dtype=torch.uint8), op=hvd.Sum)
+        own = torch.tensor([(2**62, 2**62, -1)[rank], (-(2**62), -(2**62), 0)[rank]])
+        assert hvd.allreduce(own, op=hvd.Sum).tolist() == [2**63 - 1, -(2**63)]
+        for value in (2**62, -(2**62), 2**63 - 1):
+            for op in (hvd.Sum, hvd.Average):
+                with pytest.raises(tersor.InvalidArgumentError, match=r"too large: use \.double"):
+                    hvd.allreduce(torch.tensor([value, 1]), op=op)
+        with pytest.raises(tersor.InvalidArgumentError, match=r"leave out \+ef, or use hvd"):
+            hvd.allreduce(torch.ones(9), compression=hvd.Compression.spec("int8+ef"))
         values = torch.linspace(-1, 1, 1000) * (rank + 1)
         rounded = hvd.allreduce(values, compression=hvd.Compression.int8)
         assert 0 < (rounded - values / (rank + 1) * 2).abs().max() < 0.05

@@ -23,6 +23,7 @@ Op = Reduction | None
 Change = Callable[[Tensor], Tensor]
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_WRAP = 2.0**64  # the error of an int64 sum that overflows
 _WAITING = "the call without async: the call waits (hvd.DistributedOptimizer does not)"
 _BACKEND = "torch.distributed.get_backend_config()"
 _REDUCTION = "op=hvd.Average or op=hvd.Sum"
@@ -124,6 +125,10 @@ class Call:
             raise InvalidArgumentError(
                 f"{self.what} of {tensor.dtype}: convert the tensor with .int() or .float()"
             )
+        if codec.endswith("+ef"):
+            raise InvalidArgumentError(
+                f"{self.what} has no residuals: leave out +ef, or use hvd.DistributedOptimizer"
+            )
         self.agree(tensor.dtype, list(tensor.shape), reduction, codec)
         if tensor.dtype in DTYPES:
             all_reduce(tensor, codec=codec, reduction=reduction)
@@ -131,6 +136,11 @@ class Call:
         kind = torch.int64 if whole else tensor.dtype
         found = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
         self.ask(dist.all_reduce, found)
+        if tensor.dtype == torch.int64:
+            near = tensor.double()
+            self.ask(dist.all_reduce, near)
+            if ((near - found.double()).abs() > _WRAP / 2).any():
+                raise InvalidArgumentError(f"{self.what}: a sum is too large: use .double()")
         if reduction == "mean":
             found = found.div(dist.get_world_size(), rounding_mode="trunc" if whole else None)
         if whole and not found.equal(found.to(tensor.dtype)):
