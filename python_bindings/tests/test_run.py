@@ -331,6 +331,17 @@ def test_what_no_codec_takes_is_told(tmp_path: pathlib.Path) -> None:
     assert "left alone: there is no gradient to compress" in said
 
 
+def test_a_group_without_a_store_is_left_alone(tmp_path: pathlib.Path) -> None:
+    """As the group of torchft's DistributedDataParallel."""
+    hide = "from unittest import mock\nhidden = mock.patch.object(dist.ProcessGroup, "
+    hide += "'get_group_store', lambda _: None)\n"
+    plain, _ = both(tmp_path, BEGIN + TRAIN + DDP + RESULT)
+    script = BEGIN + TRAIN + hide + DDP.replace("model", "with hidden: model") + RESULT
+    found, said = both(tmp_path, script, "--codec", "int8")
+    assert found == plain
+    assert "left alone: the process group has no store" in said
+
+
 def test_other_all_reduces_are_counted_and_left_as_they_are(tmp_path: pathlib.Path) -> None:
     text = BEGIN + "large, small = torch.full((1 << 18,), 0.1 + rank), torch.ones(9)\n"
     text += "for _ in range(2):\n    dist.all_reduce(small)\n    dist.all_reduce(large)\n"

@@ -152,6 +152,9 @@ class Constructors:
         """Compresses a model, or plans with --dry, or leaves a refused model uncompressed."""
         try:
             planned, groups = plan(model, self._options)
+            if not self.dry:
+                for group in groups:
+                    transport(group)  # refuses a group without a store
         except InvalidArgumentError as refusal:
             return seen.leave(str(refusal))
         if self.dry:
