@@ -71,6 +71,29 @@ def test_who_goes_on_with_fewer_owes_what_it_owed(codec: str, algorithm: str) ->
     torch.testing.assert_close(found[0] + left, sent + owed, atol=1e-4, rtol=1e-4)
 
 
+def test_a_step_with_missing_calls_is_warned_of_once(recwarn: pytest.WarningsRecorder) -> None:
+    step = 0
+    places = Places({"codec": "int4+ef"}, 2, lambda: step)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            places.take(torch.ones(COUNT), World(0, 2, 0), "sum")
+        places.end_step()
+
+    for count in (2, 3, 2, 3):  # of two fragments
+        calls(count)
+        step += 1
+    calls(1)  # a discarded step
+    calls(2)
+    step += 1
+    assert [str(one.message) for one in recwarn] == []
+    for count in (1, 2, 1, 2):
+        calls(count)
+        step += 1
+    (found,) = recwarn
+    assert "a step had 1 calls, and the first step 3" in str(found.message)
+
+
 @pytest.mark.parametrize("codec", ["int4+ef", "hadamard:bits=1+ef"])
 def test_one_comes_back_as_the_rank_that_it_was(codec: str) -> None:
     replicas = [Replica(codec, "two-shot") for _ in range(2)]

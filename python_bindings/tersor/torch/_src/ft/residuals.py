@@ -108,6 +108,7 @@ class Places:
         self._places: dict[tuple[int, int], Place] = {}
         self._loaded: dict[tuple[int, int], Tensor] = {}
         self._step, self._tries, self._next, self._open = -1, 0, 0, False
+        self._calls: dict[int, int] = {}  # in the first step of each fragment
 
     def take(self, like: Tensor, world: World, reduction: str) -> Callable[[], _core.FeedbackState]:
         """Takes the next position of the step. Call the result once, after all earlier calls."""
@@ -124,6 +125,15 @@ class Places:
         if step == self._step:  # the last step was discarded
             for place in self._places.values():
                 place.void |= place.step == self._tries
+        elif self._places:
+            first = self._calls.setdefault(self._step % self._fragments, self._next)
+            if self._next != first:
+                warnings.warn(
+                    f"a step had {self._next} calls, and the first step {first}: the tensors after "
+                    "a missing call get residuals of other tensors. Make the same calls in each "
+                    "step; for streaming DiLoCo call follow(manager, fragments=...)",
+                    stacklevel=5,
+                )
         self._step, self._next, self._open = step, 0, True
         self._tries += 1
 
