@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import pathlib
 import random
 import subprocess
@@ -128,6 +129,25 @@ def test_a_format_of_another_release_is_refused() -> None:
     message = "the server sent no accumulator_bits, max_examples: install the same release"
     with pytest.raises(tersor.InvalidArgumentError, match=message):
         secure_wire.SumFormat.of(record | before)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-300])
+def test_a_norm_without_room_for_any_code_gives_zeros(norm: float) -> None:
+    format = secure_wire.SumFormat(8, 16, CLIP, 0, "num-examples")
+    values = [np.full(1_000, 0.01, np.float32)]
+    assert not format.encode(values, 1, norm).codes.any()
+    for wrong in (-1.0, math.nan):
+        with pytest.raises(tersor.InvalidArgumentError, match="give 0 or more"):
+            format.encode(values, 1, wrong)
+
+
+def test_clip_bounds_an_update_times_its_share_of_examples() -> None:
+    format = secure_wire.SumFormat(8, 16, 0.5, 100, "num-examples")
+    for weight, wanted in ((100, 0.5), (10, 5.0)):
+        vector = format.encode([np.full(8, 9.0, np.float32)], weight)
+        (found,), _, (cut,) = format.decode(vector, [8])
+        assert cut == 8
+        np.testing.assert_allclose(found * 100 / weight, wanted, rtol=0.01)
 
 
 def test_masks_leave_the_sum_of_codes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ class SecureStrategy(Wrapper):
 
     Args:
         strategy: Flower's strategy. It must not read the reply of each client.
-        clip: The largest magnitude of one value of an update, in both directions. The metric
+        clip: The largest magnitude of one value of an update, in both directions. With
+            ``max_examples``, of the update times the client's weight / ``max_examples``. The metric
             ``cut`` of a round is the share of clipped values. The log names arrays above 1 %.
         bits: Bits per code, 2 to 14.
         accumulator_bits: Bits per sent value: 8, 16 or 32, at least bits + ceil(log2(clients)).

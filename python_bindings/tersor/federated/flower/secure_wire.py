@@ -102,16 +102,19 @@ class SumFormat:
     def encode(self, parts: Sequence[Values], weight: int, norm: float = math.inf) -> SumVector:
         """Encodes the parts times ``weight / max_examples``, the weight, and the clipped counts.
 
-        Raises InvalidArgumentError for a value that is not finite.
+        Raises InvalidArgumentError for a value that is not finite, and a norm below 0.
 
         Rounding lengthens a vector. If ``norm`` bounds an update, the update is scaled down and
         rounded again until the norm of the decoded codes is at most ``norm``.
         """
+        if not norm >= 0:
+            raise InvalidArgumentError(f"clipping_norm is {norm}: give 0 or more")
         vector = self.zeros([part.size for part in parts])
         share = weight / self.max_examples if self.max_examples else 1.0
         cut = self._encode_codes(parts, share, vector.codes)
         while norm < math.inf and (found := self._norm(vector.codes)) > norm:
-            share *= 0.999 * norm / found
+            is_possible = norm >= self.scale  # the norm of a single code of 1
+            share *= 0.999 * norm / found if is_possible else 0.0
             cut = self._encode_codes(parts, share, vector.codes)
         vector.counts[:] = [weight, *cut]
         return vector
@@ -120,6 +123,7 @@ class SumFormat:
         cut, first = [0] * len(parts), 0
         for place, part in enumerate(parts):
             codes = to[first : first + part.size]
+            codes[:] = 0
             if share:
                 how = {"bits": self.bits, "accumulator_bits": self.accumulator_bits}
                 _, cut[place] = accumulators.encode(part, self.scale / share, **how, out=codes)
