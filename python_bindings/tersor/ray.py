@@ -157,7 +157,8 @@ class ParameterServer:
         workers: The numbers of the workers that must join before parameters change.
         timeout: Seconds after which a silent worker is lost, while another worker waits. A waiting
             call raises TransportError if one of ``workers`` has not joined for so long.
-        actor_options: Ray's options of the actors, such as ``resources``.
+        actor_options: Ray's options of the actors, such as ``resources``, without ``max_restarts``:
+            a restarted actor begins with the first parameters.
         options: See ``tersor.server.ServerOptions``.
 
     Raises:
@@ -182,6 +183,10 @@ class ParameterServer:
         **options: Unpack[ServerOptions],
     ) -> None:
         """See the class."""
+        if (actor_options or {}).get("max_restarts"):
+            raise InvalidArgumentError(
+                "leave out max_restarts: a restarted actor begins with the first parameters"
+            )
         self._options, self._workers = options, list(workers)
         actor: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
         by = update if callable(update) else sgd_rates(update, momentum)
@@ -270,7 +275,7 @@ class ParameterClient:
 
     def __init__(self, actors: Sequence[Any], like: Arrays, options: Any, worker: int) -> None:
         """Joins all servers. See the class."""
-        self._names, self._worker = list(like), worker
+        self._like, self._worker, self._has_left = like, worker, False
         arrays, count = list(like.values()), len(actors)
         frames = [_core.WorkerFrames(arrays, options, worker, i, count) for i in range(count)]
         pairs = list(zip(actors, frames, strict=True))
@@ -293,6 +298,7 @@ class ParameterClient:
             parameters: float32 arrays by name, which are overwritten.
 
         Raises:
+            InvalidArgumentError: An array has another dtype or shape than its parameter.
             KeyError: A parameter is missing.
             ray.exceptions.RayError: A server is gone, or refused a push.
 
@@ -300,7 +306,7 @@ class ParameterClient:
 
             client.pull(parameters)
         """
-        arrays = [parameters[name] for name in self._names]
+        arrays = self._arrays(parameters, "pull")
         pairs = zip(self._servers, self._clocks, strict=True)
         calls = [actor.pull.remote(self._worker, life, clock) for (actor, _, life), clock in pairs]
         try:
@@ -318,7 +324,8 @@ class ParameterClient:
             gradients: float32 arrays by name, one for each parameter.
 
         Raises:
-            InvalidArgumentError: A gradient is not finite. Nothing was sent.
+            InvalidArgumentError: A gradient is not finite, or has another dtype or shape than its
+                parameter, or a name is unknown. Nothing was sent.
             KeyError: A gradient is missing. Nothing was sent.
             ray.exceptions.RayError: A server is gone, or refused an earlier push.
 
@@ -326,18 +333,29 @@ class ParameterClient:
 
             client.push(gradients)
         """
-        arrays = [gradients[name] for name in self._names]
+        arrays = [np.ascontiguousarray(one) for one in self._arrays(gradients, "push")]
+        if unknown := ", ".join(sorted(gradients.keys() - self._like.keys())):
+            raise InvalidArgumentError(f"push: the server has no parameters {unknown}")
         if not all(np.isfinite(one).all() for one in arrays):
             raise InvalidArgumentError("push: a gradient is not finite; push zeros to leave it out")
         while len(self._pushed) >= _MOST_UNANSWERED:
             ray.get(self._pushed.popleft())
-        sent = []
+        calls = []  # encode all frames before the first is sent
         for (actor, frames, life), clock in zip(self._servers, self._clocks, strict=True):
             out = empty_bytes(frames.push_capacity, np.empty(0))
-            frame = out[: frames.encode(arrays, clock, out)]
-            sent.append(actor.push.remote(self._worker, life, clock, frame))
-        self._pushed.append(sent)
+            calls.append((actor, life, clock, out[: frames.encode(arrays, clock, out)]))
+        self._pushed.append([actor.push.remote(self._worker, *rest) for actor, *rest in calls])
         self._clocks = [clock + 1 for clock in self._clocks]
+
+    def _arrays(self, given: Arrays, call: str) -> list[Any]:
+        """The arrays in the order of the parameters."""
+        arrays = [np.asarray(given[name]) for name in self._like]
+        for (name, like), one in zip(self._like.items(), arrays, strict=True):
+            if (one.dtype, one.shape) != (like.dtype, like.shape):
+                raise InvalidArgumentError(
+                    f"{call}: {name} is {one.dtype} of {one.shape}: pass float32 of {like.shape}"
+                )
+        return arrays
 
     def flush(self) -> None:
         """Waits until the servers have applied all pushes of this worker.
@@ -356,6 +374,8 @@ class ParameterClient:
     def leave(self) -> None:
         """Waits for all pushes, and leaves. Servers do not wait for this worker any longer.
 
+        A second call has no effect.
+
         Raises:
             ray.exceptions.RayError: A server is gone, or refused a push.
 
@@ -363,8 +383,11 @@ class ParameterClient:
 
             client.leave()
         """
+        if self._has_left:
+            return
         self.flush()
         ray.get([actor.leave.remote(self._worker, life) for actor, _, life in self._servers])
+        self._has_left = True
 
     def __enter__(self) -> Self:
         return self

@@ -114,6 +114,17 @@ def test_a_machine_comes_later_and_goes() -> None:
         first.pull(zeros())  # nobody waits for who has left
 
 
+def test_a_worker_may_leave_early() -> None:
+    server = tersor.ray.ParameterServer(zeros(), servers=2, **EXACT)
+    with server.client(0) as client:
+        client.push(gradient(0, 0))
+        client.leave()
+        client.leave()
+    client.push(gradient(0, 1))
+    with pytest.raises(tersor.InvalidArgumentError, match="worker 0 has not joined"):
+        client.flush()
+
+
 def test_who_was_silent_is_told_and_may_join_again() -> None:
     server = tersor.ray.ParameterServer(zeros(), workers=range(2), timeout=0.5, **EXACT)
     silent = server.client(0)
@@ -130,6 +141,8 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=r"leave out \+ef"):
         tersor.ray.ParameterServer(zeros(), pull="int8+ef")
+    with pytest.raises(tersor.InvalidArgumentError, match="leave out max_restarts"):
+        tersor.ray.ParameterServer(zeros(), actor_options={"max_restarts": 1})
     with pytest.raises(tersor.InvalidArgumentError, match="no option 'pul'"):
         tersor.ray.ParameterServer(zeros(), pul="int8")  # type: ignore[call-arg]
     server = tersor.ray.ParameterServer(zeros(), **EXACT)
@@ -171,6 +184,29 @@ def test_what_an_update_raises_reaches_every_worker() -> None:
             client.pull(zeros())
     with pytest.raises(RuntimeError, match="no disk"):
         server.client(3)
+
+
+@pytest.mark.parametrize("push", ["none", "int8+ef"])
+def test_a_push_that_is_refused_reaches_no_server(push: str) -> None:
+    server = tersor.ray.ParameterServer(zeros(), 1.0, servers=3, push=push, pull="none")
+    wrong: list[tuple[str, Any, str]] = [
+        ("c", np.ones(2, np.float32), r"c is float32 of \(2,\)"),
+        ("b", np.ones(5_000), "b is float64"),
+        ("b", np.ones(5_000, np.float16), "b is float16"),
+        ("b", [1.0] * 4_999, r"b is float64 of \(4999,\)"),
+        ("a", np.ones((7, 3), np.float32), r"pass float32 of \(3, 7\)"),
+        ("d", np.ones(1, np.float32), "no parameters d"),
+    ]
+    ones = {name: np.ones_like(one) for name, one in zeros().items()}
+    with server.client(0) as client:
+        for name, array, said in wrong:
+            with pytest.raises(tersor.InvalidArgumentError, match=said):
+                client.push({**ones, name: array})
+        with pytest.raises(tersor.InvalidArgumentError, match="pull: a is float32"):
+            client.pull({**zeros(), "a": np.ones((7, 3), np.float32)})
+        client.push({**ones, "b": np.ones(10_000, np.float32)[::2]})
+    assert [one.pushes for one in server.statistics()] == [1, 1, 1]
+    assert all(np.allclose(one, -1, atol=0.01) for one in server.parameters().values())
 
 
 def raw_push(client: Any, clock: int, of: dict[str, np.ndarray[Any, Any]]) -> Any:
