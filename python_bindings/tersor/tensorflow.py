@@ -327,9 +327,10 @@ class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
         """The accumulation of dense tensors for TensorFlow."""
         if not all(self._encodes(one) for one in values):
             return tf.add_n(values)
-        total = tf.numpy_function(self._sum, list(values), values[0].dtype)
+        wide = [tf.cast(one, tf.float32) for one in values]  # float16 sums would not overflow
+        total = tf.numpy_function(self._sum, wide, tf.float32)
         total.set_shape(values[0].shape)
-        return total
+        return tf.cast(total, values[0].dtype)
 
     def _encodes(self, value: Any) -> bool:
         if not isinstance(value, tf.Tensor) or value.dtype not in _FLOATS:

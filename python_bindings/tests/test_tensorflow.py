@@ -124,6 +124,11 @@ MIRRORED = """
         refused = str(error)
     plain = tf.distribute.ReductionToOneDevice()
     codecs = [tt.CrossDeviceOps("none"), tt.CrossDeviceOps("int8")]
+    large = tf.fill([1000], tf.constant(40000.0, tf.float16))
+    large = tf.concat([large, -large, large / 2], 0)
+    sums = tt.CrossDeviceOps("int8", 1)._total([large, large]).numpy()
+    assert sums[::1000].tolist()[:2] == [float("inf"), -float("inf")]
+    assert abs(sums[2500] - 40000) < 500
     print(json.dumps([refused, *[train(one) for one in (plain, *codecs)]]))
 """
 
