@@ -74,13 +74,6 @@ class DeviceBackend final : public MemoryBackend {
     kernels::copy_bytes(words_.pointer(), words.pointer(), sizeof fresh, stream());
     stream_.synchronize();
   }
-  // Queued work may use the residuals, which are freed next.
-  ~DeviceBackend() override {
-    try {
-      stream_.synchronize();
-    } catch (const Error&) {  // ignored: no work runs on a device with an error
-    }
-  }
 
   Memory memory() const override { return Memory::kDevice; }
   StreamView stream() const override { return stream_.view(); }

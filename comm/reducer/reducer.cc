@@ -123,7 +123,7 @@ GradientReducer::GradientReducer(Transport& transport, ReducerOptions options)
     impl_->survivors_ = std::make_shared<Survivors>(transport, own.min_ranks);
 }
 
-// Freeing memory waits for the current device only.
+// Freeing memory waits for queued work of the current device only.
 GradientReducer::~GradientReducer() {
   std::optional<kernels::DeviceScope> scope;
   try {
