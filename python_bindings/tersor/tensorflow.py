@@ -289,8 +289,9 @@ def _names(variables: Iterable[Any]) -> list[str]:
     seen: Counter[str] = Counter()
     names = []
     for one in variables:
-        seen[one.path] += 1
-        names.append(one.path if seen[one.path] == 1 else f"{one.path}:{seen[one.path]}")
+        path = getattr(one, "path", one.name)  # a tf.Variable has no path
+        seen[path] += 1
+        names.append(path if seen[path] == 1 else f"{path}:{seen[path]}")
     return names
 
 

@@ -255,6 +255,10 @@ WEIGHTED = """
         optimizer.reducer.weigh(samples[transport.rank])
         optimizer.apply([tf.fill(5, 1.0 + transport.rank)], [weights])
         means.append(float(weights.numpy()[0]))
+    raw = [tf.Variable(tf.zeros(5)), tf.Variable(tf.zeros(5))]
+    optimizer = tt.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), codec="none")
+    optimizer.apply_gradients([(tf.fill(5, 1.0 + transport.rank), one) for one in raw])
+    means += [float(one[0]) for one in raw]
     print(json.dumps(means))
     tt.shutdown()
 """
@@ -262,7 +266,7 @@ WEIGHTED = """
 
 def test_ranks_count_by_their_samples(tmp_path: pathlib.Path) -> None:
     first, second = told(run(tmp_path, WEIGHTED, environments=of_two()))
-    assert first == second == [1.75, 1.0, -1.75, -3.0]
+    assert first == second == [1.75, 1.0, -1.75, -3.0, -1.5, -1.5]
 
 
 def test_a_rank_that_dies_ends_the_other_by_name(tmp_path: pathlib.Path) -> None:
