@@ -257,7 +257,7 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
 
     Example:
         >>> optimizer = tersor.tensorflow.DistributedOptimizer(SGD(0.1), codec="int8+ef")
-        >>> model.compile(optimizer=optimizer, loss="mse")
+        >>> model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
     """
     if optimizer.built:
         raise InvalidArgumentError(
