@@ -18,7 +18,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -238,18 +238,19 @@ class Reducer:
 
 
 def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> Any:  # noqa: N802
-    """Returns a Keras optimizer of the same class and settings that averages gradients over ranks.
+    """Changes a Keras optimizer to average gradients over ranks.
 
     Variables must start equal: call ``broadcast_variables(model.weights)``. Compile with
-    ``jit_compile=False``, because XLA cannot call the host.
+    ``jit_compile=False``, because XLA cannot call the host. A ``LossScaleOptimizer`` is passed as
+    ``optimizer``.
 
     Args:
-        optimizer: An optimizer that has not trained yet, because its state would be lost.
+        optimizer: An optimizer that has not trained yet.
         options: The options of ``tersor.GradientReducer``.
 
     Returns:
-        The optimizer. Its ``reducer`` saves and loads the residuals by ``save_state`` and
-        ``load_state``.
+        The same object, of a new class. Its ``reducer`` saves and loads the residuals by
+        ``save_state`` and ``load_state``.
 
     Raises:
         InvalidArgumentError: The optimizer has trained, or the policy is ``mixed_float16``. Keras
@@ -259,10 +260,8 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
         >>> optimizer = tersor.tensorflow.DistributedOptimizer(SGD(0.1), codec="int8+ef")
         >>> model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
     """
-    if optimizer.built:
-        raise InvalidArgumentError(
-            "pass an optimizer that has not trained yet, because its state would be lost"
-        )
+    if optimizer.built or isinstance(getattr(optimizer, "reducer", None), GradientReducer):
+        raise InvalidArgumentError("pass an optimizer that has not trained yet, and only once")
     if tf.keras.config.dtype_policy().compute_dtype == "float16":
         raise InvalidArgumentError(
             "mixed_float16: Keras scales losses itself, and a rank whose gradients overflow would "
@@ -275,13 +274,33 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
         variables = trainable_variables or self._trainable_variables
         return kind.apply(self, reducer(grads, _names(variables)), trainable_variables)
 
-    made: Any = type(kind.__name__, (kind,), {"apply": apply, "__module__": kind.__module__})
-    config = optimizer.get_config()
-    if isinstance(config.get("learning_rate"), dict):  # a schedule, whose class Keras may not know
-        config["learning_rate"] = optimizer._learning_rate
-    result = made.from_config(config)
-    result.reducer = reducer.core
-    return result
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if name == "loss_scale_factor":  # set by a LossScaleOptimizer around this optimizer
+            raise InvalidArgumentError(
+                "pass a LossScaleOptimizer to DistributedOptimizer instead: a rank whose gradients "
+                "overflow would skip a step for which other ranks wait"
+            )
+        kind.__setattr__(self, name, value)
+
+    more = {"apply": apply, "__setattr__": set_attribute, "__module__": __name__}
+    # A copy by get_config() would lose settings.
+    object.__setattr__(optimizer, "__class__", type("DistributedOptimizer", (kind,), more))
+    optimizer.reducer = reducer.core
+    return optimizer
+
+
+class _Saved:
+    """The optimizer of a saved model, which cannot hold the connections."""
+
+    @classmethod
+    def from_config(cls, _: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            "the model was saved with tersor.tensorflow.DistributedOptimizer: load it with "
+            "compile=False, and compile it with a new DistributedOptimizer"
+        )
+
+
+tf.keras.utils.get_custom_objects()["DistributedOptimizer"] = _Saved
 
 
 def _names(variables: Iterable[Any]) -> list[str]:

@@ -238,6 +238,98 @@ def test_gradients_may_be_missing_for_a_step(tmp_path: pathlib.Path) -> None:
     assert "has not trained yet" in first[2][1]
 
 
+SETTINGS = """
+    import keras
+    import numpy as np
+    import tersor.tensorflow as tt
+    tt.init(timeout=60)
+
+    class Boosted(keras.optimizers.SGD):  # without get_config()
+        def __init__(self, boost):
+            super().__init__(0.5)
+            self.boost = boost
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient * self.boost, variable, learning_rate)
+
+    decaying = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    decaying.exclude_from_weight_decay(var_names=["bias"])
+    found = []
+    for optimizer in (Boosted(10.0), decaying):
+        made = tt.DistributedOptimizer(optimizer, codec="none", timeout=20.0)
+        assert made is optimizer and isinstance(made, keras.optimizers.Optimizer)
+        variable = keras.Variable(np.ones(4, "f4"), name="bias")
+        made.build([variable])
+        made.apply([np.full(4, float(made is not decaying), "f4")], [variable])
+        found.append(float(variable.numpy()[0]))
+    try:
+        tt.DistributedOptimizer(Boosted(1.0), codec="none")
+        tt.DistributedOptimizer(made)
+    except ValueError as error:
+        found.append(str(error))
+    try:
+        keras.optimizers.LossScaleOptimizer(made)
+    except ValueError as error:
+        found.append(str(error))
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0)
+    scaled = tt.DistributedOptimizer(scaled, codec="none", timeout=20.0)
+    variable = keras.Variable(np.zeros(4, "f4"), name="w")
+    scaled.build([variable])
+    for value in (float("inf") if tt.transport().rank else 1.0, 1.0):
+        scaled.apply([np.full(4, value, "f4")], [variable])
+    found.append(float(variable.numpy()[0]))
+    print(json.dumps(found))
+    tt.shutdown()
+"""
+
+
+def test_an_optimizer_retains_all_settings(tmp_path: pathlib.Path) -> None:
+    first, second = told(run(tmp_path, SETTINGS, environments=of_two()))
+    assert first == second
+    assert first[:2] == [-4.0, 1.0]
+    assert first[2] == "pass an optimizer that has not trained yet, and only once"
+    assert "pass a LossScaleOptimizer to DistributedOptimizer instead" in first[3]
+    assert first[4] == -1.0
+
+
+SAVED = """
+    import os
+    import sys
+    import keras, numpy as np
+    import tersor.tensorflow as tt
+    transport = tt.init(timeout=60)
+
+    def made():
+        return tt.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), codec="none")
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(optimizer=made(), loss="mse", jit_compile=False)
+    model.fit(np.ones((8, 4), "f4"), np.ones((8, 2), "f4"), verbose=0)
+    path = os.path.join(sys.argv[1], str(transport.rank))
+    model.save(path + ".keras")
+    model.save_weights(path + ".weights.h5")
+    try:
+        keras.models.load_model(path + ".keras")
+        found = [""]
+    except ValueError as error:
+        found = [str(error)]
+    loaded = keras.models.load_model(path + ".keras", compile=False)
+    found.append(bool(np.array_equal(loaded.weights[0].numpy(), model.weights[0].numpy())))
+    loaded.compile(optimizer=made(), loss="mse", jit_compile=False)
+    loaded.optimizer.build(loaded.trainable_variables)
+    loaded.load_weights(path + ".weights.h5")
+    found.append(int(loaded.optimizer.iterations))
+    print(json.dumps(found))
+    tt.shutdown()
+"""
+
+
+def test_a_saved_model_is_compiled_again(tmp_path: pathlib.Path) -> None:
+    first, second = told(run(tmp_path, SAVED, str(tmp_path), environments=of_two()))
+    assert first == second
+    assert "load it with compile=False" in first[0]
+    assert first[1:] == [True, 1]
+
+
 WEIGHTED = """
     import tensorflow as tf
     import tersor.tensorflow as tt
