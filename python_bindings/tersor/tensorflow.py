@@ -17,7 +17,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,7 +28,7 @@ with needs("tensorflow", "tersor.tensorflow needs TensorFlow: pip install tensor
     import tensorflow as tf
 
 from tersor import _core
-from tersor._core import InvalidArgumentError, Transport
+from tersor._core import InvalidArgumentError, ReducerState, Transport
 from tersor._renamed import renamed_keywords
 from tersor.codec import Codec
 from tersor.collectives import broadcast
@@ -170,6 +170,31 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
         variable.assign(value)
 
 
+class _Core(GradientReducer):
+    """Knows the parameters from the first step on. Loads a state of an earlier run then."""
+
+    _waiting: tuple[Callable[[], None], ...] | None = ()
+
+    def load_state(self, state: bytes) -> None:
+        if self._waiting is None:
+            super().load_state(state)
+        else:
+            ReducerState.read(state)  # raises for damaged bytes
+            self._waiting = (functools.partial(super().load_state, state),)
+
+    def weigh(self, samples: float) -> None:
+        if self._waiting:
+            self._waiting += (functools.partial(super().weigh, samples),)
+        else:
+            super().weigh(samples)
+
+    def start(self) -> None:
+        """Call after all parameters of the first step were added."""
+        waiting, self._waiting = self._waiting, None
+        for call in waiting or ():
+            call()
+
+
 class Reducer:
     """The mean (or sum) of gradients over ranks, for custom loops, also in a ``tf.function``.
 
@@ -180,7 +205,7 @@ class Reducer:
             ``reducer.core.weigh(samples)`` before each step, outside of a ``tf.function``.
 
     Attributes:
-        core: The ``tersor.GradientReducer``.
+        core: The ``tersor.GradientReducer``. A new one loads a state in its first step.
 
     Raises:
         InvalidArgumentError: ``init`` was not called, or an option is invalid.
@@ -191,7 +216,7 @@ class Reducer:
     """
 
     def __init__(self, **options: Unpack[ReducerOptions]) -> None:
-        self.core = GradientReducer(transport(), **options)
+        self.core = _Core(transport(), **options)
         self._known: dict[str, Any] = {}  # an array of zeros for each name
 
     def __call__(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
@@ -229,6 +254,7 @@ class Reducer:
             if name not in self._known:
                 self.core.add(name, value)
                 self._known[name] = np.zeros_like(value)
+        self.core.start()
         for name, value in reversed(list(zip(names, values, strict=True))):
             self.core.ready(name, value)
         for name in self._known.keys() - set(names):

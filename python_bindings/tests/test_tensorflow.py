@@ -291,6 +291,50 @@ def test_an_optimizer_retains_all_settings(tmp_path: pathlib.Path) -> None:
     assert first[4] == -1.0
 
 
+RESUMED = """
+    import numpy as np
+    import tensorflow as tf
+    import tersor.tensorflow as tt
+    transport = tt.init(timeout=60)
+
+    def made(is_weighted):
+        optimizer = tf.keras.optimizers.SGD(1.0)
+        options = {"codec": "int4+ef", "weighted": is_weighted, "timeout": 20.0}
+        return tt.DistributedOptimizer(optimizer, **options)
+
+    def train(optimizer, variable, steps, is_weighted):
+        for step in steps:
+            draw = np.random.default_rng(10 * step + transport.rank)
+            if is_weighted:
+                optimizer.reducer.weigh(1 + transport.rank)
+            optimizer.apply([tf.constant(draw.standard_normal((90, 100)), tf.float32)], [variable])
+
+    equal = []
+    for is_weighted in (False, True):
+        first, second = made(is_weighted), made(is_weighted)
+        variable = tf.keras.Variable(np.zeros((90, 100), "f4"), name="w")
+        train(first, variable, range(3), is_weighted)
+        state, copy = first.reducer.save_state(), tf.keras.Variable(variable.numpy(), name="w")
+        second.reducer.load_state(state)
+        train(first, variable, range(3, 6), is_weighted)
+        train(second, copy, range(3, 6), is_weighted)
+        equal.append(bool(np.array_equal(variable.numpy(), copy.numpy())))
+    try:
+        made(False).reducer.load_state(b"no state")
+    except ValueError as error:
+        equal.append(str(error))
+    print(json.dumps(equal))
+    tt.shutdown()
+"""
+
+
+def test_a_new_optimizer_resumes_from_a_state(tmp_path: pathlib.Path) -> None:
+    first, second = told(run(tmp_path, RESUMED, environments=of_two()))
+    assert first == second
+    assert first[:2] == [True, True]
+    assert "not a reducer's state" in first[2]
+
+
 SAVED = """
     import os
     import sys
