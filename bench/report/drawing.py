@@ -47,8 +47,10 @@ matplotlib.rcParams.update(
         "lines.linewidth": 2.0,
         "lines.markersize": 6.0,
         "hatch.linewidth": 0.8,
+        "text.parse_math": False,  # records may contain dollar signs
     }
 )
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 HOVER = "hover-"  # begins the id of a shape; the text in hexadecimal follows
 
 
@@ -120,7 +122,8 @@ def log_axis(axis: Axis, write: typing.Callable[[float], str], base: int) -> Non
 
 def power(value: float) -> str:
     """Formats a tick; small numbers become powers of ten."""
-    return f"{value:g}" if value >= 1e-3 else f"$10^{{{math.log10(value):.0f}}}$"
+    exponent = f"{math.log10(value):.0f}".translate(SUPERSCRIPTS)
+    return f"{value:g}" if value >= 1e-3 else f"10{exponent}"
 
 
 def rows(axes: Axes, labels: list[str], above: float = 0.6, below: float = 0.6) -> None:

@@ -11,6 +11,7 @@ text fields `machine`, `date` and `commit` are shown in the report.
 import dataclasses
 import json
 import math
+import re
 import pathlib
 import typing
 
@@ -249,7 +250,7 @@ def _value(entry: dict[str, typing.Any], field: dataclasses.Field, where: str) -
         raise wrong(f"a number of {len(str(value))} digits")
     if float in allowed and type(value) is int:
         value = float(value)
-    if type(value) not in allowed:
+    if type(value) not in allowed or re.search(r"[\ud800-\udfff]", str(value)):
         raise wrong(f"{json.dumps(value)[:40]}, expected {NAMES[allowed[0]]}")
     low, high = field.metadata.get("low", -math.inf), field.metadata.get("high", math.inf)
     if isinstance(value, (int, float)) and not (math.isfinite(value) and low <= value <= high):

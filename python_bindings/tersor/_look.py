@@ -25,7 +25,7 @@ STYLE: Any = {
     "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.edgecolor": QUIET, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.8,
-    "legend.frameon": False,
+    "legend.frameon": False, "text.parse_math": False,  # names may contain dollar signs
 }  # fmt: skip
 """matplotlib's settings."""
 

@@ -402,6 +402,15 @@ class Page(Folder):
         self.assertIn("&lt;b&gt;&#x27; encode: 0.90 of read</title>", page)
         self.assertNotIn("<b>", page)
 
+    def test_dollar_signs_of_records_are_no_formulas(self) -> None:
+        page, _ = self.report([codec_record(0.9, codec="a$\\x$b")])
+        self.assertIn("a$\\x$b", page)
+
+    def test_a_text_that_utf8_cannot_hold_is_refused(self) -> None:
+        result = self.run_report(self.write([codec_record(0.9, codec="\ud800")]), "--text")
+        self.assertIn('field "codec" is', result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+
     def test_shows_machine_date_and_commit(self) -> None:
         origin = {"machine": "two cores", "date": "2020-02-02", "commit": "abc123"}
         page, _ = self.report([codec_record(0.9, **origin)])
