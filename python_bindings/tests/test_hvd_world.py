@@ -111,6 +111,7 @@ def test_variables_that_do_not_do_are_named_and_without_any_there_is_one_rank() 
         ("node[03-07,9],login1", "node03"),
         ("a1,b2", "a1"),
         ("r[1-2]-ib,x", "r1-ib"),
+        ("rack[1-2]node[3-4],x", "rack1node3"),
         ("", ""),
     ],
 )

@@ -213,5 +213,5 @@ def _meeting_point(launcher: str, ranks: int) -> str:
 
 def first_host(nodes: str) -> str:
     """Returns the first host of Slurm's list: ``"node[03-07,9]-ib,login1"`` gives node03-ib."""
-    found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", nodes)
-    return "".join(found.groups("")) if found else nodes
+    first = re.split(r",(?![^\[]*\])", nodes, maxsplit=1)[0]
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
