@@ -218,6 +218,7 @@ class Variable:
 def test_integers_of_tensorflow_keep_their_bits() -> None:
     stub: Any = SimpleNamespace(__version__="2.21.0", float32=0, bfloat16=1, float16=2)
     stub.distribute = SimpleNamespace(ReductionToOneDevice=object)
+    stub.keras = SimpleNamespace(utils=SimpleNamespace(get_custom_objects=dict))
     sent = numpy.array([0x7F800001, -1], numpy.int32)  # as floats: a signalling and a quiet NaN
     own = threading.local()
 
