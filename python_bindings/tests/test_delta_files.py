@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -24,7 +25,7 @@ from test_delta import checksum, decode
 import tersor
 import tersor.local
 from tersor import delta
-from tersor.delta import _files
+from tersor.delta import _files, _transaction
 
 pytest.importorskip("safetensors")
 SECOND = "v000000000002"
@@ -592,6 +593,81 @@ def test_own_versions_are_not_read_again(
     receiver.update(ours)
     monkeypatch.setattr(_files, "checksums", None)
     assert receiver.update(ours) == 2
+
+
+def test_new_arrays_at_an_old_address_are_read(folder: pathlib.Path) -> None:
+    published(folder, 1)
+    memory = {name: one.copy() for name, one in version(0).items()}
+    ours, receiver = {name: one[...] for name, one in memory.items()}, delta.Receiver(folder)
+    assert receiver.update(ours) == 1
+    for one in memory.values():
+        one.fill(0)
+    ours = {name: one[...] for name, one in memory.items()}
+    with pytest.raises(delta.BaseMismatchError, match="is not of version 1"):
+        receiver.update(ours)
+    assert receiver.update(ours) == 1
+    assert same(ours, version(1))
+
+
+def test_a_failed_call_forgets_what_was_read(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(folder, 2)
+    ours, receiver = version(0), delta.Receiver(folder)
+    assert receiver.update(ours, 1) == 1
+    real = _transaction.Part.write
+
+    def failing(part: Any, undo: Any) -> None:
+        real(part, undo)
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(_transaction.Part, "write", failing)
+    monkeypatch.setattr(_transaction, "_restore", lambda _: None)
+    with pytest.raises(OSError, match="input/output"):
+        receiver.update(ours)
+    with pytest.raises(delta.BaseMismatchError, match="is not of version 1"):
+        receiver.update(ours, 1)
+
+
+def test_tensors_of_pytorch_are_read_after_a_change(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    model, count = torch.nn.Linear(30, 40), []
+    delta.Publisher(folder).publish(1, torch.nn.Linear(30, 40).state_dict())
+    receiver, real = delta.Receiver(folder), _files.checksums
+    monkeypatch.setattr(_files, "checksums", lambda *given: count.append(1) or real(*given))
+    receiver.update(model.state_dict())
+    count.clear()
+    for _ in range(3):
+        assert receiver.update(model.state_dict()) == 1
+    assert count == []
+    model.bias.data.mul_(1)  # .data has a count of its own
+    assert receiver.update({name: one.data for name, one in model.named_parameters()}) == 1
+    model.bias.data.zero_()
+    for change in (
+        lambda: torch.nn.init.zeros_(model.weight),
+        lambda: model.state_dict()["bias"].zero_(),
+        lambda: model.load_state_dict(torch.nn.Linear(30, 40).state_dict(), assign=True),
+    ):
+        with contextlib.suppress(delta.BaseMismatchError):
+            receiver.update(model.state_dict())
+        assert receiver.update(model.state_dict()) == 1
+        change()
+        with pytest.raises(delta.BaseMismatchError, match="is not of version 1"):
+            receiver.update(model.state_dict())
+    parts = {name: one.data for name, one in model.named_parameters()}
+    receiver.update(parts)
+    model.bias.data.zero_()
+    parts = {name: one.data for name, one in model.named_parameters()}
+    with pytest.raises(delta.BaseMismatchError, match='"bias" is not of version 1'):
+        receiver.update(parts)
+    with torch.inference_mode():
+        parts = {name: torch.zeros_like(one) for name, one in parts.items()}
+        receiver.update(parts)
+        parts["bias"].zero_()
+    with pytest.raises(delta.BaseMismatchError, match='"bias" is not of version 1'):
+        receiver.update(parts)
 
 
 def test_a_transposed_view_is_no_alias(folder: pathlib.Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -48,7 +49,8 @@ class Receiver:
     ) -> None:
         """See the class."""
         self.version = version
-        self._seen = self._next = ""  # the version and the tensors of the last and of this update
+        self._next: Manifest = {}  # the manifest of the running update
+        self._seen: Any = None  # the manifest and the marks of the weights after the last update
         self._folder, self._slices, self._threads = pathlib.Path(folder), slices, threads
         self._transport, self._timeout = transport, timeout
 
@@ -64,6 +66,12 @@ class Receiver:
         Takes the deltas since the weights' version or a full copy, whichever has fewer bytes. Every
         byte is checked before anything is written. If the call fails, the weights have their old
         version.
+
+        Weights that already have the version are read and checked, unless this receiver did so
+        before. PyTorch counts changes of tensors, so changed tensors are read again. Changes of a
+        NumPy array in place are not noticed, nor changes of a tensor through ``.data``, NumPy or
+        other libraries. After such a change, call ``update`` of a new ``Receiver(folder,
+        version=version)``.
 
         Args:
             weights: Names and tensors, as in :func:`apply`. Weights that are shared ("tied") in the
@@ -99,16 +107,17 @@ class Receiver:
             self._transport, lambda: (self._path(target), self._hash(target)), label, self._timeout
         )
         label += text
+        seen, self._seen = self._seen, None  # after an error, the next call reads the weights
         try:
             with _files.FullCopies(self._folder) as copies:
                 write(
-                    lambda: self._parts(weights, target, path, copies), False, self._transport,
-                    self._timeout, label, progress,
+                    lambda: self._parts(weights, target, path, copies, seen), False,
+                    self._transport, self._timeout, label, progress,
                 )  # fmt: skip
         except BaseMismatchError:
-            self.version, self._seen = None, ""
+            self.version = None
             raise
-        self.version, self._seen = target, self._next
+        self.version, self._seen = target, (self._next, _marks(weights))
         return target
 
     def _hash(self, target: int) -> str:
@@ -147,16 +156,17 @@ class Receiver:
         return min(options, key=lambda option: option[0])[1]
 
     def _parts(
-        self, weights: Weights, target: int, path: _Path, copies: _files.FullCopies
+        self, weights: Weights, target: int, path: _Path, copies: _files.FullCopies, seen: Any
     ) -> list[Part]:
         full, manifests = path
         tensors, aliases = _files.separate(weights)
         is_newest = not manifests
         if is_newest:
             manifests = [_files.read_manifest(self._folder, target)]
-            self._next = _seen(manifests[0], tensors)
-            if self._seen == self._next:  # this receiver wrote or checked these tensors
-                return []
+        self._next = manifests[-1]
+        # This receiver wrote or checked these tensors.
+        if is_newest and seen and seen[0] == self._next and _has_marks(weights, seen[1]):
+            return []
         if len({manifest["model"] for manifest in manifests}) != 1:
             raise WireError(f"{self._folder}: a delta is from another model than its base")
         stored = _stored_names(manifests[-1], weights, aliases)
@@ -181,7 +191,6 @@ class Receiver:
                     f'these weights have no tensor "{next(iter(known.values()))["name"]}" of '
                     f"version {manifest['version']}"
                 )
-        self._next = _seen(manifests[-1], tensors)
         return [] if is_newest else parts
 
     def _check(self, part: Part, entry: Entry) -> None:
@@ -191,9 +200,34 @@ class Receiver:
             raise BaseMismatchError(f'tensor "{entry["name"]}" is not of version {self.version}')
 
 
-def _seen(manifest: Manifest, tensors: Weights) -> str:
-    """Returns a text that is equal for the same tensors and the same version."""
-    return _files.digest([manifest, [_memory.address_of(one) for one in tensors.values()]])
+_Marks = dict[str, tuple[list[Any], tuple[Any, ...]]]
+
+
+def _mark(tensor: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """Returns objects and facts that stay the same until the tensor is replaced or changed."""
+    facts = (*_memory.address_of(tensor), tensor.dtype, tuple(tensor.shape))
+    if not hasattr(tensor, "data_ptr"):
+        return [tensor], facts
+    # Views share the storage and its number of changes. Inference tensors have no such number.
+    # A tensor from .data has its own number, which begins at 0, so then the tensor itself counts.
+    changes = object() if tensor.is_inference() else tensor._version
+    return [tensor.untyped_storage(), *([] if changes else [tensor])], (*facts, changes)
+
+
+def _marks(weights: Weights) -> _Marks:
+    """Returns a mark of each tensor. A mark does not prolong the tensor's life."""
+    marks = {name: _mark(one) for name, one in weights.items()}
+    return {name: ([*map(weakref.ref, known)], facts) for name, (known, facts) in marks.items()}
+
+
+def _has_marks(weights: Weights, marks: _Marks) -> bool:
+    """True if no tensor was replaced or changed since ``_marks``, as far as objects tell."""
+    return weights.keys() == marks.keys() and all(
+        facts == marks[name][1]
+        and len(known) == len(marks[name][0])
+        and all(ref() is one for ref, one in zip(marks[name][0], known, strict=True))
+        for name, (known, facts) in ((name, _mark(one)) for name, one in weights.items())
+    )
 
 
 _Path = tuple[bool, list[Manifest]]  # True if the first manifest's full copy is used
