@@ -880,6 +880,15 @@ def test_sealed_manifests_with_wrong_members_are_refused(
     assert same(ours, version(1))
 
 
+def test_publishers_that_take_turns_leave_a_full_copy(folder: pathlib.Path) -> None:
+    publishers = [delta.Publisher(folder, keep=3), delta.Publisher(folder, keep=3)]
+    for number in range(1, 30):
+        publishers[number % 7 < 4].publish(number, version(number))
+        ours = version(0)
+        assert delta.Receiver(folder).update(ours) == number
+        assert same(ours, version(number))
+
+
 def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder)
     with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):

@@ -27,8 +27,8 @@ class Publisher:
 
     The first version is a full copy. Later versions are deltas. A version also has a full copy if
     the model changed, if the deltas since the last full copy have more bytes than a full copy, or
-    after ``keep`` versions. Files appear by a rename, the manifest last, so a reader never sees a
-    part of a version.
+    after ``keep`` versions. After a version of another publisher, a version is only a full copy.
+    Files appear by a rename, the manifest last, so a reader never sees a part of a version.
 
     The publisher keeps a copy of the weights in host memory, and a second copy during ``publish``.
 
@@ -165,14 +165,17 @@ class Publisher:
 
     def _prepare(self, version: int, weights: Weights) -> _Version:
         version = operator.index(version)
-        last = max(versions_in(self._folder), default=-1) if self._folder else -1
-        last = max(last, -1 if self.version is None else self.version)
+        own = -1 if self.version is None else self.version
+        found = max(versions_in(self._folder), default=-1) if self._folder else own
+        last = max(found, own)
         if not last < version < 10**12:
             raise InvalidArgumentError(f"version is {version}: give a number above {last}")
         tensors, aliases = _files.separate(weights)
         entries = _files.tensor_entries(tensors, self._slices)
         new = _Version(_files.model_of(entries), entries, _files.copies_of(tensors), aliases, [])
-        new.linked = self.version is not None and new.model == self._model
+        # The newest version must lead to a full copy of this publisher. Rank 0 decides for all.
+        is_last = found == own or self._rank not in ("", ".r0")
+        new.linked = self.version is not None and new.model == self._model and is_last
         if new.linked:
             for name, value in new.weights.items():
                 base = {name: self.weights[name]}
