@@ -889,6 +889,19 @@ def test_publishers_that_take_turns_leave_a_full_copy(folder: pathlib.Path) -> N
         assert same(ours, version(number))
 
 
+def test_other_files_stay_and_do_not_stop_the_deletion(folder: pathlib.Path) -> None:
+    foreign = {".tmp", ".tmp-upload", "v000000000001.backup", "v000000000001.notes.txt"}
+    blocking = {".tmpA1b2C3", "v000000000001.json.00000000.tmp", "v000000000000.part"}
+    for name in blocking:
+        (folder / name).mkdir(parents=True)
+    for name in foreign:
+        (folder / name).write_text("mine")
+    published(folder, 20, keep=2)
+    names = {path.name for path in folder.iterdir()}
+    assert foreign | blocking < names
+    assert len(names - foreign - blocking) < 12
+
+
 def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder)
     with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):

@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,11 @@ from tersor.delta._memory import Delta, Weights, encode
 from tersor.delta._transaction import heads_of
 from tersor.delta._vote import Result, gather_texts, together
 
+# A file of a version, a temporary file of such a file, or a temporary file of safetensors.
+_OWN = re.compile(
+    r"\.?v(\d{12})(?:\.[0-9a-f]{8}(?:\.r\d+)?)?\.(?:json|delta|safetensors|part)"
+    r"(?:\.[0-9a-f]{8}\.tmp)?|\.tmp[0-9A-Za-z]{6}"
+)
 _HEAD = {"format": _files.FORMAT, "format_version": _files.FORMAT_VERSION}
 
 
@@ -246,12 +251,18 @@ class Publisher:
             return
         versions = versions_in(folder)
         first = min([self._full_version, *versions[-self._keep :]])
-        with contextlib.suppress(OSError):  # the next version deletes the rest
+        paths: list[pathlib.Path] = []
+        with contextlib.suppress(OSError):
             # Manifests first, so receivers do not begin. Also files of killed publishers.
-            for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".json"):
-                name = re.match(r"\.?v(\d{12})\.", path.name)
-                if (name and int(name[1]) < first) or path.name.startswith(".tmp"):
-                    path.unlink()
+            paths = sorted(folder.iterdir(), key=lambda path: path.suffix != ".json")
+        names = [(path, _OWN.fullmatch(path.name)) for path in paths]
+        _delete(path for path, name in names if name and int(name[1] or -1) < first)
+
+
+def _delete(paths: Iterable[pathlib.Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # the next version deletes the rest
+            path.unlink()
 
 
 def _merged_aliases(parts: list[dict[str, Any]]) -> dict[str, str]:
