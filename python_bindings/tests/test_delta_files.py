@@ -902,6 +902,48 @@ def test_other_files_stay_and_do_not_stop_the_deletion(folder: pathlib.Path) -> 
     assert len(names - foreign - blocking) < 12
 
 
+def test_failed_calls_leave_no_data(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: pathlib.Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    def rank(transport: tersor.Transport) -> None:
+        ours, slices = shards(1, transport.rank)
+        publisher = delta.Publisher(folder, transport=transport, slices=slices)
+        with pytest.raises(tersor.Error, match="no space left"):
+            publisher.publish(3, ours)
+
+    publisher = published(folder, 1)
+    before = set(folder.iterdir())
+    real = _files.write_json
+    for suffix in ("safetensors", "delta", "part", "json"):
+        name = {"safetensors": "save_weights", "delta": "write_frames"}.get(suffix, "write_json")
+
+        def broken(path: pathlib.Path, *given: Any, _suffix: str = suffix, **options: Any) -> None:
+            (failing if path.suffix == f".{_suffix}" else real)(path, *given, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_files, name, broken)
+            if suffix != "part":
+                source = delta.Publisher(folder) if suffix == "safetensors" else publisher
+                with pytest.raises(OSError, match="no space left"):
+                    source.publish(2, version(2))
+            if suffix != "delta":
+                tersor.local.run(2, rank)
+        assert set(folder.iterdir()) == before
+    with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):
+        delta.Publisher(folder).publish(2, {})
+    with pytest.MonkeyPatch.context() as patch:  # another publisher wins
+        patch.setattr(publisher, "_combine", lambda *given: (
+            delta.Publisher(folder).publish(2, version(22)),
+            delta.Publisher._combine(publisher, *given))[1])  # fmt: skip
+        with pytest.raises(FileExistsError):
+            publisher.publish(2, version(2))
+    assert len(set(folder.iterdir()) - before) == 2
+    ours = version(0)
+    assert delta.Receiver(folder).update(ours) == 2
+    assert same(ours, version(22))
+
+
 def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder)
     with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):

@@ -95,7 +95,7 @@ class Publisher:
         """Writes a version, on all ranks of the publisher or on no rank.
 
         If the call fails, readers do not see the version, and the next version is a delta to the
-        last version that succeeded.
+        last version that succeeded. The files of the failed call are deleted.
 
         Args:
             version: A number above all versions in the folder.
@@ -131,8 +131,12 @@ class Publisher:
         full = not linked or chain > sum(int(row[1]) for row in rows)
         full = full or self._since_full + 1 >= self._keep
         base = self.version if linked else None
-        entries = self._together(lambda: self._write(version, new, linked, full), label)
-        manifest = self._together(lambda: self._combine(version, base, new, entries), label)
+        try:
+            entries = self._together(lambda: self._write(version, new, linked, full), label)
+            manifest = self._together(lambda: self._combine(version, base, new, entries), label)
+        except BaseException:
+            self._delete_data(version, self._suffix)
+            raise
         self._commit(version, manifest, label)
         self.version = None  # an interrupt here makes the next version a full copy
         self.weights, self._model = new.weights, new.model
@@ -164,9 +168,17 @@ class Publisher:
         except BaseException:
             with contextlib.suppress(OSError, Error):
                 # Not if another publisher wrote the manifest.
-                if writes and _files.digest(_files.read_json(path)) == _files.digest(manifest):
+                is_written = writes and path.exists()
+                if is_written and _files.digest(_files.read_json(path)) == _files.digest(manifest):
                     path.unlink()
+                if writes:  # other ranks may not know whether rank 0 wrote the manifest
+                    self._delete_data(version, self._suffix.removesuffix(self._rank))
             raise
+
+    def _delete_data(self, version: int, suffix: str) -> None:
+        """Deletes files of a version without a manifest."""
+        if self._folder is not None:
+            _delete(self._folder.glob(f"{path_of(pathlib.Path(), version, suffix)}.*"))
 
     def _prepare(self, version: int, weights: Weights) -> _Version:
         version = operator.index(version)
