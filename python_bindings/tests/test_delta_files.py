@@ -944,6 +944,20 @@ def test_failed_calls_leave_no_data(folder: pathlib.Path, monkeypatch: pytest.Mo
     assert same(ours, version(22))
 
 
+def test_integers_of_numpy_are_numbers_and_bools_are_not(folder: pathlib.Path) -> None:
+    publisher = delta.Publisher(folder, slices={"a": (numpy.array([4]), numpy.array([2]))})
+    ours = {"a": numpy.ones(2, numpy.float32)}
+    assert type(publisher.publish(numpy.int64(1), ours)["version"]) is int
+    assert publisher.publish(numpy.int64(2), ours)["tensors"][0]["slice"] == [[2, 2]]
+    for broken in (True, False):
+        with pytest.raises(tersor.InvalidArgumentError, match=r"version is (True|False)"):
+            delta.Publisher(folder.with_name("bools")).publish(broken, ours)
+    publisher = delta.Publisher(other := folder.with_name("other"), metadata={"a": numpy.ones(1)})
+    with pytest.raises(TypeError, match="not JSON"):
+        publisher.publish(1, ours)
+    assert not other.exists()
+
+
 def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder)
     with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import importlib.util
 import json
+import operator
 import os
 import pathlib
 import re
@@ -182,7 +183,8 @@ def tensor_entries(tensors: Weights, slices: Slices) -> list[Entry]:
     for (name, dtype, shape), tensor in zip(
         _memory.described(tensors), tensors.values(), strict=True
     ):
-        full, offsets = slices.get(name, (shape, [0] * len(shape)))
+        part_of = slices.get(name, (shape, [0] * len(shape)))
+        full, offsets = ([operator.index(one) for one in numbers] for numbers in part_of)
         if not len(full) == len(offsets) == len(shape) or any(
             offset < 0 or offset + length > most
             for offset, length, most in zip(offsets, shape, full, strict=True)
@@ -193,7 +195,7 @@ def tensor_entries(tensors: Weights, slices: Slices) -> list[Entry]:
             )
         part = [list(pair) for pair in zip(offsets, shape, strict=True)]
         entry = {"name": name, "dtype": dtype, "type": _memory.type_of(tensor)}
-        entries.append({**entry, "shape": list(full), "slice": part})
+        entries.append({**entry, "shape": full, "slice": part})
     return entries
 
 

@@ -121,6 +121,7 @@ class Publisher:
         """
         label = f"version {version}"
         new = self._together(lambda: self._prepare(version, weights), label)
+        version = new.number
         # After an interrupt of one rank, ranks may have different versions.
         last = str(self.version if new.linked else None)
         facts = f"{new.bytes} {new.full_bytes} {last} {secrets.token_hex(4)}"
@@ -181,15 +182,18 @@ class Publisher:
             _delete(self._folder.glob(f"{path_of(pathlib.Path(), version, suffix)}.*"))
 
     def _prepare(self, version: int, weights: Weights) -> _Version:
-        version = operator.index(version)
+        number = int(operator.index(version))
         own = -1 if self.version is None else self.version
         found = max(versions_in(self._folder), default=-1) if self._folder else own
         last = max(found, own)
-        if not last < version < 10**12:
+        if isinstance(version, bool) or not last < number < 10**12:
             raise InvalidArgumentError(f"version is {version}: give a number above {last}")
         tensors, aliases = _files.separate(weights)
         entries = _files.tensor_entries(tensors, self._slices)
-        new = _Version(_files.model_of(entries), entries, _files.copies_of(tensors), aliases, [])
+        _files.digest(self._metadata)  # raises if JSON has no such value
+        new = _Version(
+            number, _files.model_of(entries), entries, _files.copies_of(tensors), aliases, []
+        )
         # The newest version must lead to a full copy of this publisher. Rank 0 decides for all.
         is_last = found == own or self._rank not in ("", ".r0")
         new.linked = self.version is not None and new.model == self._model and is_last
@@ -293,6 +297,7 @@ def _merged_aliases(parts: list[dict[str, Any]]) -> dict[str, str]:
 class _Version:
     """A rank's part of a version."""
 
+    number: int
     model: str
     entries: list[Entry]
     weights: dict[str, Any]
