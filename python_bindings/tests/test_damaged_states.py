@@ -101,6 +101,67 @@ def test_a_damaged_state_is_an_invalid_argument_and_changes_nothing(
     training.step(rank, 3)
 
 
+def with_value(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of the state with another value."""
+    changed = parent = copy.deepcopy(state)
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    return changed
+
+
+def bad_moments(key: str, good: Tensor) -> Iterator[Tensor]:
+    """Values that no moment or step of an optimizer can have."""
+    yield from (torch.full_like(good, bad) for bad in (torch.nan, torch.inf))
+    yield from (good.to(torch.int8), good.to(torch.bool))
+    yield from [good.T.contiguous()] if good.dim() == 2 else []
+    yield from [-good - 1] if key in ("exp_avg_sq", "step") else []
+    yield from [good + 0.5, good + 2.0**40] if key == "step" else []
+
+
+COMPRESSED = ("CompressedAdamW", "CompressedMuon", "CompressedSGD")
+BAD_OPTIONS: dict[str, list[Any]] = {
+    "lr": [-1, torch.nan, torch.inf, True, None],
+    "weight_decay": [-1, True],
+    "momentum": [1.9, -1, True, None],
+    "sent_momentum": [1.5, True],
+    "betas": [(0.9, 1.0), (0.9,)],
+    "eps": [-1e-8],
+    "ns_steps": [0, 1.5, True],
+}
+
+
+@pytest.mark.parametrize("mode", ["exact", "portable"])
+@pytest.mark.parametrize("name", COMPRESSED)
+@ranks.on(1)
+def test_bad_moments_and_options_are_refused(rank: int, count: int, name: str, mode: str) -> None:
+    training = HANDLES[name]()
+    training.steps(rank, range(3))
+    good = copy.deepcopy(training.state(mode))
+    before, bad = flat(good), []
+    for path in places(good):
+        value, own = good, path[:3] == ("param_groups", 0, "tersor")
+        for key in path:
+            value = value[key]
+        if isinstance(value, Tensor) and path[0] == "state":
+            bad += [(path, one) for one in bad_moments(path[-1], value)]
+        elif isinstance(value, Tensor) and own and path[3] in ("variances", "momenta"):
+            bad.append((path, value * torch.nan))
+            bad += [(path, -1 - value)] if path[3] == "variances" else []
+        elif path[0] == "param_groups" and path[-1] in BAD_OPTIONS:
+            bad += [(path, one) for one in BAD_OPTIONS[path[-1]]]
+    assert len(bad) > 30
+    for path, value in bad:
+        with pytest.raises(tersor.InvalidArgumentError):
+            training.load(with_value(good, path, value))
+    for group in (0, -1):
+        state = copy.deepcopy(good)
+        del state["param_groups"][group]["lr"]
+        with pytest.raises(tersor.InvalidArgumentError):
+            training.load(state)
+    assert flat(training.state(mode)) == before
+
+
 def load_mixed(rank: int, training: Training) -> str:
     """The error of the step after each rank has loaded the save of another step."""
     saves = []

@@ -147,11 +147,15 @@ def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
 
 
 def like(found: Any, wanted: Tensor, name: str) -> Tensor:
-    """Returns ``found``. Raises InvalidArgumentError unless it is a tensor of the wanted shape."""
-    if not isinstance(found, Tensor) or found.shape != wanted.shape or found.is_complex():
-        shape = tuple(found.shape) if isinstance(found, Tensor) else described(found)
-        raise InvalidArgumentError(f"the state's {name} is {shape}: expected {tuple(wanted.shape)}")
-    return found
+    """Returns ``found``. Raises InvalidArgumentError unless it is a floating-point tensor of the
+    wanted shape."""
+    is_tensor = isinstance(found, Tensor)
+    if is_tensor and found.is_floating_point() and found.shape == wanted.shape:
+        return found
+    what = f"{tuple(found.shape)} of {found.dtype}" if is_tensor else described(found)
+    raise InvalidArgumentError(
+        f"the state's {name} is {what}: expected {tuple(wanted.shape)} of floating point"
+    )
 
 
 def finite(values: Tensor, name: str) -> Tensor:

@@ -13,7 +13,7 @@ from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.diloco.stragglers import check_state
-from tersor.torch._src.optim.state import check_groups
+from tersor.torch._src.optim.state import check_groups, checked_moment
 
 _MOMENTS = {"momentum_buffer", "exp_avg", "exp_avg_sq"}  # of PyTorch's optimizers
 
@@ -112,4 +112,4 @@ def _check_moments(outer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
     for key, parameter in zip(keys, parameters, strict=True):
         for name, moment in saved["state"].get(key, {}).items():
             if name in _MOMENTS and moment is not None:
-                checkpoint.finite(checkpoint.like(moment, parameter, name), name)
+                checked_moment(name, moment, parameter, str(key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -246,7 +247,11 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             optimizer.add_param_group({"params": model.head.named_parameters(), "lr": 0.01})
         """
         super().add_param_group(param_group)
-        _check_group(self.param_groups[-1])
+        self._check_group(self.param_groups[-1])
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError for options out of range."""
+        _check_options(group)
 
     def _agree(self, newcomers: Mapping[str, Tensor]) -> None:
         """Checks that ranks treat newcomers alike. A collective call."""
@@ -307,7 +312,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         groups = [[names[id(one)] for one in group["params"]] for group in self.param_groups]
         own = {name: own for name in self._parameters if (own := self._rules[name].own)}
         group, who = self._process_group(), type(self).__name__
-        return Kept(moments, groups, own, self._exchange, group, who)
+        return Kept(moments, groups, own, self._exchange, group, who, self._check_group)
 
     def _is_finite(self) -> bool:
         """True if this rank's gradients are finite, as a scaler already found out.
@@ -403,15 +408,16 @@ def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:
     return flag
 
 
-def _check_group(group: Mapping[str, Any]) -> None:
-    """Raises InvalidArgumentError for options out of range."""
+def _check_options(group: Mapping[str, Any]) -> None:
     for name in ("lr", "eps", "weight_decay"):
-        if name in group and not group[name] >= 0:
-            raise InvalidArgumentError(f"{name}={group[name]}: give 0 or more")
-    if not 0 <= group.get("momentum", 0) < 1:
-        raise InvalidArgumentError(f"momentum={group['momentum']}: give at least 0 and below 1")
-    if group.get("ns_steps", 1) < 1:
-        raise InvalidArgumentError(f"ns_steps={group['ns_steps']}: give 1 or more")
+        if name in group and (isinstance(group[name], bool) or not 0 <= group[name] < math.inf):
+            raise InvalidArgumentError(f"{name}={group[name]}: give a finite number, 0 or more")
+    sent = group.get("sent_momentum") or 0  # None: derived from the momentum
+    for name, value in (("momentum", group.get("momentum", 0)), ("sent_momentum", sent)):
+        if isinstance(value, bool) or not 0 <= value < 1:
+            raise InvalidArgumentError(f"{name}={value}: give at least 0 and below 1")
+    if type(steps := group.get("ns_steps", 1)) is not int or steps < 1:
+        raise InvalidArgumentError(f"ns_steps={steps}: give an integer, 1 or more")
     for name in _MISSING:
         if group.get(name) and not (name == "nesterov" and "use_muon" in group):
             raise InvalidArgumentError(

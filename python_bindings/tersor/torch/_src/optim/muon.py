@@ -155,6 +155,12 @@ class CompressedMuon(CompressedOptimizer):
                 one.setdefault(key, value)
             super().add_param_group(one)
 
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        super()._check_group(group)
+        wanted = self._muon if group["use_muon"] else self._adamw
+        if missing := sorted(wanted.keys() - group.keys()):
+            raise InvalidArgumentError(f"a group has no {', '.join(missing)}")
+
     def _marked(self) -> set[int]:
         groups = (one["params"] for one in self.param_groups if one["use_muon"])
         return {id(parameter) for parameters in groups for parameter in parameters}

@@ -90,12 +90,6 @@ class CompressedSGD(CompressedOptimizer):
         defaults["sent_momentum"] = sent_momentum
         super().__init__(params, defaults, locals())
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        sent = self.param_groups[-1]["sent_momentum"]
-        if sent is not None and not 0 <= sent < 1:
-            raise InvalidArgumentError(f"sent_momentum={sent}: give at least 0 and below 1")
-
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         if not Codec(codec).has_feedback:
             return _MEAN_GRADIENT

@@ -85,6 +85,7 @@ class Kept:
     exchange: TensorExchange
     group: dist.ProcessGroup
     who: str  #: the optimizer's class
+    check_group: Callable[[Mapping[str, Any]], None]  #: raises for options out of range
 
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
@@ -141,6 +142,8 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
     with refusing_damage():
         _check(kept, saved)
         check_groups(optimizer, saved)
+        for one in saved["param_groups"]:
+            kept.check_group(one)
         values = list(_values(kept, saved))
     checkpoint.load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
     for target, value in values:
@@ -204,11 +207,27 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
                 entry[key] = own_row(found, dist.get_rank(kept.group))
         for key, target in moments.items():
             mine, value = local_shard(target), entry.get(key)
-            value = None if value is None else local_shard(value)
-            if value is None or value.numel() != mine.numel() or value.is_complex():
+            if value is None or (value := local_shard(value)).numel() != mine.numel():
                 found = "none" if value is None else f"{value.numel()} values"
                 raise InvalidArgumentError(
                     f"{key} of {name} has {mine.numel()} values, the state {found}: the state "
                     "is of another codec or other parameters"
                 )
-            yield mine, value
+            whole = value.view(mine.shape) if value.dim() == 1 else value  # own moments are rows
+            yield mine, checked_moment(key, whole, mine, name)
+
+
+def checked_moment(key: str, value: Any, like: Tensor, name: str) -> Tensor:
+    """The saved moment or step of a parameter, in the dtype of ``like``.
+
+    Raises InvalidArgumentError for another shape, and for values that cannot be a moment's.
+    """
+    what = f"{key} of {name}"
+    found = checkpoint.like(value, like, what).to(like.dtype)
+    checkpoint.finite(found, what)
+    if key == "exp_avg_sq" and (found < 0).any():
+        raise InvalidArgumentError(f"the state's {what} has values below 0")
+    if key == "step":
+        steps = float(found)
+        checkpoint.number(int(steps) if steps.is_integer() else steps, what)
+    return found
