@@ -94,6 +94,18 @@ def test_a_full_disk_leaves_the_old_file(
     assert not [path for path in pathlib.Path().iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o440, 0o666])
+def test_permissions_of_an_old_file_stay(models: list[dict[str, Any]], mode: int) -> None:
+    for name in ("old.safetensors", "a.delta"):
+        pathlib.Path(name).touch()
+        pathlib.Path(name).chmod(mode)
+    assert main(["make", "old.safetensors", "new.safetensors", "a.delta"]) == 0
+    assert main(["apply", "old.safetensors", "a.delta", "old.safetensors"]) == 0
+    for name in ("old.safetensors", "a.delta"):
+        assert pathlib.Path(name).stat().st_mode & 0o777 == mode
+    assert same(safetensors.load_file("old.safetensors"), models[1])
+
+
 def test_folders_are_followed_and_verified(
     models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,8 @@ def write_file(
 ) -> None:
     """Writes a file beside ``path``, and renames the file when the disk has all bytes.
 
+    An old file's permissions stay.
+
     Raises:
         FileExistsError: ``is_new``, and the file exists.
     """
@@ -51,6 +53,9 @@ def write_file(
     try:
         with open(temporary, "xb") as file:
             mode = os.fstat(file.fileno()).st_mode
+            with contextlib.suppress(FileNotFoundError):
+                mode = path.stat().st_mode
+            os.fchmod(file.fileno(), mode & 0o777 | 0o600)  # nobody else may read meanwhile
         write(temporary)
         os.chmod(temporary, mode & 0o777)  # safetensors makes a file for its own user only
         _sync(temporary)
