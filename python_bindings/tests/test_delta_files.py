@@ -958,6 +958,13 @@ def test_integers_of_numpy_are_numbers_and_bools_are_not(folder: pathlib.Path) -
     assert not other.exists()
 
 
+def test_the_name_of_the_metadata_is_refused(folder: pathlib.Path) -> None:
+    ours = {"__metadata__": numpy.ones(1, numpy.float32), "a": numpy.ones(1, numpy.float32)}
+    with pytest.raises(tersor.InvalidArgumentError, match='with the name "__metadata__"'):
+        delta.Publisher(folder).publish(1, ours)
+    assert list(folder.iterdir()) == []
+
+
 def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder)
     with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):

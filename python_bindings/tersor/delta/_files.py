@@ -133,7 +133,13 @@ def _read(file: BinaryIO, path: pathlib.Path, at: int, count: int) -> bytes:
 def save_weights(
     path: pathlib.Path, weights: Weights, metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a full copy."""
+    """Writes a full copy.
+
+    Raises:
+        InvalidArgumentError: A tensor has the name of safetensors' metadata.
+    """
+    if "__metadata__" in weights:
+        raise InvalidArgumentError('safetensors has no tensors with the name "__metadata__"')
     with needs("safetensors", _NEEDED):
         if any(hasattr(one, "data_ptr") for one in weights.values()):
             import torch
