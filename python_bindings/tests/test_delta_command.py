@@ -106,6 +106,25 @@ def test_permissions_of_an_old_file_stay(models: list[dict[str, Any]], mode: int
     assert same(safetensors.load_file("old.safetensors"), models[1])
 
 
+def test_no_deltas_and_missing_bases_are_reported(
+    models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pathlib.Path("empty.delta").touch()
+    assert main(["verify", "empty.delta"]) == 1
+    assert "empty.delta: there are no deltas" in capsys.readouterr().err
+    publisher = delta.Publisher("versions", keep=4)
+    for version in range(1, 5):
+        publisher.publish(version, models[version % 2])
+    for path in pathlib.Path("versions").glob("v000000000003.*"):
+        path.unlink()
+    assert main(["verify", "versions"]) == 1
+    printed = capsys.readouterr()
+    assert "version 4: versions: no path leads to version 4: version 3 is missing" in printed.err
+    assert "2 versions without damage, 1 with damage" in printed.out
+    publisher.publish(5, models[0])  # with a full copy
+    assert main(["verify", "versions"]) == 0
+
+
 def test_folders_are_followed_and_verified(
     models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

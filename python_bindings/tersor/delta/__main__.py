@@ -109,11 +109,16 @@ def _apply(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     if not options.delta.is_dir():
         count = sum(1 for _ in _bar(_files.read_frames(options.delta), "verify"))
+        if count == 0:
+            raise WireError(f"{options.delta}: there are no deltas")
         print(f"{options.delta}: {count} deltas, no damage")
         return 0
     damaged, before = 0, dict[int, dict[str, str]]()
-    for version in _bar(versions_in(options.delta), "verify"):
+    versions = versions_in(options.delta)
+    for version in _bar(versions, "verify"):
         try:
+            if version == versions[-1]:  # raises if no full copy leads to the newest version
+                Receiver(options.delta)._path(version)
             with _files.FullCopies(options.delta) as copies:
                 before[version] = _verify_version(options.delta, version, before, copies)
         except (Error, OSError) as error:
