@@ -125,6 +125,25 @@ def test_no_deltas_and_missing_bases_are_reported(
     assert main(["verify", "versions"]) == 0
 
 
+def test_control_characters_are_escaped(
+    models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(("old", "new")):
+        safetensors.save_file({"\x1b[31m\u202eé": models[number]["steps"]}, f"{name}.safetensors")
+    assert main(["make", "old.safetensors", "new.safetensors", "a.delta"]) == 0
+    assert main(["info", "a.delta"]) == 0
+    assert main(["apply", "new.safetensors", "a.delta", "out"]) == 1
+    publisher = delta.Publisher("versions")
+    publisher.publish(1, safetensors.load_file("old.safetensors"))
+    publisher.publish(2, safetensors.load_file("new.safetensors"))
+    [path] = pathlib.Path("versions").glob("*.delta")
+    path.write_bytes(pathlib.Path("a.delta").read_bytes()[:-16])
+    assert main(["verify", "versions"]) == 1
+    printed = "".join(capsys.readouterr())
+    assert printed.count("\\x1b[31m\\u202eé") >= 2
+    assert "\x1b" not in printed
+
+
 def test_folders_are_followed_and_verified(
     models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

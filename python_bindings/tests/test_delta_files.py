@@ -860,6 +860,7 @@ def test_publishing_without_hard_links(
     [
         {"base_version": 2}, {"base_version": -1}, {"base_version": "1"}, {"tensors": [{}]},
         {"tensors": 1}, {"aliases": []}, {"aliases": {"a": 1}}, {"version": "2"},
+        {"model": [1]}, {"model": None},
     ],
 )  # fmt: skip
 def test_sealed_manifests_with_wrong_members_are_refused(
@@ -963,6 +964,35 @@ def test_the_name_of_the_metadata_is_refused(folder: pathlib.Path) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match='with the name "__metadata__"'):
         delta.Publisher(folder).publish(1, ours)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "a\0b"}, {"full": "a\0b"}, {"file": "\ud800"}, {"name": "\ud800"}, {"file": 1},
+        {"changed": "x"}, {"changed": None}, {"bytes": True}, {"checksum": 1}, {"slice": [3]},
+    ],
+)  # fmt: skip
+def test_sealed_entries_with_wrong_members_are_refused(
+    folder: pathlib.Path, change: dict[str, Any]
+) -> None:
+    published(folder, 2)
+    manifest = json.loads((folder / f"{SECOND}.json").read_text())
+    del manifest["sha256"]
+    manifest["tensors"][0] |= change
+    _files.write_json(folder / f"{SECOND}.json", manifest)
+    with pytest.raises(tersor.WireError):
+        _files.read_manifest(folder, 2)
+
+
+@pytest.mark.parametrize("key", ["format", "format_version", "model"])
+def test_sealed_manifests_without_members_are_refused(folder: pathlib.Path, key: str) -> None:
+    published(folder, 1)
+    path = folder / "v000000000001.json"
+    manifest = json.loads(path.read_text())
+    _files.write_json(path, {name: manifest[name] for name in manifest.keys() - {key, "sha256"}})
+    with pytest.raises(tersor.WireError, match=key):
+        _files.read_manifest(folder, 1)
 
 
 def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:

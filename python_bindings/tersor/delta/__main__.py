@@ -27,8 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (Error, OSError, ImportError) as error:
-        print(f"tersor.delta: {error}", file=sys.stderr)
+        print(f"tersor.delta: {_visible(str(error))}", file=sys.stderr)
         return 1
+
+
+def _visible(text: str) -> str:
+    """Returns a text of a file without characters that change a terminal."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -123,7 +128,7 @@ def _verify(options: argparse.Namespace) -> int:
                 before[version] = _verify_version(options.delta, version, before, copies)
         except (Error, OSError) as error:
             damaged += 1
-            print(f"version {version}: {error}", file=sys.stderr)
+            print(f"version {version}: {_visible(str(error))}", file=sys.stderr)
     print(f"{options.delta}: {len(before)} versions without damage, {damaged} with damage")
     return 1 if damaged or not before else 0
 
@@ -157,7 +162,13 @@ def _info(options: argparse.Namespace) -> int:
         return 0
     entries = [one for delta in _files.read_frames(options.delta) for one in delta.entries()]
     rows = [
-        (one.name, one.dtype, str(one.changed), _text.byte_count(one.bytes), str(list(one.shape)))
+        (
+            _visible(one.name),
+            one.dtype,
+            str(one.changed),
+            _text.byte_count(one.bytes),
+            str(list(one.shape)),
+        )
         for one in entries
     ]
     print(_text.table(("tensor", "dtype", "changed", "size", "shape"), rows))

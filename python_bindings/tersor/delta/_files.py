@@ -237,13 +237,14 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
         expected = value.pop("sha256")
+        found = value["format"], value["format_version"]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise WireError(f"{path}: this is not a manifest: {error}") from error
     if digest(value) != expected:
         raise WireError(f"{path}: the manifest is damaged: its hash differs")
-    if (value["format"], value["format_version"]) != (FORMAT, FORMAT_VERSION):
+    if found != (FORMAT, FORMAT_VERSION):
         raise InvalidArgumentError(
-            f"{path}: format {value['format']} {value['format_version']}; this version of Tersor "
+            f"{path}: format {found[0]} {found[1]}; this version of Tersor "
             f"reads {FORMAT} {FORMAT_VERSION}"
         )
     return value
@@ -256,6 +257,7 @@ def read_manifest(folder: pathlib.Path, version: int) -> Manifest:
     try:
         number, base = manifest["version"], manifest["base_version"]
         is_valid = base is None or (type(base) is int and 0 <= base < number)
+        is_valid = is_valid and isinstance(manifest["model"], str)
         is_valid = is_valid and all(map(_is_entry, manifest["tensors"]))
         is_valid = is_valid and all(
             isinstance(name, str) for pair in manifest["aliases"].items() for name in pair
@@ -270,7 +272,7 @@ def read_manifest(folder: pathlib.Path, version: int) -> Manifest:
         raise WireError(f"{path}: this is the manifest of version {number}")
     for entry in manifest["tensors"]:
         for name in (entry.get("file", ""), entry["full"]):
-            if "/" in name:
+            if "/" in name or "\0" in name:
                 raise WireError(f'{path}: file "{name}" is not in the folder of the manifest')
     return manifest
 
@@ -279,10 +281,10 @@ def _is_entry(entry: Mapping[str, Any]) -> bool:
     numbers = [*entry["shape"], *(number for pair in entry["slice"] for number in pair)]
     int(entry["checksum"], 16)
     texts = [entry[key] for key in ("name", "dtype", "type", "full")]
-    return (
-        all(isinstance(one, str) for one in texts)
-        and all(type(one) is int and one >= 0 for one in [*numbers, entry["bytes"]])
-        and all(len(pair) == 2 for pair in entry["slice"])
+    "".join([*texts, entry.get("file", "")]).encode()  # raises if one is no text of UTF-8
+    numbers += [entry["bytes"], entry.get("changed", 0)]
+    return all(type(one) is int and one >= 0 for one in numbers) and all(
+        len(pair) == 2 for pair in entry["slice"]
     )
 
 
