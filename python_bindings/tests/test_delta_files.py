@@ -853,6 +853,22 @@ def test_publishing_without_hard_links(
     with pytest.raises(FileExistsError):
         publisher._commit(2, {"other": 1}, "")
     assert _files.versions_in(folder) == [1, 2]
+    real, raced = os.replace, []
+
+    def replace(temporary: pathlib.Path, path: pathlib.Path) -> None:
+        if path.name == "v000000000003.json":  # meanwhile, another publisher writes the version
+            with pytest.raises(FileExistsError):
+                _files.write_json(path, {"other": 1}, is_new=True)
+            raced.append(path)
+        real(temporary, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    publisher.publish(3, version(3))
+    ours = version(0)
+    assert raced
+    assert delta.Receiver(folder).update(ours) == 3
+    assert same(ours, version(3))
+    assert not list(folder.glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,14 @@ def _link(temporary: pathlib.Path, path: pathlib.Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # the file system has no hard links
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        os.replace(temporary, path)
+        claim = path.with_name(f".{path.name}.00000000.tmp")  # one process at a time has it
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+        try:
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+            os.replace(temporary, path)
+        finally:
+            claim.unlink()
 
 
 def _sync(path: pathlib.Path) -> None:
