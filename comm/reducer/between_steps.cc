@@ -148,7 +148,7 @@ ReducerState GradientReducer::Impl::exact_state() {
   return state;
 }
 
-void GradientReducer::Impl::load(const ReducerState& state) {
+void GradientReducer::Impl::load(const ReducerState& state, std::uint64_t common) {
   LockedStep step = between_steps("load_state()");
   check_unweighted("load_state()");
   finalize(step);
@@ -161,7 +161,7 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   const bool exact = state.form == ReducerState::Form::kExact;
   if (exact && !in_ready_order()) step->propose(state.order);
   if (!loaded_.has_value()) parameters_.loaded_states += 1;
-  loaded_ = describe(state, parameters_);
+  loaded_ = describe(state, parameters_, common);
   context_.set_agreement(parameters_.agreement(policy_.learns()));
 }
 
@@ -200,8 +200,8 @@ std::vector<std::byte> GradientReducer::save_portable_state() const {
   return write_state(state);
 }
 
-void GradientReducer::load_state(std::span<const std::byte> state) {
-  OnDevice(*impl_)->load(read_state(state));
+void GradientReducer::load_state(std::span<const std::byte> state, std::uint64_t common) {
+  OnDevice(*impl_)->load(read_state(state), common);
 }
 
 }  // namespace tersor

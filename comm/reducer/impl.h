@@ -73,7 +73,7 @@ struct GradientReducer::Impl {
 
   // Checkpoints (between_steps.cc); loss scales and transactions (transactions.cc).
   ReducerState exact_state();
-  void load(const ReducerState& state);
+  void load(const ReducerState& state, std::uint64_t common);
   void scale_residuals(float factor, std::span<const std::size_t> parameters);
   void check_transactions(std::string_view call) const;
   bool discard(std::span<const std::size_t> parameters);

@@ -149,9 +149,10 @@ void check_state(const ReducerState& state, const Parameters& parameters) {
   }
 }
 
-LoadedState describe(const ReducerState& state, const Parameters& parameters) {
+LoadedState describe(const ReducerState& state, const Parameters& parameters,
+                     std::uint64_t common) {
   Signature digest;
-  digest.add(state.ranks);
+  digest.add(state.ranks).add(common);
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     const ReducerState::Parameter& one = state.parameters[i];
     digest.add(one.codec);

@@ -29,12 +29,13 @@ struct LoadedState {
   std::uint32_t step = 0;
   ReducerState::Form form = ReducerState::Form::kExact;
   std::uint8_t unused[3] = {};
-  /// hash of the number of ranks, the codecs, and the memories encoded by all ranks
+  /// hash of the number of ranks, the codecs, the memories encoded by all ranks, and the caller's
+  /// own hash
   std::uint64_t digest = 0;
 };
 static_assert(sizeof(LoadedState) == 16 && std::is_trivially_copyable_v<LoadedState>);
 
-LoadedState describe(const ReducerState& state, const Parameters& parameters);
+LoadedState describe(const ReducerState& state, const Parameters& parameters, std::uint64_t common);
 
 /// `records`: one record per rank. If records differ, throws a TransportError with the numbers and
 /// states of two ranks.

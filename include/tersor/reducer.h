@@ -355,10 +355,11 @@ class GradientReducer {
   /// Loads the result of save_state or save_portable_state. Throws InvalidArgumentError and changes
   /// nothing if the state does not fit: other parameters, counts or ranks, a sending order that is
   /// no permutation, or values that are not finite; and after `weigh`. Ranks compare their states
-  /// in the next step. If the steps, the forms (exact or portable) or the codec memories differ,
-  /// every rank throws a TransportError that names two ranks and their states. All ranks use rank
-  /// 0's sending order.
-  void load_state(std::span<const std::byte> state);
+  /// in the next step. If the steps, the forms (exact or portable), the codec memories or the
+  /// `common` numbers differ, every rank throws a TransportError that names two ranks and their
+  /// states. All ranks use rank 0's sending order. `common`: a hash of the caller's own part of the
+  /// save, if that part is equal on all ranks.
+  void load_state(std::span<const std::byte> state, std::uint64_t common = 0);
 
   /// Returns the statistics of all parameters together. Waits for flushed steps and for the device.
   ReducerStatistics statistics() const;

@@ -6,6 +6,7 @@
 #include <tersor/reducer.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,9 +15,9 @@
 namespace tersor::python {
 namespace {
 
-void load_state(const ArrayReducer& self, const nb::bytes& state) {
+void load_state(const ArrayReducer& self, const nb::bytes& state, std::uint64_t common) {
   const std::span bytes(static_cast<const std::byte*>(state.data()), state.size());
-  without_gil([&] { self.reducer().load_state(bytes); });
+  without_gil([&] { self.reducer().load_state(bytes, common); });
 }
 
 void weigh(const ArrayReducer& self, double samples) {
@@ -263,10 +264,12 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
            "bit from this state.")
       .def("save_portable_state", &saved<&GradientReducer::save_portable_state>,
            "Returns the sum of all ranks' states, for any number of ranks. A collective call.")
-      .def("load_state", &load_state, "state"_a,
+      .def("load_state", &load_state, "state"_a, "common"_a = 0,
            "Loads a state.\n\n"
            "Args:\n"
-           "  state: Result of save_state() or save_portable_state().\n\n"
+           "  state: Result of save_state() or save_portable_state().\n"
+           "  common: Hash of the caller's own part of the save, if equal on all ranks. The next "
+           "step raises TransportError if ranks loaded different states or hashes.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The state does not fit: other parameters, counts, codecs or "
            "ranks, "

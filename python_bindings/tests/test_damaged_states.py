@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from handles import HANDLES, Training
+from handles import HANDLES, Training, equal, equal_on_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -180,6 +180,34 @@ def test_saves_of_different_steps_on_two_ranks_are_named(rank: int, count: int, 
     options = {"sync_every": 1} if name == "DiLoCo" else {}
     error = load_mixed(rank, HANDLES[name](**options))
     assert "rank 0 loaded the exact state of step 1, rank 1 the exact state of step 3" in error
+
+
+@pytest.mark.parametrize("mode", ["exact", "portable"])
+@pytest.mark.parametrize("name", [*COMPRESSED, "DiLoCo"])
+@ranks.on(2)
+def test_saves_of_the_same_step_of_two_runs_are_refused(
+    rank: int, count: int, name: str, mode: str
+) -> None:
+    runs = []
+    for first in (0, 10):
+        training = HANDLES[name]()
+        training.steps(rank, range(first, first + 3))
+        runs.append((copy.deepcopy(training.state(mode)), training))
+    (other, _), (same, training) = runs
+    weights, found = copy.deepcopy(training.layers.state_dict()), []
+    for _ in range(2):
+        training.layers.load_state_dict(weights)
+        if name == "DiLoCo":
+            training.optimizer.state.clear()
+        training.load(copy.deepcopy(same))
+        training.steps(rank, range(3, 5))
+        assert equal_on_ranks(training.weights())
+        found.append(training.weights())
+    assert equal(*found)
+    training.load(copy.deepcopy(same if rank else other))
+    words = f"rank 0 loaded the {mode} state of step 3, rank 1 another {mode} state of step 3"
+    with pytest.raises(tersor.TransportError, match=words):
+        training.step(rank, 3)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import math
 import os
 import re
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
@@ -69,8 +70,16 @@ def save_reducer(
     }
 
 
-def load_reducer(reducer: GradientReducer, group: dist.ProcessGroup, state: Saved | None) -> None:
+def load_reducer(
+    reducer: GradientReducer,
+    group: dist.ProcessGroup,
+    state: Saved | None,
+    common: Iterable[Tensor] = (),
+) -> None:
     """Loads the result of :func:`save_reducer` of either mode.
+
+    ``common``: tensors of the save that are equal on all ranks. The next step raises TransportError
+    if ranks loaded others.
 
     None or an empty dict (a checkpoint without Tersor): residuals start at zero, with a warning if
     there are any. Raises InvalidArgumentError, which names the parameter, for a damaged state, and
@@ -80,7 +89,17 @@ def load_reducer(reducer: GradientReducer, group: dist.ProcessGroup, state: Save
         now = ReducerState.read(reducer.save_state()).parameters
         kept = sum(bool(len(one.residual) + len(one.owner)) for one in now)
         return start_at_zero([reducer], kept)
-    reducer.load_state(read_bytes(_fitted(state, reducer), group))
+    reducer.load_state(read_bytes(_fitted(state, reducer), group), _hash_of(common))
+
+
+def _hash_of(tensors: Iterable[Tensor]) -> int:
+    """A hash of this rank's shards."""
+    found = 0
+    for one in tensors:
+        own = one.to_local() if isinstance(one, DTensor) else one
+        values = own.detach().contiguous().flatten().view(torch.uint8)
+        found = zlib.crc32(values.cpu().numpy(), found)
+    return found
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -103,6 +103,15 @@ def check_all(
         raise InvalidArgumentError(f"the state is of another model: {', '.join(map(str, unknown))}")
     check_groups(outer, state["outer_optimizer"])
     _check_moments(outer, state["outer_optimizer"])
+
+
+def common_tensors(state: Mapping[str, Any], names: Iterable[str]) -> Iterator[Tensor]:
+    """The tensors of a checked state that are equal on all ranks. ``names``: of parameters."""
+    yield from (state["start"][name] for name in names)
+    saved = state["outer_optimizer"]
+    for key in (key for group in saved["param_groups"] for key in group["params"]):
+        entries = sorted(saved["state"].get(key, {}).items())
+        yield from (one for _, one in entries if isinstance(one, Tensor))
 
 
 def _check_moments(outer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

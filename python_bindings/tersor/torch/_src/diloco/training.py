@@ -11,6 +11,7 @@ arXiv:2501.18512) exchanges a fragment of the model at a time while ranks train 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -316,7 +317,9 @@ class DiLoCo(FragmentExchange):
         self._fetch()
         outer, group = self.outer_optimizer, self._process_group()
         saved = copy.deepcopy(state["outer_optimizer"])  # PyTorch uses the tensors themselves
-        load_with(self.reducer, group, state["residuals"], lambda: outer.load_state_dict(saved))
+        common = outer_optimizers.common_tensors(state, self._start)
+        load = functools.partial(outer.load_state_dict, saved)
+        load_with(self.reducer, group, state["residuals"], load, common)
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]

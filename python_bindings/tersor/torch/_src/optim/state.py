@@ -9,7 +9,7 @@ a ``CompressedOptimizer`` with differences between ranks. Residuals have the for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -63,10 +63,14 @@ def load_with(
     group: dist.ProcessGroup,
     residuals: Mapping[str, Any],
     load: Callable[[], None],
+    common: Iterable[Tensor] = (),
 ) -> None:
-    """Loads residuals and calls ``load``. An InvalidArgumentError leaves all values unchanged."""
+    """Loads residuals and calls ``load``. An InvalidArgumentError leaves all values unchanged.
+
+    ``common``: as in ``load_reducer``.
+    """
     before = reducer.save_state()
-    checkpoint.load_reducer(reducer, group, residuals)
+    checkpoint.load_reducer(reducer, group, residuals, common)
     try:
         with refusing_damage():
             load()
@@ -145,8 +149,9 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
         for one in saved["param_groups"]:
             kept.check_group(one)
         values = list(_values(kept, saved))
-    checkpoint.load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
-    for target, value in values:
+    common = [value for _, value, is_common in values if is_common]
+    checkpoint.load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved), common)
+    for target, value, _ in values:
         target.copy_(value.reshape(target.shape))
     return [{**one, "params": list(range(len(one["params"])))} for one in plain_groups(saved)]
 
@@ -190,8 +195,8 @@ def _class_of(saved: Mapping[str, Any]) -> str:
     return "CompressedSGD" if "sent_momentum" in options else "CompressedAdamW"
 
 
-def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor to write, and the saved values."""
+def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Each tensor to write, the saved values, and True for values that are equal on all ranks."""
     state, own = saved["state"], residuals_of(saved)
     if not state.keys() <= kept.moments.keys():  # PyTorch's state functions put other keys
         keys = chain.from_iterable(group["params"] for group in saved["param_groups"])
@@ -214,7 +219,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
                     "is of another codec or other parameters"
                 )
             whole = value.view(mine.shape) if value.dim() == 1 else value  # own moments are rows
-            yield mine, checked_moment(key, whole, mine, name)
+            yield mine, checked_moment(key, whole, mine, name), key != kept.own.get(name)
 
 
 def checked_moment(key: str, value: Any, like: Tensor, name: str) -> Tensor:
