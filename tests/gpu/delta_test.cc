@@ -51,7 +51,7 @@ TEST(DeltaOnADevice, WritesAndRestoresAllDtypes) {
     Bytes delta = versions.encode({.classes = classes});
     const DeviceWeights weights(versions.base);
     PreparedDeviceDelta prepared(versions.tensors, weights.base(), delta, stream.view());
-    delta.clear();                 // the delta is not needed
+    delta.clear();                                // the delta is not needed
     prepared.undo(weights.spans, stream.view());  // before a write: nothing
     ASSERT_EQ(weights.values(), versions.base);
     prepared.write(weights.spans, stream.view());
