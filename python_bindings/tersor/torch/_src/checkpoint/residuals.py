@@ -98,7 +98,7 @@ def _hash_of(tensors: Iterable[Tensor]) -> int:
     for one in tensors:
         own = one.to_local() if isinstance(one, DTensor) else one
         values = own.detach().contiguous().flatten().view(torch.uint8)
-        found = zlib.crc32(values.cpu().numpy(), found)
+        found = zlib.crc32(values.cpu().numpy().data, found)
     return found
 
 
@@ -168,10 +168,11 @@ def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
 def like(found: Any, wanted: Tensor, name: str) -> Tensor:
     """Returns ``found``. Raises InvalidArgumentError unless it is a floating-point tensor of the
     wanted shape."""
-    is_tensor = isinstance(found, Tensor)
-    if is_tensor and found.is_floating_point() and found.shape == wanted.shape:
-        return found
-    what = f"{tuple(found.shape)} of {found.dtype}" if is_tensor else described(found)
+    what = described(found)
+    if isinstance(found, Tensor):
+        if found.is_floating_point() and found.shape == wanted.shape:
+            return found
+        what = f"{tuple(found.shape)} of {found.dtype}"
     raise InvalidArgumentError(
         f"the state's {name} is {what}: expected {tuple(wanted.shape)} of floating point"
     )
