@@ -175,12 +175,12 @@ class _Core(GradientReducer):
 
     _waiting: tuple[Callable[[], None], ...] | None = ()
 
-    def load_state(self, state: bytes) -> None:
+    def load_state(self, state: bytes, common: int = 0) -> None:
         if self._waiting is None:
-            super().load_state(state)
+            super().load_state(state, common)
         else:
             ReducerState.read(state)  # raises for damaged bytes
-            self._waiting = (functools.partial(super().load_state, state),)
+            self._waiting = (functools.partial(super().load_state, state, common),)
 
     def weigh(self, samples: float) -> None:
         if self._waiting:
