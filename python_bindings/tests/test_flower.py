@@ -153,7 +153,7 @@ def ask(strategy: tersor.federated.flower.Strategy, round_: int, nodes: Nodes) -
 
 
 def weight_of(codec: str, reply: Message, strategy: tersor.federated.flower.Strategy) -> bytes:
-    """What a reply decodes to."""
+    """Returns the decoded values of a reply."""
     arrays, _ = strategy.aggregate_train(strategy._told.round, [reply])
     assert arrays is not None
     return bytes(arrays["layer.weight"].data)
@@ -295,7 +295,7 @@ def grow(reply: Message) -> None:
 
 
 def send_nan_in_a_frame(reply: Message) -> None:
-    """With a right signature and checksum: a client need not keep to the protocol."""
+    """Signature and checksum are right, because a client may break the protocol."""
     signature = Told.of(reply.content["tersor"]).signature("layer.bias")
     values = np.full(96, np.nan, np.float32)
     frame = tersor.Codec("int8").encode(values, signature=signature)
@@ -303,7 +303,7 @@ def send_nan_in_a_frame(reply: Message) -> None:
 
 
 def claim_more(reply: Message) -> None:
-    """A petabyte, of which nobody allocates a byte."""
+    """The size is a petabyte. The server must not allocate a byte."""
     file = io.BytesIO()
     header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 47,)}
     np.lib.format.write_array_header_1_0(file, header)
@@ -548,7 +548,7 @@ def test_a_client_that_missed_rounds_or_lost_its_state_gets_what_it_needs() -> N
 
 
 def test_a_reply_that_is_lost_costs_its_client_one_round() -> None:
-    """The client has newer weights than the server knows of."""
+    """The client has newer weights than the server."""
     views: dict[tuple[int, int], Any] = {}
 
     def looks(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
@@ -574,7 +574,7 @@ def far(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
 
 
 def sent_with(codec: str, mod: Any) -> tuple[np.ndarray[Any, Any], Message]:
-    """What a client's update decodes to, behind a mod of Flower's."""
+    """Returns the decoded update of a client after one of Flower's mods."""
     np.random.seed(0)  # Flower's noise
     nodes = Nodes(client_app([tersor.federated.flower.compress(codec), mod], far), [7])
     strategy = tersor.federated.flower.Strategy(fedavg(), codec)

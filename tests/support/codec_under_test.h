@@ -1,5 +1,5 @@
-// A codec as called by the harnesses. Host calls pass through. A device call first copies its
-// inputs to the device and then waits, so the same tests cover both.
+// A codec as called by the harnesses. Host calls pass through. A device call copies the inputs to
+// the device and waits for the result, so the same tests cover hosts and devices.
 #pragma once
 
 #include <tersor/codec.h>

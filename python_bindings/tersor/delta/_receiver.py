@@ -208,8 +208,8 @@ def _mark(tensor: Any) -> tuple[list[Any], tuple[Any, ...]]:
     facts = (*_memory.address_of(tensor), tensor.dtype, tuple(tensor.shape))
     if not hasattr(tensor, "data_ptr"):
         return [tensor], facts
-    # Views share the storage and its number of changes. Inference tensors have no such number.
-    # A tensor from .data has its own number, which begins at 0, so then the tensor itself counts.
+    # Views share the storage and the storage's count of changes. Inference tensors have no count.
+    # A tensor from .data has a separate count from 0 on, so a count of 0 requires the same tensor.
     changes = object() if tensor.is_inference() else tensor._version
     return [tensor.untyped_storage(), *([] if changes else [tensor])], (*facts, changes)
 
