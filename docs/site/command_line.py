@@ -73,7 +73,14 @@ def difference() -> str | None:
 
 def _help(built: pathlib.Path, *words: str) -> str:
     done = subprocess.run([built, *words, "--help"], capture_output=True, text=True, check=True)
-    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+    lines = (_with_sorted_options(line.rstrip()) for line in done.stdout.strip("\n").splitlines())
+    return "\n".join(lines)
+
+
+def _with_sorted_options(line: str) -> str:
+    """Sorts the options that an option needs or excludes: CLI11 orders the options by address."""
+    options = r"(?<=s: )--\S+(?: --\S+)+"
+    return re.sub(options, lambda found: " ".join(sorted(found[0].split())), line)
 
 
 def _call(program_name: str, command: str) -> str:

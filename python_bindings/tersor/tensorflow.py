@@ -326,7 +326,7 @@ class _Saved:
         )
 
 
-tf.keras.utils.get_custom_objects()["DistributedOptimizer"] = _Saved
+tf.keras.utils.get_custom_objects().update(DistributedOptimizer=_Saved)
 
 
 def _names(variables: Iterable[Any]) -> list[str]:
