@@ -61,6 +61,7 @@ def test_the_readme_shows_lines_of_the_ddp_example_and_an_output_of_its_form() -
     check_comparison(printed)
 
 
+@pytest.mark.long
 def test_fsdp2_trains_in_fewer_bytes() -> None:
     printed = output_of("fsdp2.py")
     first, last = losses(printed)
@@ -77,6 +78,7 @@ def test_the_trainer_of_hugging_face_trains_in_fewer_bytes() -> None:
     assert sent_share(printed) < 0.25
 
 
+@pytest.mark.long
 def test_diloco_trains_in_fewer_bytes() -> None:
     printed = output_of("diloco.py")
     first, last = losses(printed)
@@ -84,6 +86,7 @@ def test_diloco_trains_in_fewer_bytes() -> None:
     assert sent_share(printed) < 0.05
 
 
+@pytest.mark.long
 def test_servers_follow_a_policy_that_learns() -> None:
     pytest.importorskip("safetensors")
     printed = output_of("weight_deltas.py", "--versions", "4", count=3)
