@@ -174,6 +174,7 @@ class _Core(GradientReducer):
     """Knows the parameters from the first step on. Loads a state of an earlier run then."""
 
     _waiting: tuple[Callable[[], None], ...] | None = ()
+    _loaded = b""  # a state for the first step
 
     def load_state(self, state: bytes, common: int = 0) -> None:
         if self._waiting is None:
@@ -181,6 +182,15 @@ class _Core(GradientReducer):
         else:
             ReducerState.read(state)  # raises for damaged bytes
             self._waiting = (functools.partial(super().load_state, state, common),)
+            self._loaded = state
+
+    def save_state(self) -> bytes:
+        return self._loaded or super().save_state()
+
+    def save_portable_state(self) -> bytes:
+        if self._loaded:
+            raise InvalidArgumentError("the loaded state applies from the next step: save after it")
+        return super().save_portable_state()
 
     def weigh(self, samples: float) -> None:
         if self._waiting:
@@ -190,7 +200,7 @@ class _Core(GradientReducer):
 
     def start(self) -> None:
         """Call after all parameters of the first step were added."""
-        waiting, self._waiting = self._waiting, None
+        waiting, self._waiting, self._loaded = self._waiting, None, b""
         for call in waiting or ():
             call()
 
@@ -218,6 +228,7 @@ class Reducer:
     def __init__(self, **options: Unpack[ReducerOptions]) -> None:
         self.core = _Core(transport(), **options)
         self._known: dict[str, Any] = {}  # an array of zeros for each name
+        self._is_lossy_sum = options.get("reduction") == "sum" and options.get("codec") != "none"
 
     def __call__(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """Reduces gradients.
@@ -260,6 +271,10 @@ class Reducer:
         for name in self._known.keys() - set(names):
             self.core.ready(name, self._known[name], "none")
         self.core.wait()
+        for value in values:
+            if self._is_lossy_sum and value.dtype == np.float16:  # decoding saturates
+                at_limit = np.abs(value) == np.finfo(np.float16).max
+                value[at_limit] = np.copysign(np.float16(np.inf), value[at_limit])
         return values
 
 

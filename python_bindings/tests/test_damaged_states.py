@@ -183,7 +183,7 @@ def test_saves_of_different_steps_on_two_ranks_are_named(rank: int, count: int, 
 
 
 @pytest.mark.parametrize("mode", ["exact", "portable"])
-@pytest.mark.parametrize("name", [*COMPRESSED, "DiLoCo"])
+@pytest.mark.parametrize("name", [*COMPRESSED, "DiLoCo", "DistributedOptimizer"])
 @ranks.on(2)
 def test_saves_of_the_same_step_of_two_runs_are_refused(
     rank: int, count: int, name: str, mode: str

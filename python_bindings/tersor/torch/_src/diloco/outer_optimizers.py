@@ -13,7 +13,7 @@ from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.diloco.stragglers import check_state
-from tersor.torch._src.optim.state import check_groups, checked_moment
+from tersor.torch._src.optim.state import check_groups, checked_moment, tensors_of
 
 _MOMENTS = {"momentum_buffer", "exp_avg", "exp_avg_sq"}  # of PyTorch's optimizers
 
@@ -108,10 +108,7 @@ def check_all(
 def common_tensors(state: Mapping[str, Any], names: Iterable[str]) -> Iterator[Tensor]:
     """The tensors of a checked state that are equal on all ranks. ``names``: of parameters."""
     yield from (state["start"][name] for name in names)
-    saved = state["outer_optimizer"]
-    for key in (key for group in saved["param_groups"] for key in group["params"]):
-        entries = sorted(saved["state"].get(key, {}).items())
-        yield from (one for _, one in entries if isinstance(one, Tensor))
+    yield from tensors_of(state["outer_optimizer"])
 
 
 def _check_moments(outer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

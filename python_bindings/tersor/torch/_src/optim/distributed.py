@@ -352,7 +352,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Loads the result of ``state_dict``, with residuals if the state has any.
 
-        A state without residuals leaves the residuals as they are.
+        A state without residuals leaves the residuals as they are. After a state with residuals,
+        the next step raises TransportError if ranks loaded different moments.
 
         Args:
             state_dict: Result of ``state_dict``. None or an empty dict sets residuals to zero with
@@ -375,7 +376,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         if residuals:
             state = optimizer_state.plain_state(self.optimizer, saved)
             load = self.optimizer.load_state_dict
-            optimizer_state.load_with(reducer, group, residuals, lambda: load(state))
+            common = optimizer_state.tensors_of(state)
+            optimizer_state.load_with(reducer, group, residuals, lambda: load(state), common)
         else:
             load_reducer(reducer, group, None)
         self._synchronized = False  # the step of earlier gradients cannot be discarded any more
