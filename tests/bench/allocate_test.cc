@@ -53,7 +53,7 @@ TEST_F(Allocate, RecordsAddUpToATotalWithinTheBudget) {
   EXPECT_LE(8.0 * static_cast<double>(bytes) / (2 * 64 * 128 + 100), 3);
 }
 
-TEST_F(Allocate, OneCodecForAllIsWhatAReducerSends) {
+TEST_F(Allocate, TotalsOfUniformCodecs) {
   const std::string file = gradients("g.safetensors", 1);
   const Json records = records_of({"allocate", "--gradients", file, "--bits", "32"});
   std::map<std::string, std::size_t> bytes_of;
@@ -64,7 +64,7 @@ TEST_F(Allocate, OneCodecForAllIsWhatAReducerSends) {
   EXPECT_EQ(bytes_of["int8"], 2u * (64 * 128 + 64 * 128 / 64) + 2 * 104) << "a vector as bf16";
 }
 
-TEST_F(Allocate, PrintsRulesToKeep) {
+TEST_F(Allocate, PrintsCodecRules) {
   const Outcome outcome = run({"allocate", "--gradients", gradients("g.safetensors", 1), "--codec",
                                "int8", "none", "--bits", "9"});
   EXPECT_EQ(outcome.code, 0) << outcome.error;
@@ -82,7 +82,7 @@ TEST_F(Allocate, PrintsRulesToKeep) {
     ])"));
 }
 
-TEST_F(Allocate, EnergiesOfSeveralFilesAreAdded) {
+TEST_F(Allocate, AddsEnergiesOfSeveralFiles) {
   const std::string one = gradients("1.safetensors", 1), three = gradients("3.safetensors", 3);
   const auto energy_of = [&](std::vector<std::string> files) {
     std::vector<std::string> arguments = {"allocate", "--codec", "int8", "--bits", "9"};
@@ -97,7 +97,7 @@ TEST_F(Allocate, EnergiesOfSeveralFilesAreAdded) {
   EXPECT_NEAR(both_lost, 10 * lost, 0.1 * both_lost);
 }
 
-TEST_F(Allocate, RefusesInWordsThatSayWhatToDo) {
+TEST_F(Allocate, RejectsInvalidArgumentsWithAdvice) {
   const std::string file = gradients("g.safetensors", 1), other = gradients("o.safetensors", 1, 65);
   const auto refused = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "allocate");
@@ -114,7 +114,7 @@ TEST_F(Allocate, RefusesInWordsThatSayWhatToDo) {
   EXPECT_TRUE(test::says(refused({"--gradients", file, "--codec", "lowrank:rank=1"}), "\"bias\""));
 }
 
-TEST_F(Allocate, SaysWhereNothingWasMeasured) {
+TEST_F(Allocate, ReportsAllZeroTensors) {
   write_safetensors(path("z.safetensors"), std::vector<Tensor>{{"idle", {0, 0, 0}}, {"w", {1}}});
   const Outcome outcome = run({"allocate", "--gradients", path("z.safetensors"), "--bits", "99"});
   EXPECT_EQ(outcome.code, 0) << outcome.error;

@@ -25,7 +25,7 @@ class Allreduce : public ProgramTest {
 };
 class AllreduceRealTime : public ProgramTest {};  // measures wall-clock time
 
-TEST_F(Allreduce, NoneAndBf16StandBesideEveryCodec) {
+TEST_F(Allreduce, MeasuresNoneAndBf16WithEveryCodec) {
   const Json records = records_of({"allreduce", "--codec", "int8", "int4+ef", "--min", "4K",
                                    "--max", "16K", "--iterations", "3", "--ranks", "3"});
   std::set<std::string> seen;
@@ -53,7 +53,7 @@ TEST_F(Allreduce, NoneAndBf16StandBesideEveryCodec) {
   EXPECT_EQ(seen.size(), 10u);
 }
 
-TEST_F(Allreduce, WhoCannotBeKilledIsSaid) {
+TEST_F(Allreduce, RejectsInvalidKillArguments) {
   const auto said = [](std::vector<std::string> more) {
     std::vector<std::string> arguments = {"allreduce", "--codec", "int8"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -68,7 +68,7 @@ TEST_F(Allreduce, WhoCannotBeKilledIsSaid) {
 }
 
 // bf16 messages with f32 sums have a record in addition to bf16 sums, once, even if also requested.
-TEST_F(Allreduce, Bf16SummedInF32IsNearerToTheSum) {
+TEST_F(Allreduce, Bf16WithF32SumsIsMoreAccurate) {
   for (const std::string codec : {"int8", "bf16"}) {
     const Json records =
         records_of({"allreduce", "--codec", codec, "--algorithm", "two-shot", "--min", "64K",
@@ -84,7 +84,7 @@ TEST_F(Allreduce, Bf16SummedInF32IsNearerToTheSum) {
 }
 
 // The error depends on the number of ranks, because the ranks share scales.
-TEST_F(Allreduce, ACodecWithoutFramesIsCheckedToo) {
+TEST_F(Allreduce, MeasuresNativeOnlyCodecs) {
   const Json records = records_of({"allreduce", "--codec", "intsum", "intsum:bits=16+ef", "--min",
                                    "16K", "--max", "16K", "--iterations", "2", "--ranks", "3"});
   ASSERT_EQ(records.size(), 5u);  // with none and bf16, measured twice
@@ -94,7 +94,7 @@ TEST_F(Allreduce, ACodecWithoutFramesIsCheckedToo) {
   EXPECT_LT(records[3]["wire_bytes"].get<double>(), 0.4 * records[0]["wire_bytes"].get<double>());
 }
 
-TEST_F(Allreduce, AReduceScatterGoesByHosts) {
+TEST_F(Allreduce, ReduceScatterRunsHierarchically) {
   const Json records =
       records_of({"allreduce", "--collective", "reduce_scatter", "--codec", "int8", "int8+ef",
                   "--algorithm", "hierarchical", "--ranks", "4", "--link", "none,per_host=2",
@@ -111,7 +111,7 @@ TEST_F(Allreduce, AReduceScatterGoesByHosts) {
   EXPECT_EQ(records[3]["algorithm"], "hierarchical");
 }
 
-TEST_F(Allreduce, TheEmulatedLinkIsFelt) {
+TEST_F(Allreduce, EmulatedLinkLimitsSpeed) {
   const Json records = records_of({"allreduce", "--codec", "int8", "--min", "64K", "--max", "64K",
                                    "--link", "20Mbit", "--iterations", "1"});
   const double wire_seconds = 2 * 0.75 * 65536 * 8 / 20e6;
@@ -127,7 +127,7 @@ TEST_F(Allreduce, AlgorithmsCanBeForced) {
               algorithm);
 }
 
-TEST_F(Allreduce, SeveralGridsStandBesideEachOther) {
+TEST_F(Allreduce, MeasuresSeveralGrids) {
   const Json records =
       records_of({"allreduce", "--ranks", "4", "--codec", "int8", "--algorithm", "two-shot",
                   "--dims", "4", "2,2", "--min", "64K", "--max", "64K", "--iterations", "1"});
@@ -142,7 +142,7 @@ TEST_F(Allreduce, SeveralGridsStandBesideEachOther) {
       << outcome.error;
 }
 
-TEST_F(Allreduce, EveryRankSaysWhyItFailed) {
+TEST_F(Allreduce, EveryRankReportsItsFailure) {
   const Outcome outcome = run({"allreduce", "--codec", "int8", "--ranks", "3", "--dims", "4,4",
                                "--max", "4K", "--iterations", "1"});
   EXPECT_EQ(outcome.code, 2);
@@ -150,7 +150,7 @@ TEST_F(Allreduce, EveryRankSaysWhyItFailed) {
     EXPECT_NE(outcome.error.find(text), std::string::npos) << outcome.error;
 }
 
-TEST(Fleet, RanksThatFailDifferentlyArePrintedEach) {
+TEST(Fleet, PrintsEachDistinctRankError) {
   ::testing::internal::CaptureStderr();
   const auto fleet = make_thread_fleet(3, {});
   EXPECT_THROW(fleet->run([](Rank& rank) { throw Error(fmt::format("reason {}", rank.index())); }),
@@ -160,14 +160,14 @@ TEST(Fleet, RanksThatFailDifferentlyArePrintedEach) {
     EXPECT_NE(text.find(line), std::string::npos) << text;
 }
 
-TEST_F(Allreduce, OneRankIsLegal) {
+TEST_F(Allreduce, RunsWithASingleRank) {
   for (const Json& record : records_of({"allreduce", "--ranks", "1", "--max", "4K"})) {
     EXPECT_EQ(record["wire_bytes"], 0);
     EXPECT_EQ(record["relative_error"], 0);
   }
 }
 
-TEST_F(Allreduce, AReducersStepIsMeasured) {
+TEST_F(Allreduce, MeasuresReducerSteps) {
   const Json records = records_of({"allreduce", "--codec", "int8", "--min", "256K", "--max", "256K",
                                    "--link", "1Gbit", "--parameters", "8", "--iterations", "2"});
   for (const Json& record : records) {
@@ -180,14 +180,14 @@ TEST_F(Allreduce, AReducersStepIsMeasured) {
   }
 }
 
-TEST_F(AllreduceRealTime, TheReducerHidesTheWireBehindTheBackwardPass) {
+TEST_F(AllreduceRealTime, ReducerOverlapsWireWithBackwardPass) {
   for (const Json& record :
        records_of({"allreduce", "--codec", "int8", "--min", "8M", "--max", "8M", "--link", "4Gbit",
                    "--parameters", "8", "--iterations", "3"}))
     EXPECT_GT(record["hidden"], 0.2) << record;
 }
 
-TEST(RankGradients, AWrongSumIsNotTimed) {
+TEST(RankGradients, CheckSumRejectsWrongSums) {
   const RankGradients gradients(5000, Dtype::kF32, 3);
   std::vector<float> sum(gradients.sum().begin(), gradients.sum().end());
   EXPECT_LT(check_sum(gradients, "int8", sum), 1e-6);
@@ -197,7 +197,7 @@ TEST(RankGradients, AWrongSumIsNotTimed) {
   EXPECT_THROW(check_sum(gradients, "none", one_rank), Error);
 }
 
-TEST(RankGradients, OneRankAloneHasItsOwnGradientAndTheFirstTheSum) {
+TEST(RankGradients, RanksHaveOwnGradientAndOnlyFirstHasSum) {
   const RankGradients all(1000, Dtype::kF32, 3), first(1000, Dtype::kF32, 3, 0);
   const RankGradients last(1000, Dtype::kF32, 3, 2);
   EXPECT_TRUE(std::ranges::equal(first.sum(), all.sum()));
@@ -206,7 +206,7 @@ TEST(RankGradients, OneRankAloneHasItsOwnGradientAndTheFirstTheSum) {
   EXPECT_TRUE(last.sum().empty());
 }
 
-TEST(Fleet, RanksThatDifferAreSeenByAll) {
+TEST(Fleet, AllRanksDetectDifferentResults) {
   const auto fleet = make_thread_fleet(3, {});
   std::atomic<int> seen{0};
   fleet->run([&](Rank& rank) {
@@ -223,7 +223,7 @@ TEST(Fleet, RanksThatDifferAreSeenByAll) {
   EXPECT_EQ(seen, 3);
 }
 
-TEST(Fleet, GathersInTheOrderOfRanks) {
+TEST(Fleet, GathersInRankOrder) {
   make_thread_fleet(4, {})->run([](Rank& rank) {
     const int own[] = {rank.index(), 10 * rank.index()};
     const auto all = rank.gather(std::span<const int>(own));
@@ -233,7 +233,7 @@ TEST(Fleet, GathersInTheOrderOfRanks) {
   });
 }
 
-TEST(Fingerprint, TellsBitsAndTheirPositionsApart) {
+TEST(Fingerprint, DistinguishesBitsPositionsAndLengths) {
   std::vector<std::byte> bytes(100);
   std::set<std::uint64_t> prints = {fingerprint(bytes)};
   for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -246,7 +246,7 @@ TEST(Fingerprint, TellsBitsAndTheirPositionsApart) {
   EXPECT_EQ(prints.size(), 102u);
 }
 
-TEST(RankGradients, TheSlowestRankOfTheMedianIterationCounts) {
+TEST(RankGradients, TakesMedianOfSlowestRanks) {
   const std::vector<std::vector<double>> seconds = {{1, 5, 3}, {2, 1, 9}};
   EXPECT_EQ(median_of_slowest(seconds), 5);
 }

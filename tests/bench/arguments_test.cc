@@ -42,7 +42,7 @@ void expect_usage_error(const std::vector<std::string>& arguments,
     EXPECT_NE(outcome.error.find(word), std::string::npos) << word << " in: " << outcome.error;
 }
 
-TEST(Arguments, AnUnknownOptionListsTheOptions) {
+TEST(Arguments, UnknownOptionErrorListsOptions) {
   for (const auto& [command, options] : kOptions) {
     std::vector<std::string> wanted = options;
     wanted.push_back("--wrong");
@@ -50,12 +50,12 @@ TEST(Arguments, AnUnknownOptionListsTheOptions) {
   }
 }
 
-TEST(Arguments, AnUnknownCommandListsTheCommands) {
+TEST(Arguments, UnknownCommandErrorListsCommands) {
   expect_usage_error({"wrong"}, {"wrong", "codecs", "allreduce", "train", "report"});
   expect_usage_error({}, {"codecs", "allreduce", "train", "report"});
 }
 
-TEST(Arguments, AnUnknownCodecListsTheCodecsOrTheKeys) {
+TEST(Arguments, UnknownCodecErrorListsCodecsOrKeys) {
   for (const std::string command : {"codecs", "allreduce", "train"}) {
     expect_usage_error({command, "--codec", "int9"}, {"int9", "none", "bf16", "int8", "topk"});
     expect_usage_error({command, "--codec", "topk:k=3"}, {"\"k\"", "density", "values"});
@@ -63,7 +63,7 @@ TEST(Arguments, AnUnknownCodecListsTheCodecsOrTheKeys) {
   }
 }
 
-TEST(Arguments, OtherBadValuesListTheGoodOnes) {
+TEST(Arguments, InvalidValueErrorListsValidValues) {
   expect_usage_error({"codecs", "--dtype", "f64"}, {"f64", "f32", "bf16", "f16"});
   expect_usage_error({"codecs", "--data", "cauchy"}, {"cauchy", "normal", "laplace", "student"});
   expect_usage_error({"codecs", "--count", "64Q"}, {"--count", "q unit"});
@@ -76,7 +76,7 @@ TEST(Arguments, OtherBadValuesListTheGoodOnes) {
   expect_usage_error({"train", "--ranks", "0"}, {"--ranks"});
 }
 
-TEST(Arguments, RangesAreSaidInWords) {
+TEST(Arguments, OutOfRangeErrorStatesTheRange) {
   expect_usage_error({"codecs", "--count", "0"}, {"--count: 0 is no number above 0\n"});
   expect_usage_error({"codecs", "--threads", "1025"}, {"1025 is no number from 0 to 1024\n"});
   expect_usage_error({"codecs", "--codec", "topk:density=2"},
@@ -87,7 +87,7 @@ TEST(Arguments, RangesAreSaidInWords) {
   expect_usage_error({"predict", "--message", "5 parsecs"}, {"is no time"});
 }
 
-TEST(Arguments, TimesAreWrittenAsThoseOfLinks) {
+TEST(Arguments, ParsesTimesWithUnits) {
   const std::map<std::string, std::string> same = {{"5us", "5e-06"}, {"0.5", "0.5"},
                                                    {"2ms", "0.002"}, {"3s", "3"},
                                                    {"0", "0"},       {"8ns", "8e-09"}};
@@ -96,11 +96,11 @@ TEST(Arguments, TimesAreWrittenAsThoseOfLinks) {
     EXPECT_THROW(seconds_text(wrong), InvalidArgumentError) << wrong;
 }
 
-TEST(Arguments, AnUnwritableFileIsFoundBeforeTheRun) {
+TEST(Arguments, RejectsUnwritableJsonFile) {
   expect_usage_error({"codecs", "--json", "/proc/none/records.json"}, {"/proc/none/records.json"});
 }
 
-TEST(Arguments, WhatACodecCannotDoIsTheCallersFault) {
+TEST(Arguments, UnsupportedAlgorithmIsUsageError) {
   const Outcome outcome = run({"allreduce", "--codec", "topk", "--algorithm", "two-shot", "--max",
                                "4K", "--iterations", "1"});
   EXPECT_EQ(outcome.code, 2) << outcome.error;

@@ -28,7 +28,7 @@ std::string npy_of(const std::vector<float>& values, const std::string& type,
          std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size());
 }
 
-TEST_F(Codecs, AFileOfValuesIsTakenWhole) {
+TEST_F(Codecs, MeasuresAllValuesOfAFile) {
   std::vector<float> values(3 * 500);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
   const std::string file = write("gradient.npy", npy_of(values, "<f4", "3, 500"));
@@ -36,7 +36,7 @@ TEST_F(Codecs, AFileOfValuesIsTakenWhole) {
   EXPECT_EQ(records[0]["count"], values.size());
 }
 
-TEST_F(Codecs, ADamagedFileOfValuesIsRefused) {
+TEST_F(Codecs, RejectsDamagedValueFiles) {
   const std::vector<float> values(8, 1.0f);
   const std::string good = npy_of(values, "<f4", "8,");
   const std::vector<float> with_nan = {1.0f, NAN};
@@ -57,7 +57,7 @@ TEST_F(Codecs, ADamagedFileOfValuesIsRefused) {
   EXPECT_EQ(run({"codecs", "--data", path("none.npy")}).code, 2);
 }
 
-TEST(Samples, AreSeededAndOfVarianceOne) {
+TEST(Samples, AreSeededWithUnitVariance) {
   for (const char* name : {"normal", "laplace"}) {
     const SampleSource source(name);
     const std::size_t count = 200'000;
@@ -72,7 +72,7 @@ TEST(Samples, AreSeededAndOfVarianceOne) {
   }
 }
 
-TEST(Compare, ErrorsAreRelativeAndNansAreSeen) {
+TEST(Compare, ErrorsAreRelativeAndDetectNans) {
   const std::vector<float> expected = {3.0f, 4.0f};
   EXPECT_EQ(relative_error(expected, std::vector<float>{3.0f, 4.0f}), 0);
   EXPECT_DOUBLE_EQ(relative_error(expected, std::vector<float>{3.0f, 9.0f}), 1.0);

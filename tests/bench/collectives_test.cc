@@ -14,7 +14,7 @@ namespace {
 
 class Collectives : public ProgramTest {};
 
-TEST_F(Collectives, AllAreMeasuredByEveryCodec) {
+TEST_F(Collectives, MeasuresAllCollectivesWithEveryCodec) {
   const Json records = records_of({"collectives", "--codec", "int8", "--min", "64K", "--max", "64K",
                                    "--iterations", "2", "--ranks", "3"});
   std::set<std::string> seen;
@@ -31,7 +31,7 @@ TEST_F(Collectives, AllAreMeasuredByEveryCodec) {
   EXPECT_EQ(seen.size(), records.size());
 }
 
-TEST_F(Collectives, SomeCanBeChosen) {
+TEST_F(Collectives, MeasuresOnlyChosenCollectives) {
   const Json records = records_of({"collectives", "--collective", "scatter", "--codec", "none",
                                    "--max", "4K", "--iterations", "1", "--link", "20Mbit,1ms"});
   ASSERT_EQ(records.size(), 2u);
@@ -41,7 +41,7 @@ TEST_F(Collectives, SomeCanBeChosen) {
   }
 }
 
-TEST_F(Collectives, BytesAreTheTables) {
+TEST_F(Collectives, WireBytesMatchTheTable) {
   const Json records = records_of({"collectives", "--codec", "none", "--min", "1M", "--max", "1M",
                                    "--iterations", "1", "--ranks", "4"});
   const std::map<std::string, double> wholes{{"broadcast", 1},     {"reduce", 1},
@@ -56,7 +56,7 @@ TEST_F(Collectives, BytesAreTheTables) {
   }
 }
 
-TEST_F(Collectives, ARowIsNoLongerThanAShard) {
+TEST_F(Collectives, RowsAreNoLongerThanShards) {
   const Json records =
       records_of({"collectives", "--collective", "all_to_all", "--codec", "none", "--columns",
                   "512", "--min", "1K", "--max", "16K", "--factor", "16", "--iterations", "1"});
@@ -70,7 +70,7 @@ void spoil(const CollectiveCall& call) {
   if (call.transport.rank() == 1) std::memset(call.output.pointer(), 0, call.output.bytes());
 }
 
-TEST(CollectiveCheck, FindsAWrongResult) {
+TEST(CollectiveCheck, DetectsWrongResults) {
   const auto fleet = make_thread_fleet(2, {});
   const RankGradients gradients(1 << 12, Dtype::kF32, 2);
   for (CollectiveKind broken : kCollectiveKinds) {

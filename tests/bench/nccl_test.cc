@@ -32,7 +32,7 @@ bool has_device() {
   }
 }
 
-TEST_F(NcclAllreduce, WhatOnlyOtherTransportsDoIsRefused) {
+TEST_F(NcclAllreduce, RejectsOptionsOfOtherTransports) {
   const std::vector<std::vector<std::string>> wrong = {
       {"--parameters", "4"}, {"--explain"}, {"--link", "1Gbit"}, {"--codec", "auto"}};
   for (const auto& arguments : wrong) {
@@ -42,7 +42,7 @@ TEST_F(NcclAllreduce, WhatOnlyOtherTransportsDoIsRefused) {
   }
 }
 
-TEST_F(NcclAllreduce, WithoutAGpuOneLineSaysWhyAndNoRankIsStarted) {
+TEST_F(NcclAllreduce, MissingGpuFailsWithoutOutput) {
   if (has_device()) GTEST_SKIP() << "this machine has a GPU";
   const Outcome outcome = run_nccl({});
   EXPECT_EQ(outcome.code, 1);
@@ -50,7 +50,7 @@ TEST_F(NcclAllreduce, WithoutAGpuOneLineSaysWhyAndNoRankIsStarted) {
   EXPECT_TRUE(outcome.output.empty()) << outcome.output;
 }
 
-TEST(GpuFleet, SharingADeviceIsSaid) {
+TEST(GpuFleet, SharingNoteDescribesSharedGpus) {
   EXPECT_EQ(sharing_note(2, 1, Sharing::kSharedInTurns),
             "one GPU, sockets over loopback: the wire is the loopback and the ranks take turns");
   EXPECT_NE(sharing_note(2, 1, Sharing::kAtOnce).find("compute at once"), std::string::npos);
@@ -60,7 +60,7 @@ TEST(GpuFleet, SharingADeviceIsSaid) {
 
 #else
 
-TEST_F(NcclAllreduce, ABuildWithoutNcclListsItsTransports) {
+TEST_F(NcclAllreduce, BuildWithoutNcclListsItsTransports) {
   const Outcome outcome = run_nccl({});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_NE(outcome.error.find("inproc"), std::string::npos) << outcome.error;

@@ -10,7 +10,7 @@ namespace {
 class Predict : public ProgramTest {};
 class PredictRealTime : public ProgramTest {};  // compares measured with predicted time
 
-TEST_F(Predict, MoreRanksAndFewerBytes) {
+TEST_F(Predict, PredictsEveryRankCountCodecAndSize) {
   const Json records = records_of(
       {"predict", "--ranks", "8..64", "--codec", "none", "int8", "--bytes", "1M", "64M"});
   ASSERT_EQ(records.size(), 2u * 4 * 2);
@@ -23,7 +23,7 @@ TEST_F(Predict, MoreRanksAndFewerBytes) {
       << "int8 against none, 64 MiB";
 }
 
-TEST_F(Predict, HostsShareTheirLink) {
+TEST_F(Predict, SharedHostsUseHierarchicalAlgorithm) {
   const std::vector<std::string> common = {"predict", "--ranks", "32", "--codec",
                                            "int8",    "--bytes", "64M"};
   auto together = common;
@@ -34,7 +34,7 @@ TEST_F(Predict, HostsShareTheirLink) {
   EXPECT_EQ(shared[0]["algorithm"], "hierarchical");
 }
 
-TEST_F(Predict, ManyRanksGoOnGrids) {
+TEST_F(Predict, ManyRanksUseGrids) {
   const std::vector<std::string> common = {"predict",     "--ranks",   "32..4096", "--codec",
                                            "int8",        "--bytes",   "1M",       "--link",
                                            "25Gbit,10us", "--message", "3us"};
@@ -55,7 +55,7 @@ TEST_F(Predict, ManyRanksGoOnGrids) {
   EXPECT_EQ(given[0]["dims"], (std::vector{16, 16}));
 }
 
-TEST_F(Predict, AMessageCostsWhatIsSaid) {
+TEST_F(Predict, MessageOptionSetsMessageCost) {
   const std::vector<std::string> common = {"predict", "--ranks", "8", "--codec", "none"};
   const auto seconds = [&](const std::string& message) {
     auto arguments = common;
@@ -67,7 +67,7 @@ TEST_F(Predict, AMessageCostsWhatIsSaid) {
   EXPECT_GT(seconds("5"), 5);
 }
 
-TEST_F(Predict, NonsenseIsAnswered) {
+TEST_F(Predict, RejectsInvalidArguments) {
   const std::map<std::string, std::vector<std::string>> wrong = {
       {"are no ranks", {"--ranks", "0"}},
       {"the larger", {"--ranks", "8..4"}},
@@ -88,7 +88,7 @@ TEST_F(Predict, NonsenseIsAnswered) {
   }
 }
 
-TEST_F(Predict, AutoIsMeasuredBesideTheOthers) {
+TEST_F(Predict, MeasuresAutoWithOtherCodecs) {
   const Json records =
       records_of({"allreduce", "--codec", "auto", "--allow", "int8", "int4", "--min", "16K",
                   "--max", "16K", "--ranks", "2", "--iterations", "2"});
@@ -102,7 +102,7 @@ TEST_F(Predict, AutoIsMeasuredBesideTheOthers) {
   EXPECT_NE(outcome.output.find("predicted"), std::string::npos) << outcome.output;
 }
 
-TEST_F(PredictRealTime, TheModelTellsWhatTheLinkTakes) {
+TEST_F(PredictRealTime, PredictionMatchesEmulatedLink) {
   for (const std::string ranks : {"2", "3", "4"})
     for (const std::string link : {"50Mbit,100us", "200Mbit,100us", "1Gbit,50us"}) {
       const Json predicted = records_of({"predict", "--ranks", ranks, "--link", link, "--codec",

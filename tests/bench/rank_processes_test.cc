@@ -40,7 +40,7 @@ std::string refusal(Variables variables) {
   return "none";
 }
 
-TEST(RankProcesses, EachGetsItsIdentityAndOneFile) {
+TEST(RankProcesses, RanksGetTheirIdentityAndACommonFile) {
   RankProcesses processes(shell("echo $TERSOR_RANK of $TERSOR_RANKS $TERSOR_NCCL_ID_FILE", 3));
   const auto endings = processes.wait();
   ASSERT_EQ(endings.size(), 3u);
@@ -51,7 +51,7 @@ TEST(RankProcesses, EachGetsItsIdentityAndOneFile) {
               std::to_string(rank) + " of 3 " + file);
 }
 
-TEST(RankProcesses, OnlyRanksThatShareADevicePretendToBeHosts) {
+TEST(RankProcesses, SetsHostIdsOnlyForSharedDevices) {
   const std::string script = "echo ${NCCL_HOSTID:-none} ${NCCL_NET:-any}";
   const auto sharing = RankProcesses(shell(script, 2, 1)).wait();
   EXPECT_EQ(sharing[0].output, "tersor-rank-0 Socket\n");
@@ -59,7 +59,7 @@ TEST(RankProcesses, OnlyRanksThatShareADevicePretendToBeHosts) {
   EXPECT_EQ(RankProcesses(shell(script, 2, 2)).wait()[1].output, "none any\n");
 }
 
-TEST(RankProcesses, EndingsAreExitStatusOrSignal) {
+TEST(RankProcesses, ReportsExitStatusOrSignal) {
   const auto endings =
       RankProcesses(shell("[ $TERSOR_RANK = 0 ] && exit 7; kill -KILL $$", 2)).wait();
   EXPECT_EQ(endings[0].status, 7);
@@ -67,7 +67,7 @@ TEST(RankProcesses, EndingsAreExitStatusOrSignal) {
   EXPECT_FALSE(endings[1].late);
 }
 
-TEST(RankProcesses, WhoeverOutlastsAFailureIsKilled) {
+TEST(RankProcesses, KillsRemainingRanksAfterFailure) {
   RankProcesses processes(shell("[ $TERSOR_RANK = 0 ] && exit 1; exec sleep 60", 2));
   const auto endings = processes.wait({.after_failure = std::chrono::milliseconds(100)});
   EXPECT_EQ(endings[0].status, 1);
@@ -75,13 +75,13 @@ TEST(RankProcesses, WhoeverOutlastsAFailureIsKilled) {
   EXPECT_TRUE(endings[1].late);
 }
 
-TEST(RankProcesses, TimeIsLimitedWhereNobodyFails) {
+TEST(RankProcesses, TimeoutEndsAllRanks) {
   RankProcesses processes(shell("exec sleep 60", 2));
   for (const RankEnding& ending : processes.wait({.all = std::chrono::milliseconds(100)}))
     EXPECT_TRUE(ending.late);
 }
 
-TEST(RankProcesses, AProgramThatIsNotThereIsNamed) {
+TEST(RankProcesses, RejectsMissingProgram) {
   EXPECT_THROW(RankProcesses({.words = {"/nowhere/program"}}), Error);
 }
 
@@ -90,7 +90,7 @@ TEST(RankProcesses, OwnCommandIsThisProgram) {
   EXPECT_NE(words.front().find("tersor_bench_test"), std::string::npos) << words.front();
 }
 
-TEST(RankIdentity, ComesBackFromTheEnvironment) {
+TEST(RankIdentity, RoundTripsThroughTheEnvironment) {
   EXPECT_FALSE(identity_of_process().has_value());
   const Environment environment(RankIdentity{1, 4, "/tmp/id"}.variables());
   const auto identity = identity_of_process();
@@ -100,7 +100,7 @@ TEST(RankIdentity, ComesBackFromTheEnvironment) {
   EXPECT_EQ(identity->file, "/tmp/id");
 }
 
-TEST(RankIdentity, WhatIsMissingOrWrongIsNamed) {
+TEST(RankIdentity, ReportsMissingAndInvalidVariables) {
   EXPECT_NE(refusal({{kRankVariable, "0"}}).find(kRanksVariable), std::string::npos);
   EXPECT_NE(refusal({{kRankVariable, "0"}, {kRanksVariable, "2"}}).find(kIdFileVariable),
             std::string::npos);

@@ -49,7 +49,7 @@ class Tensors : public ProgramTest {
   }
 };
 
-TEST_F(Tensors, ShapesAreThoseOfMemory) {
+TEST_F(Tensors, ShapesFollowMemoryOrder) {
   const std::vector<float> six = {1, 2, 3, 4, 5, 6};
   const auto c = read_tensors(write("c.npy", npy(six, "False", "2, 3")));
   EXPECT_EQ(c.front().shape, (std::vector<std::size_t>{2, 3}));
@@ -57,7 +57,7 @@ TEST_F(Tensors, ShapesAreThoseOfMemory) {
   EXPECT_EQ(fortran.front().shape, (std::vector<std::size_t>{3, 2}));
 }
 
-TEST_F(Tensors, DamagedArraysAreRefused) {
+TEST_F(Tensors, RejectsDamagedArrays) {
   const std::vector<float> four = {1, 2, 3, 4};
   const std::string good = npy(four);
   const auto with = [&](const std::string& from, const std::string& to) {
@@ -101,7 +101,7 @@ TEST_F(Tensors, LongHeadersDoNotExhaustTheStack) {
   expect_refused(write("d.npy", long_npy("{'descr': '<f4" + order + digits + ")}")), "'shape'");
 }
 
-TEST_F(Tensors, SafetensorsOfThreeTypesAreRead) {
+TEST_F(Tensors, ReadsSafetensorsOfThreeTypes) {
   const std::string header = "{\"__metadata__\":{\"format\":\"pt\"}," +
                              entry("h", "F16", 2, 8, 12) + "," + entry("w", "F32", 2, 0, 8) + "," +
                              entry("b", "BF16", 1, 12, 14) + "}  ";
@@ -116,7 +116,7 @@ TEST_F(Tensors, SafetensorsOfThreeTypesAreRead) {
   EXPECT_EQ(tensors[2].values, (std::vector<float>{3}));
 }
 
-TEST_F(Tensors, DamagedSafetensorsAreRefused) {
+TEST_F(Tensors, RejectsDamagedSafetensors) {
   const std::string eight = raw(std::vector<float>{1, 2});
   const std::string nan = raw(std::vector<float>{1, NAN});
   const std::string w = entry("w", "F32", 2, 0, 8);
@@ -159,7 +159,7 @@ TEST_F(Tensors, DamagedSafetensorsAreRefused) {
   expect_refused(write("bad.pt", eight), "FILE.npy or FILE.safetensors");
 }
 
-TEST_F(Tensors, WhatCannotBeMeasuredIsLeftOutByName) {
+TEST_F(Tensors, SkipsAndReportsUnsupportedTensors) {
   const std::string header = "{" + entry("steps", "I64", 1, 0, 8) + "," +
                              entry("w", "F32", 2, 8, 16) + "," + entry("none", "F32", 0, 16, 16) +
                              "," + entry("nan", "F32", 2, 16, 24) + "}";
@@ -177,7 +177,7 @@ TEST_F(Tensors, WhatCannotBeMeasuredIsLeftOutByName) {
                  "is of <i4; F32, BF16 and F16, <f2, <f4 and <f8");
 }
 
-TEST_F(Tensors, WhatIsWrittenIsReadAgain) {
+TEST_F(Tensors, SafetensorsRoundTrip) {
   const std::vector<Tensor> tensors = {{"layer1.weight", {1, 2, 3, 4, 5, 6}, {3, 1, 2}},
                                        {"layer1.bias", {-0.5f, 1}}};
   write_safetensors(path("w.safetensors"), tensors);
@@ -195,7 +195,7 @@ TEST_F(Tensors, WhatIsWrittenIsReadAgain) {
 
 using Errors = Tensors;
 
-TEST_F(Errors, AreThoseOfEachCodecAndTensor) {
+TEST_F(Errors, RecordsErrorsOfEachCodecAndTensor) {
   std::vector<float> sine(1024);
   for (std::size_t i = 0; i < sine.size(); ++i) sine[i] = std::sin(static_cast<float>(i));
   write_safetensors(path("g.safetensors"), std::vector<Tensor>{{"sine", sine}, {"one", {2}}});
@@ -221,7 +221,7 @@ TEST_F(Errors, AreThoseOfEachCodecAndTensor) {
   EXPECT_EQ(records[3]["bits"], 8 * 16) << "of one value a section of 16 bytes";
 }
 
-TEST(AllCodecs, AreThoseOfTheRegistryWithEveryValueOfTheirOptions) {
+TEST(AllCodecs, SpecsCoverRegistryAndOptionValues) {
   const std::vector<std::string> specs = all_specs();
   for (const CodecInfo& codec : codecs())
     EXPECT_TRUE(std::ranges::any_of(specs, [&](const std::string& spec) {

@@ -50,7 +50,7 @@ class Train : public ProgramTest {
   }
 };
 
-TEST_F(Train, RecordsHaveEveryFieldOfEveryEpoch) {
+TEST_F(Train, RecordsContainAllFieldsPerEpoch) {
   const Json records =
       records_of(tiny({"--codec", "none", "topk:density=0.1+ef", "--seed", "1", "2"}));
   ASSERT_EQ(records.size(), 2u * 2 * 2);
@@ -70,7 +70,7 @@ TEST_F(Train, RecordsHaveEveryFieldOfEveryEpoch) {
   EXPECT_LT(records[1]["wire_bytes"], records[0]["wire_bytes"]) << "topk against none";
 }
 
-TEST_F(Train, CodecsTrainInTurnsWithTheResultsOfSeparateTrainings) {
+TEST_F(Train, InterleavedCodecsMatchSeparateTraining) {
   const std::vector<std::string> codecs = {"none", "int8:rounding=stochastic",
                                            "topk:density=0.1+ef"};
   const auto train = [&](const std::vector<std::string>& of) {
@@ -95,7 +95,7 @@ TEST_F(Train, CodecsTrainInTurnsWithTheResultsOfSeparateTrainings) {
   }
 }
 
-TEST_F(Train, LearnsAndIsTheSameAgain) {
+TEST_F(Train, LearnsReproducibly) {
   const std::vector<std::string> arguments = tiny({"--codec", "int8", "--ranks", "2"});
   const Json first = records_of(arguments), second = records_of(arguments);
   EXPECT_GT(first[1]["accuracy"], 0.9) << "four bright quarters are easily told apart";
@@ -103,7 +103,7 @@ TEST_F(Train, LearnsAndIsTheSameAgain) {
     EXPECT_EQ(first[1][field], second[1][field]) << field;
 }
 
-TEST_F(Train, GradientsAreWrittenAsTheyAreBeforeTheyAreReduced) {
+TEST_F(Train, WritesGradientsReproducibly) {
   const auto gradients = [&](const std::string& codec, const std::string& ranks) {
     records_of(tiny({"--codec", codec, "--ranks", ranks, "--gradients", path("g.safetensors")}));
     return read_tensors(path("g.safetensors"));
@@ -122,7 +122,7 @@ TEST_F(Train, TheTableShowsAllCodecs) {
     EXPECT_NE(outcome.output.find(word), std::string::npos) << word << outcome.output;
 }
 
-TEST_F(Train, MissingDataSaysHowToGetIt) {
+TEST_F(Train, MissingDataErrorNamesThePackage) {
   const Outcome outcome = run({"train", "--data", path("nowhere")});
   EXPECT_NE(outcome.code, 0);
   EXPECT_NE(outcome.error.find("dataset-fashion-mnist"), std::string::npos) << outcome.error;
@@ -134,7 +134,7 @@ bool can_draw() {
          std::system("/usr/bin/python3 -c 'import matplotlib' 2>/dev/null") == 0;
 }
 
-TEST_F(Train, AnUnwritableReportFolderIsFoundBeforeTheTraining) {
+TEST_F(Train, RejectsUnwritableReportFolderBeforeTraining) {
   if (!can_draw()) GTEST_SKIP() << "matplotlib is missing: apt-get install python3-matplotlib";
   const std::string folder = write("file", "in the way") + "/report";
   const Outcome outcome = run(tiny({"--report", folder}));
@@ -143,7 +143,7 @@ TEST_F(Train, AnUnwritableReportFolderIsFoundBeforeTheTraining) {
   EXPECT_NE(outcome.error.find(folder), std::string::npos) << outcome.error;
 }
 
-TEST_F(Train, TheReportIsDrawnAfterwards) {
+TEST_F(Train, WritesReportAfterTraining) {
   if (!can_draw()) GTEST_SKIP() << "matplotlib is missing: apt-get install python3-matplotlib";
   const Outcome outcome = run(tiny({"--codec", "none", "int8", "--report", path("report")}));
   EXPECT_EQ(outcome.code, 0) << outcome.error;
@@ -154,7 +154,7 @@ TEST_F(Train, TheReportIsDrawnAfterwards) {
   EXPECT_NE(again.output.find("index.html"), std::string::npos);
 }
 
-TEST_F(Train, AReportOfNothingIsRefused) {
+TEST_F(Train, ReportRejectsMissingOrEmptyRecords) {
   EXPECT_EQ(run({"report", path("none.json"), "-o", path("report")}).code, 2);
   EXPECT_EQ(run({"report", write("records.json", "[]")}).code, 2);
 }

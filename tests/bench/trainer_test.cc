@@ -143,7 +143,7 @@ std::vector<std::uint32_t> first_images(std::size_t count) {
   return indices;
 }
 
-TEST_F(DatasetFiles, FourFilesMakeATrainingAndATestSet) {
+TEST_F(DatasetFiles, LoadsAndNormalizesTrainingAndTestSets) {
   write_set();
   fs::remove(folder_ / "train-labels-idx1-ubyte");
   write("train-labels-idx1-ubyte.gz", gzip(idx({20}, 20)));
@@ -160,7 +160,7 @@ TEST_F(DatasetFiles, FourFilesMakeATrainingAndATestSet) {
   EXPECT_NEAR(sum([](double x) { return x * x; }) / 120, 1, 1e-6);
 }
 
-TEST_F(DatasetFiles, FilesThatDoNotBelongTogetherAreErrors) {
+TEST_F(DatasetFiles, RejectsMismatchedFiles) {
   const auto message = [this](const std::string& name, const Bytes& bytes) {
     write_set();
     write(name, bytes);
@@ -267,7 +267,7 @@ TEST(Perceptron, GradientsMatchFiniteDifferences) {
     }
 }
 
-TEST(Perceptron, EachGradientIsFinalWhenItIsAnnounced) {
+TEST(Perceptron, GradientsAreFinalAtReadyCallback) {
   const Dataset dataset = synthetic(8, 12, 5);
   Network network(kWidths, 3);
   std::vector<std::string> names;
@@ -284,7 +284,7 @@ TEST(Perceptron, EachGradientIsFinalWhenItIsAnnounced) {
   }
 }
 
-TEST(Perceptron, AccuracyIsTheShareThatTheReferenceGetsRight) {
+TEST(Perceptron, AccuracyMatchesReference) {
   const Dataset dataset = synthetic(1201, 12, 5);  // several classification batches, last one short
   Network network(kWidths, 3);
   std::size_t right = 0;
@@ -295,7 +295,7 @@ TEST(Perceptron, AccuracyIsTheShareThatTheReferenceGetsRight) {
   EXPECT_NEAR(accuracy(network, dataset) * 1201, static_cast<double>(right), 1);
 }
 
-TEST(Perceptron, TheFirstWeightsComeFromTheSeedWithHesSpread) {
+TEST(Perceptron, InitialWeightsAreSeededWithHeVariance) {
   const std::size_t widths[] = {200, 150, 10};
   const Network one(widths, 1), again(widths, 1), other(widths, 2);
   const auto weights = values_of(one.parameters()[0]);
@@ -306,7 +306,7 @@ TEST(Perceptron, TheFirstWeightsComeFromTheSeedWithHesSpread) {
   EXPECT_NEAR(squares / 30000, 2.0 / 200, 0.02 * 2 / 200);
 }
 
-TEST(Perceptron, SaysItsShapes) {
+TEST(Perceptron, ParameterNamesAndShapes) {
   Network network(kWidths, 3);
   const auto& parameters = network.parameters();
   ASSERT_EQ(parameters.size(), 6u);
@@ -321,7 +321,7 @@ TEST(Perceptron, SaysItsShapes) {
   }
 }
 
-TEST(Perceptron, RefusesAnotherImageAndNoLayers) {
+TEST(Perceptron, RejectsWrongImageSizeAndNoLayers) {
   Network network(kWidths, 3);
   EXPECT_THROW(accuracy(network, synthetic(8, 13, 5)), std::invalid_argument);
   EXPECT_THROW(Network(std::span(kWidths).first(1), 3), std::invalid_argument);
@@ -341,7 +341,7 @@ std::vector<float> train_alone(const Dataset& dataset, std::uint64_t seed, std::
   return values;
 }
 
-TEST(Perceptron, TheSameSeedGivesTheSameBitsAlsoBesideOthers) {
+TEST(Perceptron, SameSeedGivesSameBitsInConcurrentRanks) {
   const Dataset dataset = synthetic(256, 784, 5);
   const std::vector<float> alone = train_alone(dataset, 7, 12);
   std::vector<std::vector<float>> beside(4);
@@ -355,7 +355,7 @@ TEST(Perceptron, TheSameSeedGivesTheSameBitsAlsoBesideOthers) {
 
 // ---- Shards, schedule, optimizer ---------------------------------------------------------------
 
-TEST(Shard, RanksShareAllImagesAndNoneTwice) {
+TEST(Shard, RanksReceiveDisjointImages) {
   std::multiset<std::uint32_t> seen;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     Shard shard(100, {rank, 3}, 11, 1);
@@ -367,7 +367,7 @@ TEST(Shard, RanksShareAllImagesAndNoneTwice) {
   EXPECT_EQ(std::set(seen.begin(), seen.end()).size(), 99u);
 }
 
-TEST(Shard, TheOrderDependsOnSeedEpochAndRankAlone) {
+TEST(Shard, OrderIsReproducibleAndDependsOnSeedAndEpoch) {
   const auto batch = [](std::uint64_t seed, std::uint32_t rank, std::size_t step) {
     Shard shard(1000, {rank, 4}, 50, seed);
     const auto indices = shard.batch(step);
@@ -381,13 +381,13 @@ TEST(Shard, TheOrderDependsOnSeedEpochAndRankAlone) {
   EXPECT_TRUE(std::ranges::equal(shard.batch(7), batch(1, 0, 7)));
 }
 
-TEST(Shard, RefusesLessThanOneBatch) {
+TEST(Shard, RejectsLessThanOneBatch) {
   EXPECT_THROW(Shard(100, {0, 4}, 26, 1), std::invalid_argument);
   EXPECT_THROW(Shard(100, {0, 4}, 0, 1), std::invalid_argument);
   EXPECT_THROW(Shard(100, {0, 0}, 1, 1), std::invalid_argument);
 }
 
-TEST(TrainingRecipe, TheRateWarmsUpAndFadesAway) {
+TEST(TrainingRecipe, LearningRateWarmsUpAndDecays) {
   const TrainingRecipe recipe{.epochs = 5, .learning_rate = 0.5f, .warmup_epochs = 2};
   std::vector<float> rates;
   for (std::size_t step = 0; step < 100; ++step) rates.push_back(recipe.learning_rate_at(step, 20));
@@ -402,14 +402,14 @@ TEST(TrainingRecipe, TheRateWarmsUpAndFadesAway) {
   EXPECT_LT(rates.back(), 0.001f);
 }
 
-TEST(TrainingRecipe, AlsoWithoutWarmUpOrWithNothingElse) {
+TEST(TrainingRecipe, LearningRateWithoutWarmupOrOnlyWarmup) {
   TrainingRecipe recipe{.epochs = 1, .learning_rate = 0.5f, .warmup_epochs = 0};
   EXPECT_NEAR(recipe.learning_rate_at(0, 100), 0.5, 1e-3);
   recipe.warmup_epochs = 3;
   EXPECT_LT(recipe.learning_rate_at(99, 100), 0.5f);
 }
 
-TEST(Perceptron, DescendsByTheFormulaOfMomentum) {
+TEST(Perceptron, DescendsWithMomentum) {
   Network network(kWidths, 3);
   const Parameter& weight = network.parameters()[0];
   const float start = values_of(weight)[4];
@@ -460,7 +460,7 @@ std::vector<double> train(const Dataset& train, const Dataset& test, const Train
   return accuracies;
 }
 
-TEST(Training, LearnsWhatIsPlain) {
+TEST(Training, LearnsSyntheticClasses) {
   const TrainingRecipe recipe{.hidden_widths = {32, 24},
                               .batch_images = 16,
                               .epochs = 6,

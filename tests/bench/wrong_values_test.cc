@@ -17,7 +17,7 @@ std::span<float> floats(const Buffer& buffer) {
   return buffer.values(kCount, Dtype::kF32).as<float>();
 }
 
-TEST(WrongValues, TheHostsOwnSumIsWithinItsRoundings) {
+TEST(WrongValues, HostSumIsWithinRoundingBounds) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
     const RankGradients gradients(kCount, dtype, kRanks);
     const Buffer sum =
@@ -26,7 +26,7 @@ TEST(WrongValues, TheHostsOwnSumIsWithinItsRoundings) {
   }
 }
 
-TEST(WrongValues, AddingInBf16IsOutsideOfF32sRoundings) {
+TEST(WrongValues, Bf16SumExceedsF32RoundingBounds) {
   const RankGradients gradients(kCount, Dtype::kF32, kRanks);
   const Buffer sum = reduced_on_host(gradients, {.codec = "bf16", .algorithm = Algorithm::kNative});
   const ValueSpan values = sum.values(kCount, Dtype::kF32);
@@ -34,7 +34,7 @@ TEST(WrongValues, AddingInBf16IsOutsideOfF32sRoundings) {
   EXPECT_GT(count_outside(gradients, Dtype::kF32, values), kCount / 2);
 }
 
-TEST(WrongValues, EachIsCountedAndNanToo) {
+TEST(WrongValues, CountsWrongValuesAndNans) {
   const RankGradients gradients(kCount, Dtype::kF32, kRanks);
   const Buffer sum = reduced_on_host(gradients, {.codec = "none", .algorithm = Algorithm::kNative});
   floats(sum)[0] += 1;
@@ -42,7 +42,7 @@ TEST(WrongValues, EachIsCountedAndNanToo) {
   EXPECT_EQ(count_outside(gradients, Dtype::kF32, sum.values(kCount, Dtype::kF32)), 2u);
 }
 
-TEST(WrongValues, OneBitIsADifference) {
+TEST(WrongValues, DetectsOneUlpDifference) {
   const RankGradients gradients(kCount, Dtype::kF32, kRanks);
   const CollectiveCase wanted{.codec = "int8", .algorithm = Algorithm::kTwoShot};
   const Buffer expected = reduced_on_host(gradients, wanted);

@@ -134,7 +134,7 @@ Learned learn(int ranks, const char* link, const ReducerOptions& options,
   return learned;
 }
 
-TEST(Learning, LeavesAWrongPrediction) {
+TEST(Learning, CorrectsWrongPrediction) {
   for (const int ranks : {2, 3}) {
     const Learned slow = learn(ranks, "100Mbit,100us", automatic(kInfinite));
     EXPECT_EQ(slow.codecs[0], "int8") << slow.explanations[0];
@@ -146,12 +146,12 @@ TEST(Learning, LeavesAWrongPrediction) {
 }
 
 // The backward pass hides the transfers except for the last message.
-TEST(Learning, WhatIsHiddenNeedNotLoseAnything) {
+TEST(Learning, ChoosesNoCompressionIfBackwardHidesTransfers) {
   const Learned hidden = learn(2, "1Gbit,10us", automatic(kSlow), 100ms);
   EXPECT_EQ(hidden.codecs[0], "none") << hidden.explanations[0];
 }
 
-TEST(Learning, GoesAsPredictedWhereItIsOff) {
+TEST(Learning, FollowsPredictionIfLearningIsOff) {
   ReducerOptions options = automatic(kInfinite);
   options.auto_learning = AutoLearning::kOff;
   const Learned predicted = learn(2, "100Mbit,100us", options);
@@ -184,7 +184,7 @@ TEST(Learning, NothingIsLostBetweenCodecsWithFeedback) {
   }
 }
 
-TEST(Learning, OfShardsInTheOrderOfReady) {
+TEST(Learning, LearnsForShardsInReadyOrder) {
   ReducerOptions options = automatic(kInfinite);
   options.order = SendingOrder::kReadyOrder;
   run_on_clock(3, parse_link("100Mbit,100us"), [&](Transport& transport) {
@@ -208,7 +208,7 @@ TEST(Learning, OfShardsInTheOrderOfReady) {
 
 // At any step, even during trials, the saved residuals fit the initial codec of the next run. The
 // next run starts with the saved choice and continues the trials.
-TEST(Learning, ACheckpointGoesOnWhereItWas) {
+TEST(Learning, CheckpointRestoresCodecChoice) {
   for (const int saved_after : {0, 1, 9, 17, 80}) {
     SCOPED_TRACE(saved_after);
     run_on_clock(3, parse_link("100Mbit,100us"), [&](Transport& transport) {
@@ -249,7 +249,7 @@ TEST(Learning, NothingIsLostBetweenRunsThatGoOtherWays) {
 }
 
 // The other rank has no ready parameters in some steps and still ends these steps.
-TEST(Learning, ARankThatHasNothingReadyKeepsStep) {
+TEST(Learning, SettlesWithoutReadyParametersOnOneRank) {
   ReducerOptions options = automatic(kInfinite);
   options.missing = MissingGradient::kInactive;
   run_on_clock(2, parse_link("100Mbit,100us"), [&](Transport& transport) {

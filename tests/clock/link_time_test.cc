@@ -68,28 +68,28 @@ void expect_flows(const Link& link, const Flows& flows, double formula) {
   expect_time(seconds, formula);
 }
 
-TEST(LinkTime, OneMessage) { expect_flows(kGigabit, {{0}, {1}}, kBytes / kRate); }
+TEST(LinkTime, SingleMessage) { expect_flows(kGigabit, {{0}, {1}}, kBytes / kRate); }
 
 TEST(LinkTime, LatencyAndOverhead) {
   const Link link{.bits_per_second = 1e9, .latency = 20ms, .overhead = 1.5};
   expect_flows(link, {{0}, {1}}, 1.5 * kBytes / kRate + 20e-3);
 }
 
-TEST(LinkTime, OneToAllOthers) { expect_flows(kGigabit, {{0}, {1, 2, 3}}, 3 * kBytes / kRate); }
+TEST(LinkTime, FanOut) { expect_flows(kGigabit, {{0}, {1, 2, 3}}, 3 * kBytes / kRate); }
 
-TEST(LinkTime, AllOthersToOne) { expect_flows(kGigabit, {{1, 2, 3}, {0}}, 3 * kBytes / kRate); }
+TEST(LinkTime, FanIn) { expect_flows(kGigabit, {{1, 2, 3}, {0}}, 3 * kBytes / kRate); }
 
 TEST(LinkTime, AllToAll) {
   expect_flows(kGigabit, {{0, 1, 2, 3}, {0, 1, 2, 3}}, 3 * kBytes / kRate);
 }
 
-TEST(LinkTime, RanksOfOneHostShareItsLink) {
+TEST(LinkTime, RanksOnOneHostShareItsLink) {
   expect_flows(kPairs, {{0, 1}, {2}}, 2 * kBytes / kRate);
   expect_flows(kPairs, {{0}, {2, 3}}, 2 * kBytes / kRate);
   expect_flows(kPairs, {{0, 2}, {0, 2}}, kBytes / kRate);
 }
 
-TEST(LinkTime, WhatStaysOnAHostNeedsNoLink) {
+TEST(LinkTime, IntraHostMessagesBypassLink) {
   const double seconds = time_of(kRanks, kPairs, [&](Transport& transport) {
     const int neighbour = transport.rank() ^ 1;
     Handle sent = transport.send({.name = "flow", .tag = 50}, neighbour, payload());
@@ -101,7 +101,7 @@ TEST(LinkTime, WhatStaysOnAHostNeedsNoLink) {
 
 // Rank 0 sleeps before its neighbor sends, while the third rank's message is on the link. The
 // neighbor's delivery must also schedule the next wake-up, because no other rank polls.
-TEST(LinkTime, AMessageFromTheHostDoesNotLetOneFromTheLinkWait) {
+TEST(LinkTime, IntraHostMessageDoesNotDelayLinkMessage) {
   double seconds = 0;
   run_on_clock(3, kPairs, [&](Transport& transport) {
     const Clock::time_point start = Clock::now();
@@ -119,7 +119,7 @@ TEST(LinkTime, AMessageFromTheHostDoesNotLetOneFromTheLinkWait) {
 }
 
 // The baseline of every ratio: an uncompressed f32 sum must reach the wire's limit.
-TEST(LinkTime, ASumTakesTheWiresLimit) {
+TEST(LinkTime, SumReachesBandwidthLimit) {
   constexpr std::size_t kCount = 16 << 20;
   const double limit = 2 * 0.75 * kCount * sizeof(float) / kRate;
   const Link link{.bits_per_second = 1e9, .latency = 50us};

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 double latency_of(const Link& link) { return std::chrono::duration<double>(link.latency).count(); }
 
-TEST(LinkProbe, FindsTheLinkThatWasSet) {
+TEST(LinkProbe, MeasuresEmulatedLink) {
   for (const int ranks : {2, 3, 4})
     for (const char* text : {"100Mbit,1ms", "1Gbit,500us", "10Gbit,20us"}) {
       SCOPED_TRACE(::testing::Message() << text << ", " << ranks << " ranks");
@@ -34,7 +34,7 @@ TEST(LinkProbe, FindsTheLinkThatWasSet) {
 }
 
 // Two hosts of two ranks. Half as many bytes leave a host if its ranks sum first.
-TEST(Tuner, RanksThatShareHostsGoHierarchically) {
+TEST(Tuner, ChoosesHierarchicalForSharedHosts) {
   const Link link{.bits_per_second = 1e9, .latency = 50us, .ranks_per_host = 2};
   const std::size_t count = 1 << 21;
   std::vector<std::vector<float>> results(4);
@@ -54,7 +54,7 @@ TEST(Tuner, RanksThatShareHostsGoHierarchically) {
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
 }
 
-TEST(Tuner, ASlowLinkGetsInt8) {
+TEST(Tuner, PredictsInt8ForSlowLink) {
   run_on_clock(2, parse_link("100Mbit,100us"), [&](Transport& transport) {
     Tuner tuner(transport);
     EXPECT_EQ(tuner.predict(Dtype::kF32, 1 << 20).codec, "int8") << tuner.explain();
@@ -96,7 +96,7 @@ double predicted_seconds(const Candidate& candidate, int ranks, const Link& link
 }
 
 // Within 1 % for long gradients, and within 20 % for short gradients dominated by latencies.
-TEST(CostModel, TellsWhatTheLinkTakes) {
+TEST(CostModel, PredictsAllreduceTime) {
   const Candidate candidates[] = {{"none", Algorithm::kNative},
                                   {"bf16", Algorithm::kTwoShot},
                                   {"int8", Algorithm::kTwoShot},

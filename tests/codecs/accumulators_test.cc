@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Widths, Accumulators, ::testing::Values(8u, 16u, 32u),
                            return std::to_string(accumulators.param);
                          });
 
-TEST_P(Accumulators, ACodeIsOneOfTheTwoNeighbours) {
+TEST_P(Accumulators, CodesRoundToAdjacentIntegers) {
   for (const std::size_t count : {0u, 1u, 255u, 256u, 257u, 5'000u}) {
     const AccumulatorFormat format{.bits = 8, .accumulator_bits = GetParam(), .scale = 0.03f};
     const auto values = normal(count, 1);
@@ -61,7 +61,7 @@ TEST_P(Accumulators, ACodeIsOneOfTheTwoNeighbours) {
   }
 }
 
-TEST_P(Accumulators, TheMeanIsRightAndEachSecretRoundsAnew) {
+TEST_P(Accumulators, RoundingIsUnbiasedAndDependsOnSecret) {
   const AccumulatorFormat format{.bits = 5, .accumulator_bits = GetParam(), .scale = 0.5f};
   const std::vector<float> values(4'096, 0.8125f);  // 1.625 units
   double sum = 0;
@@ -75,7 +75,7 @@ TEST_P(Accumulators, TheMeanIsRightAndEachSecretRoundsAnew) {
   EXPECT_EQ(encoded(values, format, 1), encoded(values, format, 1));
 }
 
-TEST_P(Accumulators, WhatDoesNotFitIsCutAndCounted) {
+TEST_P(Accumulators, OutOfRangeValuesAreClippedAndCounted) {
   const AccumulatorFormat format{.bits = 4, .accumulator_bits = GetParam(), .scale = 1};
   const std::vector<float> values{7, -7, 7.5f, -8, 1e30f, -1e30f, 0};
   Bytes accumulators(format.bytes(values.size()));
@@ -104,7 +104,7 @@ TEST_P(Accumulators, NoCodeExceedsTheLevels) {
   }
 }
 
-TEST_P(Accumulators, WholeValuesKeepTheirCodes) {
+TEST_P(Accumulators, MultiplesOfTheScaleDecodeExactly) {
   const AccumulatorFormat format{
       .bits = std::min(14u, GetParam()), .accumulator_bits = GetParam(), .scale = 0.5f};
   std::vector<float> values(1 << 16);
@@ -114,7 +114,7 @@ TEST_P(Accumulators, WholeValuesKeepTheirCodes) {
   EXPECT_EQ(decoded(encoded(values, format, 7), format), values);
 }
 
-TEST_P(Accumulators, MasksComeOffASum) {
+TEST_P(Accumulators, SubtractingMasksRestoresTheSum) {
   const AccumulatorFormat format{.bits = 6, .accumulator_bits = GetParam(), .scale = 0.125f};
   std::mt19937 random(3);
   Bytes plain, masked;
@@ -131,7 +131,7 @@ TEST_P(Accumulators, MasksComeOffASum) {
   EXPECT_EQ(masked, plain);
 }
 
-TEST_P(Accumulators, AllInstructionSetsWriteTheSame) {
+TEST_P(Accumulators, InstructionSetsGiveEqualResults) {
   const AccumulatorFormat format{.bits = 8, .accumulator_bits = GetParam(), .scale = 0.02f};
   const auto values = normal(3'333, 7);
   const Bytes best = encoded(values, format, 77);
@@ -144,7 +144,7 @@ TEST_P(Accumulators, AllInstructionSetsWriteTheSame) {
   force_isa({});
 }
 
-TEST(AccumulatorsErrors, OverlapsAreRefused) {
+TEST(AccumulatorsErrors, RejectsPartialOverlaps) {
   std::vector<float> values(64, 1.0f);
   const AccumulatorFormat format{.bits = 4, .accumulator_bits = 16, .scale = 1.0f};
   const auto bytes = std::as_writable_bytes(std::span(values));
@@ -157,7 +157,7 @@ TEST(AccumulatorsErrors, OverlapsAreRefused) {
   decode_accumulators(bytes, {.bits = 4, .accumulator_bits = 32, .scale = 1.0f}, values);
 }
 
-TEST(AccumulatorsErrors, AreNamedAndNothingIsSent) {
+TEST(AccumulatorsErrors, RejectsInvalidInputAndLeavesZeros) {
   Bytes accumulators(16, std::byte{1});
   std::vector<float> values(8);
   const auto complaint = [&](const AccumulatorFormat& format) -> std::string {

@@ -115,7 +115,7 @@ std::vector<float> corners_of_blocks(std::size_t count) {
   return values;
 }
 
-TEST(Blocktopk, WritesTheBytesOfTheFormat) {
+TEST(Blocktopk, MatchesReferenceBytes) {
   for_each_isa([] {
     for (const BlocktopkVariant& variant : kBlocktopkVariants)
       for (const std::size_t count :
@@ -126,7 +126,7 @@ TEST(Blocktopk, WritesTheBytesOfTheFormat) {
   });
 }
 
-TEST(Blocktopk, WritesTheBytesOfTheFormatWhateverTheValuesAre) {
+TEST(Blocktopk, CornerCasesMatchReferenceBytes) {
   for_each_isa([] {
     for (const BlocktopkVariant& variant : kBlocktopkVariants) {
       SCOPED_TRACE(variant.spec);
@@ -135,7 +135,7 @@ TEST(Blocktopk, WritesTheBytesOfTheFormatWhateverTheValuesAre) {
   });
 }
 
-TEST(Blocktopk, ShortBlocksKeepAsManyAsLongOnes) {
+TEST(Blocktopk, ShortBlocksMatchReferenceBytes) {
   for_each_isa([] {
     std::vector<std::size_t> counts;
     for (std::size_t count = 1; count < kSelectedValues; count += 61) counts.push_back(count);
@@ -144,7 +144,7 @@ TEST(Blocktopk, ShortBlocksKeepAsManyAsLongOnes) {
   });
 }
 
-TEST(Blocktopk, TheOrderOfBlocksDoesNotMatter) {
+TEST(Blocktopk, ReversedBlocksMatchReferenceBytes) {
   // The start of the threshold search depends on the previous block.
   const std::size_t blocks = 6;
   std::vector<float> values = gaussian(blocks * kSelectedValues, 3);
@@ -172,7 +172,7 @@ struct BlocktopkRanks {
   }
 };
 
-TEST(Blocktopk, DecodesByTheFormulasOfTheFormat) {
+TEST(Blocktopk, DecodeMatchesReference) {
   const std::size_t count = 9000;
   for_each_isa([&] {
     for (const BlocktopkVariant& variant : kBlocktopkVariants)
@@ -195,7 +195,7 @@ TEST(Blocktopk, DecodesByTheFormulasOfTheFormat) {
   });
 }
 
-TEST(Blocktopk, ReducesByTheFormulasOfTheFormat) {
+TEST(Blocktopk, ReduceMatchesReference) {
   const std::size_t count = 9000;
   for_each_isa([&] {
     for (const BlocktopkVariant& variant : kBlocktopkVariants) {
@@ -248,7 +248,7 @@ TEST(Blocktopk, AlwaysContracts) {
   }
 }
 
-TEST(Blocktopk, LosesWhatSignsOfTheLargestLose) {
+TEST(Blocktopk, SquaredErrorOfGaussianMatchesTheory) {
   // The error is 1 − density · mean², with the mean of the largest magnitudes. The mean of normally
   // distributed values is 2.892 (1 %) and 2.063 (10 %).
   const std::vector<float> values = gaussian(50 * kSelectedValues, 5);
@@ -256,7 +256,7 @@ TEST(Blocktopk, LosesWhatSignsOfTheLargestLose) {
   EXPECT_NEAR(energy_lost("blocktopk:density=0.1", values), 1 - 0.1 * 2.063 * 2.063, 0.005);
 }
 
-TEST(Blocktopk, AnOverflowPoisonsItsOwnBlockOnly) {
+TEST(Blocktopk, OverflowPoisonsOnlyItsBlock) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 0x1p118f, -3e38f}) {
     CodecHarness harness("blocktopk+ef", {3 * kSelectedValues});
     std::vector<float> gradient(3 * kSelectedValues, 1.0f);
@@ -307,7 +307,7 @@ TEST(Blocktopk, FlippedBitsOfIndicesAreRefusedOrStayInside) {
   EXPECT_GT(read, 0u);
 }
 
-TEST(Blocktopk, DamagedIndicesAreNamed) {
+TEST(Blocktopk, ReportsDamagedIndices) {
   CodecHarness harness("blocktopk:density=0.005", {2 * kSelectedValues + 100});
   const std::vector<std::size_t> sections =
       blocktopk_sections({0.005, 1}, 2 * kSelectedValues + 100);
@@ -328,7 +328,7 @@ TEST(Blocktopk, DamagedIndicesAreNamed) {
   EXPECT_TRUE(says(error_with(4, 0x00100000u), "beyond the end of its block"));
 }
 
-TEST(Blocktopk, DensitiesLieAboveZeroAndUpToAQuarter) {
+TEST(Blocktopk, RejectsInvalidDensitiesAndValueTypes) {
   for (const char* density : {"0", "-0.1", "0.2501", "1", "nan", "x", "1e999"}) {
     const std::string error = error_of<InvalidArgumentError>(
         [&] { make_codec(std::string("blocktopk:density=") + density); });
@@ -340,7 +340,7 @@ TEST(Blocktopk, DensitiesLieAboveZeroAndUpToAQuarter) {
   EXPECT_EQ(make_codec("blocktopk:values=sign+ef")->spec().text(), "blocktopk:density=0.01+ef");
 }
 
-TEST(Blocktopk, IsCutAtItsBlocks) {
+TEST(Blocktopk, TraitsAndPlan) {
   const auto codec = make_codec("blocktopk");
   EXPECT_TRUE(codec->traits().divisible);
   EXPECT_EQ(codec->traits().unit, kSelectedValues);

@@ -33,7 +33,7 @@ std::vector<std::uint16_t> cast_values_of(const GuardedBytes& frame, std::size_t
   return values;
 }
 
-TEST(Cast, RoundsToNearestEvenAndPassesOnWhatIsNotFinite) {
+TEST(Cast, RoundsToNearestEvenAndKeepsNonFiniteValues) {
   const std::vector<float> values = all_kinds();
   for_each_isa([&] {
     for (const auto& [spec, dtype] : {std::pair{"bf16", Dtype::kBf16}, {"f16", Dtype::kF16}}) {
@@ -93,7 +93,7 @@ TEST(Cast, F16CountsOverflowsAndKeepsTheirResidual) {
   });
 }
 
-TEST(Cast, F16CountsOverflowsOfSumsButRawValuesHaveNone) {
+TEST(Cast, F16CountsOverflowsInReduceButNotInRawValues) {
   CodecHarness harness("f16", {4});
   harness.set_gradient({60'000.0f, 1.0f, -60'000.0f, 1e9f});
   GuardedValues raw(4, Dtype::kF32);
@@ -112,7 +112,7 @@ TEST(Cast, F16CountsOverflowsOfSumsButRawValuesHaveNone) {
   EXPECT_EQ(next.overflows, 2u);
 }
 
-TEST(Cast, NoneCountsWhatFeedbackAndSumsPushOutOfF16) {
+TEST(Cast, NoneCountsF16OverflowsOfFeedbackAndSums) {
   for_each_isa([] {
     CodecHarness harness("none+ef", {4}, {.dtype = Dtype::kF16});
     harness.set_gradient({60'000.0f, 1.0f, -60'000.0f, INFINITY});
@@ -134,7 +134,7 @@ TEST(Cast, NoneCountsWhatFeedbackAndSumsPushOutOfF16) {
   });
 }
 
-TEST(Cast, SumsAreOfF32InTheOrderOfTheFrames) {
+TEST(Cast, AccumulatesInF32InFrameOrder) {
   for_each_isa([] {
     for (const auto& [spec, dtype] : {std::pair{"bf16", Dtype::kBf16}, {"f16", Dtype::kF16}}) {
       const std::size_t count = 2000;
@@ -189,7 +189,7 @@ void expect_drawn(const std::string& spec, Dtype dtype, std::uint64_t first) {
   EXPECT_TRUE(!harness.has_states() || same_values(harness.residual_out(), residual)) << spec;
 }
 
-TEST(Cast, StochasticRoundingTakesTheRandomBitsOfTheFormat) {
+TEST(Cast, StochasticRoundingMatchesReference) {
   for_each_isa([] {
     for (const char* feedback : {"", "+ef"})
       for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
@@ -198,7 +198,7 @@ TEST(Cast, StochasticRoundingTakesTheRandomBitsOfTheFormat) {
   });
 }
 
-TEST(Cast, AStochasticReduceDrawsForTheSum) {
+TEST(Cast, StochasticReduceMatchesReference) {
   for_each_isa([] {
     for (const std::uint64_t first : {1536, 1541}) {
       const std::size_t count = 2000;
@@ -222,7 +222,7 @@ TEST(Cast, AStochasticReduceDrawsForTheSum) {
 // The mean of 400 draws is off by about 0.016 of the distance between neighbors; nearest rounding
 // is off by 0.25. The mean over all values is off by less than the bias of eight random bits,
 // 1/512.
-TEST(Cast, StochasticRoundingIsRightOnAverage) {
+TEST(Cast, StochasticRoundingIsUnbiased) {
   const std::uint32_t draws = 400;
   CodecHarness harness(kStochastic, {4096});
   const std::vector<float> values = harness.gradient();
@@ -248,7 +248,7 @@ TEST(Cast, StochasticRoundingIsRightOnAverage) {
   EXPECT_LT(std::fabs(bias), 0.0012);
 }
 
-TEST(Cast, StochasticRoundingLeavesAloneWhatBf16Holds) {
+TEST(Cast, StochasticRoundingKeepsBf16ValuesExact) {
   std::vector<float> values;
   for (std::uint32_t high = 0; high < 0x10000; high += 7) values.push_back(from_bits(high << 16));
   CodecHarness harness(kStochastic, {values.size()});

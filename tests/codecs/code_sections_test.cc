@@ -31,7 +31,7 @@ float value_in(const std::string& spec, ConstByteSpan frame, const CodeSections&
   return static_cast<float>(kE2m1.value(code)) * (largest / 2688.0f * scale);
 }
 
-TEST(CodeSections, HoldTheDecodedValues) {
+TEST(CodeSections, SectionValuesEqualDecodedValues) {
   if (test_device() != nullptr) GTEST_SKIP() << "reads frames on the host";
   for (const std::string spec : {"mxfp8", "mxfp8:elements=e5m2", "nvfp4"}) {
     CodecHarness harness(spec, kSectionCounts);
@@ -52,7 +52,7 @@ TEST(CodeSections, HoldTheDecodedValues) {
   }
 }
 
-TEST(CodeSections, OtherFramesAndCodecsAreRefused) {
+TEST(CodeSections, RejectsMismatchedFramesAndCodecs) {
   if (test_device() != nullptr) GTEST_SKIP() << "reads frames on the host";
   CodecHarness harness("mxfp8", kSectionCounts);
   GuardedBytes frame = harness.encode();

@@ -32,7 +32,7 @@ void for_each_delta_isa(const Body& body) {
   }
 }
 
-TEST(Delta, EveryBitComesBack) {
+TEST(Delta, RoundTripIsBitExact) {
   for (const DeltaDtype dtype : kDeltaDtypes)
     for (const std::size_t count : {0, 1, 2, 63, 64, 65, 1000, 16'383, 16'384, 16'385, 50'001})
       for (const std::size_t every : {0, 1, 2, 30, 1000}) {
@@ -102,7 +102,7 @@ float nearly_normal(std::uint64_t seed) {
   return static_cast<float>(sum);
 }
 
-TEST(Delta, BytesOfAChangedValueAreFew) {
+TEST(Delta, BytesPerChangedValueAreBounded) {
   struct Aim {
     float step;
     double least_share, most_share, one_class, four_classes;
@@ -147,7 +147,7 @@ TEST(Delta, EntriesDescribeTheTensors) {
   EXPECT_EQ(entries[4].bytes, 32u + 16u);
 }
 
-TEST(Delta, TensorsMayHaveAnotherOrder) {
+TEST(Delta, AppliesToReorderedTensors) {
   Versions versions = small_model();
   const Bytes delta = versions.encode();
   std::swap(versions.tensors[0], versions.tensors[3]);
@@ -156,7 +156,7 @@ TEST(Delta, TensorsMayHaveAnotherOrder) {
   EXPECT_EQ(versions.applied(delta), versions.now);
 }
 
-TEST(Delta, AnotherBaseIsNamedBeforeAnythingIsWritten) {
+TEST(Delta, BaseMismatchNamesTensorBeforeAnyWrite) {
   const Versions good = small_model();
   const Bytes delta = good.encode();
   for (std::size_t i = 0; i < good.tensors.size(); ++i) {
@@ -172,7 +172,7 @@ TEST(Delta, AnotherBaseIsNamedBeforeAnythingIsWritten) {
   EXPECT_THROW(delta_check(good.tensors, Versions::spans(good.now), delta), BaseMismatchError);
 }
 
-TEST(Delta, ATrustedBaseIsNotRead) {
+TEST(Delta, TrustedBaseIsNotChecked) {
   Versions versions = small_model();
   const Bytes delta = versions.encode();
   versions.base[4][0] ^= std::byte{1};  // an unchanged tensor
@@ -180,7 +180,7 @@ TEST(Delta, ATrustedBaseIsNotRead) {
   EXPECT_EQ(versions.applied(delta, {.base = DeltaBase::kTrust}), versions.now);
 }
 
-TEST(Delta, AnotherModelIsNamed) {
+TEST(Delta, ReportsModelMismatch) {
   const Versions good = small_model();
   const Bytes delta = good.encode();
   const auto error = [&](const std::function<void(Versions&)>& change) {
@@ -201,7 +201,7 @@ TEST(Delta, AnotherModelIsNamed) {
   expect("name \"norm\"", [](Versions& v) { v.tensors[1].name = "norm"; });
 }
 
-TEST(Delta, WrongCallsAreRefused) {
+TEST(Delta, RejectsInvalidClassesAndOverlaps) {
   Versions versions = small_model();
   EXPECT_THROW(versions.encode({.classes = 3}), InvalidArgumentError);
   const Bytes delta = versions.encode();
@@ -213,7 +213,7 @@ TEST(Delta, WrongCallsAreRefused) {
   EXPECT_NE(error.find("overlaps"), std::string::npos) << error;
 }
 
-TEST(Delta, DamagedDeltasAreRefusedAndForgedDeltasNeverGiveAWrongResult) {
+TEST(Delta, DamagedAndForgedDeltasNeverGiveWrongValues) {
   Versions versions;
   versions.add("a", DeltaDtype::kBf16, 3000);
   versions.add("b", DeltaDtype::kF32, 500);
@@ -246,7 +246,7 @@ TEST(Delta, DamagedDeltasAreRefusedAndForgedDeltasNeverGiveAWrongResult) {
   EXPECT_LT(accepted, 2000u);
 }
 
-TEST(Delta, ForgedBlocksTouchNothingOutside) {
+TEST(Delta, ForgedBlocksStayInBounds) {
   for_each_delta_isa([] {
     const auto scratch = std::make_unique<kernels::DeltaScratch>();
     for (std::uint64_t seed = 0; seed < 3000; ++seed) {
@@ -285,7 +285,7 @@ TEST(Delta, ForgedBlocksTouchNothingOutside) {
   });
 }
 
-TEST(Delta, HugeClaimsAllocateNothing) {
+TEST(Delta, RejectsOversizedFields) {
   Versions versions;
   versions.add("a", DeltaDtype::kBf16, 3000);
   fill(versions, 0, 20);

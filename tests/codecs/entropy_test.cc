@@ -135,7 +135,7 @@ Words weight_words(std::size_t count, Dtype dtype) {
   return words;
 }
 
-TEST_F(Entropy, EveryBitPatternComesBack) {
+TEST_F(Entropy, EveryBitPatternRoundTrips) {
   for_each_isa([] {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       Words words(1 << 16), rare(1 << 16);
@@ -150,7 +150,7 @@ TEST_F(Entropy, EveryBitPatternComesBack) {
   });
 }
 
-TEST_F(Entropy, AnyCountComesBack) {
+TEST_F(Entropy, AnyCountRoundTrips) {
   for_each_isa([] {
     for (const Dtype dtype : kGradientDtypes)
       for (const std::size_t count : {1, 2, 3, 63, 64, 65, 130, 4095, 4096, 4097, 70'001})
@@ -159,11 +159,11 @@ TEST_F(Entropy, AnyCountComesBack) {
   });
 }
 
-TEST_F(Entropy, ManyBlocksHaveStarts) {
+TEST_F(Entropy, ManyBlocksRoundTrip) {
   expect_same_bits(weight_words(131 * 4096 + 7, Dtype::kBf16), Dtype::kBf16, 3);
 }
 
-TEST_F(Entropy, WeightsShrink) {
+TEST_F(Entropy, WeightsCompressBelowTargetBits) {
   const std::size_t count = 1 << 18;
   const auto bits = [&](Dtype dtype) {
     return 8.0 * static_cast<double>(expect_same_bits(weight_words(count, dtype), dtype)) /
@@ -174,27 +174,27 @@ TEST_F(Entropy, WeightsShrink) {
   EXPECT_LT(bits(Dtype::kF32), 26.7);
 }
 
-TEST_F(Entropy, NoPayloadIsMuchLongerThanItsValues) {
+TEST_F(Entropy, IncompressibleValuesAddLittleOverhead) {
   for (const Dtype dtype : kGradientDtypes) {
     const std::size_t count = 100'000, plain = count * dtype_bytes(dtype);
     EXPECT_LE(expect_same_bits(random_words(count, dtype, 5), dtype), plain + 256 + 64);
   }
 }
 
-TEST_F(Entropy, BlocksOfZerosTakeNothing) {
+TEST_F(Entropy, ZeroBlocksTakeNoBytes) {
   Words words(5 * 4096);
   EXPECT_EQ(expect_same_bits(words, Dtype::kBf16), 32u);
   words[4096] = 0x8000;  // -0 is not +0
   EXPECT_GT(expect_same_bits(words, Dtype::kBf16), 32u + 4096);
 }
 
-TEST_F(Entropy, ExponentsOutsideTheCountedBlocksComeBack) {
+TEST_F(Entropy, ExponentsAbsentFromSampledBlocksRoundTrip) {
   Words words = weight_words(40 * 4096, Dtype::kBf16);
   for (std::size_t i = 4096; i < 16 * 4096; i += 3) words[i] ^= 0x7f80;  // not in block 0, 16, 32
   expect_same_bits(words, Dtype::kBf16);
 }
 
-TEST_F(Entropy, SumsAreTheSumsOfNone) {
+TEST_F(Entropy, SumsAndResidualsEqualCodecNone) {
   for_each_isa([] {
     for (const Dtype dtype : kGradientDtypes)
       for (const char* suffix : {"", "+ef"}) {
@@ -221,7 +221,7 @@ TEST_F(Entropy, SumsAreTheSumsOfNone) {
   });
 }
 
-TEST_F(Entropy, ForgedBlocksChangeNoSum) {
+TEST_F(Entropy, RejectsForgedBlocksWithoutChangingSums) {
   CodecHarness harness("entropy", {9000}, {.dtype = Dtype::kBf16, .checksum = Checksum::kOff});
   const GuardedBytes good = harness.encode();
   GuardedBytes forged = good;

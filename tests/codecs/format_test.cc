@@ -27,7 +27,7 @@ void put_bits(ConstValueSpan values, std::size_t index, Bits bits) {
   std::memcpy(const_cast<std::byte*>(values.pointer()) + index * sizeof bits, &bits, sizeof bits);
 }
 
-TEST(Format, ANanIsDecodedToOneNumberOfSixteenBits) {
+TEST(Format, DecodeWritesCanonical16BitNan) {
   for_each_isa([] {
     for (const char* spec :
          {"none", "bf16", "f16", "int8", "int4", "mxfp8", "nvfp4", "topk:density=1"})
@@ -43,7 +43,7 @@ TEST(Format, ANanIsDecodedToOneNumberOfSixteenBits) {
   });
 }
 
-TEST(Format, NoneCopiesANanAndSumsMakeItOneNumber) {
+TEST(Format, NoneCopiesNansButReduceCanonicalizesThem) {
   for_each_isa([] {
     CodecHarness wide("none", {100}), narrow("none", {100}, {.dtype = Dtype::kBf16});
     put_bits(wide.encode_call().gradients[0], 5, kOtherWideNan);
@@ -59,7 +59,7 @@ TEST(Format, NoneCopiesANanAndSumsMakeItOneNumber) {
   });
 }
 
-TEST(Format, ANanThatABf16ResidualKeeps) {
+TEST(Format, NanBitsInBf16Residuals) {
   const std::pair<const char*, std::uint16_t> selected[] = {
       {"none+ef", kNan},       {"bf16+ef", kNan},      {"f16+ef", kNan},
       {"int8+ef", kOtherNan},  {"int4+ef", kOtherNan}, {"mxfp8+ef", kOtherNan},
@@ -108,7 +108,7 @@ void expect_nobody_looks(const Idle& idle) {
   EXPECT_TRUE(same_bytes(harness.reduce({marked}).span(), harness.reduce({clean}).span()));
 }
 
-TEST(Format, NobodyLooksAtPaddingAndUnusedIndices) {
+TEST(Format, PaddingAndUnusedBytesAreIgnored) {
   const TopkLayout f32{1000, 600, TopkValues::kF32}, int8{1000, 600, TopkValues::kInt8};
   const std::vector<Idle> idle = {
       {"none", 7, {{28, 32}}},
@@ -151,7 +151,7 @@ struct Poisoned {
   std::vector<float> before, after, p;
 };
 
-TEST(Format, APoisonedSegmentGivesOldResidualsBackByArithmetic) {
+TEST(Format, PoisonedSegmentRecomputesOldResiduals) {
   for_each_isa([] {
     const Poisoned tensor(Dtype::kF32, 1.5f);
     const std::vector<float> gradient = tensor.harness.gradient();
@@ -166,7 +166,7 @@ TEST(Format, APoisonedSegmentGivesOldResidualsBackByArithmetic) {
   });
 }
 
-TEST(Format, APoisonedSegmentLeavesOldResidualsWhereArithmeticCannot) {
+TEST(Format, PoisonedSegmentKeepsResidualsItCannotRecompute) {
   for_each_isa([] {
     for (const auto& [dtype, factor] : {std::pair{Dtype::kF32, 0.0f}, {Dtype::kBf16, 1.5f}}) {
       const Poisoned tensor(dtype, factor);

@@ -132,7 +132,7 @@ void write_seed(const std::string& name, ConstByteSpan bytes) {
   write_file(kTests / "fuzz/corpus/decode" / name, bytes);
 }
 
-TEST(Golden, FramesAreWrittenByteForByte) {
+TEST(Golden, EncodedFramesMatchFiles) {
   for (const Golden& golden : golden_frames()) {
     if (!runs_here(golden)) continue;
     const fs::path path = kTests / "golden" / (golden.name + ".bin");
@@ -147,7 +147,7 @@ TEST(Golden, FramesAreWrittenByteForByte) {
   }
 }
 
-TEST(Golden, FramesDecodeToTheHostsValues) {
+TEST(Golden, DecodedFramesMatchHost) {
   for (const Golden& golden : golden_frames()) {
     if (!runs_here(golden)) continue;
     const fs::path path = kTests / "golden" / (golden.name + ".bin");
@@ -159,7 +159,7 @@ TEST(Golden, FramesDecodeToTheHostsValues) {
   }
 }
 
-TEST(Golden, FoldersHoldNothingElse) {
+TEST(Golden, FolderContainsOneFilePerFrame) {
   std::size_t files = 0;
   for (const auto& entry : fs::directory_iterator(kTests / "golden"))
     files += entry.is_regular_file();
@@ -278,7 +278,7 @@ void write_broken(const Broken& broken) {
   write_seed(std::string("broken-") + broken.name, bytes);
 }
 
-TEST(Golden, BrokenFramesAreRefusedInTheseWords) {
+TEST(Golden, BrokenFramesRaiseExpectedErrors) {
   for (const Broken& broken : kBroken) {
     if (!runs_here(golden_of(broken))) continue;
     if (writes_golden()) write_broken(broken);

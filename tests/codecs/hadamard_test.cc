@@ -117,7 +117,7 @@ void expect_reference_bytes(unsigned bits, const char* feedback, std::size_t cou
   EXPECT_TRUE(harness.intact());
 }
 
-TEST(Hadamard, WritesTheBytesOfTheFormat) {
+TEST(Hadamard, MatchesReferenceBytes) {
   for_each_isa([] {
     for (unsigned bits = 1; bits <= 4; ++bits)
       for (const char* feedback : {"", "+ef"})
@@ -142,7 +142,7 @@ struct HadamardRanks {
   }
 };
 
-TEST(Hadamard, DecodesByTheFormulasOfTheFormat) {
+TEST(Hadamard, DecodeMatchesReference) {
   const std::size_t count = 3000;
   for_each_isa([&] {
     for (unsigned bits = 1; bits <= 4; ++bits)
@@ -162,7 +162,7 @@ TEST(Hadamard, DecodesByTheFormulasOfTheFormat) {
   });
 }
 
-TEST(Hadamard, DecodesOneFrameByTheFormulasWhateverBitsItsFactorHas) {
+TEST(Hadamard, SingleFrameDecodeMatchesReferenceForAnyFactor) {
   const std::size_t count = 3000;
   for_each_isa([&] {
     for (unsigned bits = 1; bits <= 4; ++bits)
@@ -202,7 +202,7 @@ void expect_reference_sum(unsigned bits, std::size_t count, bool cancels) {
 }
 
 // Frames decode to errors after the last value. The absmax of a block excludes these errors.
-TEST(Hadamard, ReducesByTheFormulasOfTheFormat) {
+TEST(Hadamard, ReduceMatchesReference) {
   for_each_isa([] {
     for (unsigned bits = 1; bits <= 4; ++bits) {
       expect_reference_sum(bits, 3000, false);
@@ -211,7 +211,7 @@ TEST(Hadamard, ReducesByTheFormulasOfTheFormat) {
   });
 }
 
-TEST(Hadamard, TheStepComesFromTheFrame) {
+TEST(Hadamard, DecodeTakesStepFromFrame) {
   CodecHarness harness("hadamard", {1000});
   harness.words.step = 0x01020304;
   const GuardedBytes frame = harness.encode();
@@ -223,7 +223,7 @@ TEST(Hadamard, TheStepComesFromTheFrame) {
   EXPECT_EQ(harness.output(), expected);
 }
 
-TEST(Hadamard, FramesOfTwoStepsAreRefused) {
+TEST(Hadamard, RejectsFramesOfDifferentSteps) {
   CodecHarness harness("hadamard+ef", {1000});
   harness.words.step = 3;
   const GuardedBytes first = harness.encode();
@@ -242,7 +242,7 @@ TEST(Hadamard, FramesOfTwoStepsAreRefused) {
   harness.decode({second, second});
 }
 
-TEST(Hadamard, OtherBitsAreRefused) {
+TEST(Hadamard, RejectsInvalidOrMismatchedBits) {
   for (const char* bits : {"0", "5", "2.0", "two", "-1", "02"}) {
     const std::string error =
         error_of<InvalidArgumentError>([&] { make_codec(std::string("hadamard:bits=") + bits); });
@@ -290,14 +290,14 @@ std::vector<float> student() {
   return values;
 }
 
-TEST(Hadamard, LosesTheSameEnergyWhateverTheValuesAre) {
+TEST(Hadamard, SquaredErrorIsIndependentOfDistribution) {
   const double expected[] = {0, 0.362, 0.118, 0.037, 0.0113};
   for (const std::vector<float>& values : {gaussian(kMany, 5), laplace(), student()})
     for (unsigned bits = 1; bits <= 4; ++bits)
       EXPECT_NEAR(energy_lost(bits, values), expected[bits], 0.05 * expected[bits]) << bits;
 }
 
-TEST(Hadamard, OneBitNeverLosesMoreThanEverything) {
+TEST(Hadamard, RelativeSquaredErrorOfOneBitIsAtMostOne) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     std::vector<float> values = gaussian(256, seed);
     for (std::size_t i = 0; i < 256; ++i)
@@ -306,7 +306,7 @@ TEST(Hadamard, OneBitNeverLosesMoreThanEverything) {
   }
 }
 
-TEST(Hadamard, SpikesLoseLittle) {
+TEST(Hadamard, SquaredErrorOfSpikes) {
   const double expected[] = {0, 0, 0.24, 0.015, 0.026};
   for (unsigned bits = 1; bits <= 4; ++bits) {
     std::vector<float> spike(256);
@@ -315,7 +315,7 @@ TEST(Hadamard, SpikesLoseLittle) {
   }
 }
 
-TEST(Hadamard, OneBitOfWhatWasDecodedIsTheSameBit) {
+TEST(Hadamard, ReencodingDecodedOneBitValuesGivesEqualFrame) {
   const std::size_t count = 64 * kRotatedValues;  // whole blocks: values of padding would be lost
   std::vector<float> values = corner_values(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -332,7 +332,7 @@ TEST(Hadamard, OneBitOfWhatWasDecodedIsTheSameBit) {
   });
 }
 
-TEST(Hadamard, DecodedValuesAreExact) {
+TEST(Hadamard, ResidualEqualsSentMinusDecoded) {
   CodecHarness harness("hadamard:bits=4+ef", {100'000});
   harness.decode({harness.encode()});
   const std::vector<float> sent = harness.sent(), decoded = harness.output();
@@ -340,7 +340,7 @@ TEST(Hadamard, DecodedValuesAreExact) {
   for (std::size_t i = 0; i < sent.size(); ++i) ASSERT_EQ(sent[i] - decoded[i], residual[i]) << i;
 }
 
-TEST(Hadamard, TheSignsOfTwoStepsAgreeInHalfOfTheirBits) {
+TEST(Hadamard, SignsOfTwoStepsAgreeForHalfOfTheValues) {
   CodecHarness harness("hadamard:bits=4", {100'000});
   GuardedBytes frame = harness.encode();
   harness.decode({frame});
@@ -361,7 +361,7 @@ TEST(Hadamard, TheSignsOfTwoStepsAgreeInHalfOfTheirBits) {
   }
 }
 
-TEST(Hadamard, AnOverflowPoisonsItsOwnBlockOnly) {
+TEST(Hadamard, OverflowPoisonsOnlyItsBlock) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 0x1p120f, -3e38f}) {
     CodecHarness harness("hadamard:bits=1+ef", {3 * kRotatedValues});
     std::vector<float> gradient(3 * kRotatedValues, 1.0f);
@@ -382,7 +382,7 @@ TEST(Hadamard, AnOverflowPoisonsItsOwnBlockOnly) {
   }
 }
 
-TEST(Hadamard, TinyBlocksWaitInTheResidual) {
+TEST(Hadamard, ResidualKeepsTinyBlocks) {
   CodecHarness harness("hadamard+ef", {300}, {.scale = 0x1p-110f});
   harness.decode({harness.encode()});
   EXPECT_EQ(harness.output(), std::vector<float>(300, 0.0f));

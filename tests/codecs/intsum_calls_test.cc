@@ -43,7 +43,7 @@ TEST(IntsumCalls, RoundsAndSizes) {
   }
 }
 
-TEST(IntsumCalls, AKnownScaleSparesTheRoundOfMaxima) {
+TEST(IntsumCalls, FixedScaleNeedsNoMaximumRound) {
   const std::vector<std::pair<const char*, std::size_t>> specs = {
       {"intsum:scale=0.01+ef", 1001 + 5},
       {"intsum:bits=16,scale=0.01+ef", 350 + 151 + 5},
@@ -64,7 +64,7 @@ TEST(IntsumCalls, AKnownScaleSparesTheRoundOfMaxima) {
   }
 }
 
-TEST(IntsumCalls, BlocksToAKnownScaleSayHowManyRanksHadWhatIsNotFinite) {
+TEST(IntsumCalls, FixedScaleCountsRanksWithNonFiniteValues) {
   for (const char* spec : {"intsum:scale=0.01", "intsum:bits=16,scale=0.01"}) {
     NativeRounds rounds(spec, {300, 700}, {.contributions = 3});
     for (const std::size_t rank : {0, 2}) {
@@ -82,7 +82,7 @@ TEST(IntsumCalls, BlocksToAKnownScaleSayHowManyRanksHadWhatIsNotFinite) {
   }
 }
 
-TEST(IntsumCalls, TooManyRanksAreToldWhichBitsToTake) {
+TEST(IntsumCalls, ErrorForTooManyRanksSuggestsBits) {
   const Segment segment{.count = 700};
   const auto error = [&](const char* spec, std::size_t ranks) {
     return error_of<InvalidArgumentError>([&] {
@@ -102,7 +102,7 @@ TEST(IntsumCalls, TooManyRanksAreToldWhichBitsToTake) {
   EXPECT_TRUE(says(error("intsum:bits=32", 0x80000000), "no accumulator size fits so many ranks"));
 }
 
-TEST(IntsumCalls, OtherValuesAndMemoryAreRefused) {
+TEST(IntsumCalls, RejectsMismatchedValuesAndRoundState) {
   NativeRounds rounds("intsum+ef", {300}, {.contributions = 2});
   rounds.exchange();
   CodecHarness& rank = rounds.ranks[0];
@@ -119,7 +119,7 @@ TEST(IntsumCalls, OtherValuesAndMemoryAreRefused) {
                InvalidArgumentError);
 }
 
-TEST(IntsumCalls, ChunksMakeTheSameValues) {
+TEST(IntsumCalls, ChunkingDoesNotChangeResults) {
   for (const std::string& spec : kIntsumSpecs) {
     NativeRounds whole(spec, {10'001}, {.contributions = 2}),
         cut(spec, {512, 5120, 10'001 - 5632}, {.contributions = 2});
@@ -143,7 +143,7 @@ TEST(IntsumCalls, ChunksMakeTheSameValues) {
   }
 }
 
-TEST(IntsumCalls, TheCallersFloatModeDoesNotMatter) {
+TEST(IntsumCalls, ResultIsIndependentOfCallerFloatMode) {
 #if defined(__x86_64__)
   if (test_device() != nullptr) GTEST_SKIP() << "a device has a mode of its own";
   const HarnessOptions options{.scale = 0x1p-97f, .contributions = 2};

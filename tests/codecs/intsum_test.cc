@@ -133,7 +133,7 @@ void expect_numbers_of_the_format(const IntsumCase& one, Dtype dtype, float fact
   EXPECT_TRUE(rounds.intact());
 }
 
-TEST(Intsum, WritesTheNumbersOfTheFormat) {
+TEST(Intsum, MatchesReferenceValues) {
   for_each_isa([] {
     for (const IntsumCase& one : all_cases("+ef"))
       for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
@@ -144,7 +144,7 @@ TEST(Intsum, WritesTheNumbersOfTheFormat) {
   });
 }
 
-TEST(Intsum, NothingIsLost) {
+TEST(Intsum, ResultPlusResidualsEqualsSumOfRanks) {
   for (const IntsumCase& one : all_cases("+ef"))
     for (const float factor : {1.0f, 0.2f}) {
       SCOPED_TRACE(one.spec);
@@ -175,7 +175,7 @@ bool random_sum_is(const GuardedValues& expected, std::vector<GuardedValues> par
   return same_bytes(parts[left[0]].bytes(), expected.bytes());
 }
 
-TEST(Intsum, NoOrderAndNoTopologyChangesABit) {
+TEST(Intsum, SumIsIndependentOfOrderAndTopology) {
   for (const IntsumCase& one : all_cases()) {
     NativeRounds rounds(one.spec, {301}, {.contributions = 13});
     rounds.exchange();
@@ -199,7 +199,7 @@ std::vector<float> extreme_values(std::size_t count, std::uint64_t seed) {
   return values;
 }
 
-TEST(Intsum, NoSumLeavesItsAccumulator) {
+TEST(Intsum, SumsNeverOverflowAccumulators) {
   for (const IntsumCase& one : all_cases())
     for (const std::size_t ranks : {1, 2, 7, 127})
       for (const float factor : {1.0f, 1.0f / 3, 0.7f}) {
@@ -225,7 +225,7 @@ TEST(Intsum, NoSumLeavesItsAccumulator) {
       }
 }
 
-TEST(Intsum, TheLargestValueIsTheLargestCode) {
+TEST(Intsum, LargestValueGetsLargestCode) {
   for (const IntsumCase& one : all_cases()) {
     NativeRounds rounds(one.spec, {kBlock}, {.contributions = 2});
     const auto levels = static_cast<long>(intsum_levels(one.options, 2));
@@ -236,7 +236,7 @@ TEST(Intsum, TheLargestValueIsTheLargestCode) {
   }
 }
 
-TEST(Intsum, ABadValueOfOneRankPoisonsItsBlockOnAll) {
+TEST(Intsum, NonFiniteValuePoisonsBlockOnAllRanks) {
   for (const IntsumCase& one : all_cases("+ef"))
     for (const float bad : {std::nanf(""), -std::nanf("7"), INFINITY, -INFINITY}) {
       NativeRounds rounds(one.spec, {3 * kBlock + 5}, {.contributions = 3});
@@ -259,14 +259,14 @@ TEST(Intsum, ABadValueOfOneRankPoisonsItsBlockOnAll) {
     }
 }
 
-TEST(Intsum, TinyBlocksWaitInTheResidual) {
+TEST(Intsum, ResidualKeepsTinyBlocks) {
   NativeRounds rounds("intsum+ef", {300}, {.scale = 0x1p-110f, .contributions = 2});
   rounds.exchange();
   EXPECT_EQ(rounds.ranks[0].output(), std::vector<float>(300, 0.0f));
   EXPECT_TRUE(same_values(rounds.ranks[0].residual_out(), rounds.ranks[0].sent()));
 }
 
-TEST(Intsum, StochasticRoundingIsRightOnAverage) {
+TEST(Intsum, StochasticRoundingIsUnbiased) {
   NativeRounds rounds("intsum:rounding=stochastic", {2000}, {.contributions = 1});
   CodecHarness& rank = rounds.ranks[0];
   std::vector<double> mean(2000);
@@ -281,7 +281,7 @@ TEST(Intsum, StochasticRoundingIsRightOnAverage) {
   EXPECT_LT(error, 0.03 * 3.5 / 127);
 }
 
-TEST(Intsum, ErrorsAreHalfAStepOfEachRank) {
+TEST(Intsum, ErrorIsBoundedByOneStepPerRank) {
   for (const IntsumCase& one : cases()) {
     constexpr std::size_t kRanks = 4;
     NativeRounds rounds(one.spec, {7919}, {.contributions = kRanks});

@@ -83,7 +83,7 @@ void expect_repeats(const std::string& spec, const std::vector<Section>& section
     ASSERT_EQ(found[i], decoded[i % kPattern]) << spec << " " << i;
 }
 
-TEST(Large, PayloadsRepeatWithTheirGradients) {
+TEST(Large, RepeatedPatternGivesRepeatedPayload) {
   expect_repeats("none", plain_sections(Dtype::kF32));
   expect_repeats("bf16", plain_sections(Dtype::kBf16));
   expect_repeats("int8", quantized_sections<Int8Layout>());

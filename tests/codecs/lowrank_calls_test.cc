@@ -32,7 +32,7 @@ std::string refusal_of(const std::string& spec, const Segment& segment) {
   });
 }
 
-TEST(LowrankCalls, TheCallersFloatModeDoesNotMatter) {
+TEST(LowrankCalls, ResultIsIndependentOfCallerFloatMode) {
 #if defined(__x86_64__)
   if (test_device() != nullptr) GTEST_SKIP() << "a device has a mode of its own";
   const HarnessOptions options = with_rows({.scale = 0x1p-140f, .contributions = 1});
@@ -67,7 +67,7 @@ TEST(LowrankCalls, RoundsAndSizes) {
   EXPECT_FALSE(codec->traits().divisible);
 }
 
-TEST(LowrankCalls, ShapesThatDoNotPayAreRefused) {
+TEST(LowrankCalls, RejectsInvalidAndUnprofitableShapes) {
   EXPECT_EQ(refusal_of("lowrank", {.count = 9100, .rows = 70, .columns = 130}), "");
   EXPECT_TRUE(says(refusal_of("lowrank", {.count = 9100}), "rows and columns to add()"));
   EXPECT_TRUE(says(refusal_of("lowrank", {.count = 9101, .rows = 70, .columns = 130}), "70 rows"));
@@ -80,7 +80,7 @@ TEST(LowrankCalls, ShapesThatDoNotPayAreRefused) {
   }
 }
 
-TEST(LowrankCalls, MemoriesOfOtherSizesAreRefused) {
+TEST(LowrankCalls, RejectsMemoriesOfWrongSize) {
   NativeRounds rounds("lowrank+ef", kCounts, with_rows({.contributions = 2}));
   rounds.exchange();
   CodecHarness& rank = rounds.ranks[0];
@@ -98,7 +98,7 @@ TEST(LowrankCalls, MemoriesOfOtherSizesAreRefused) {
 }
 
 // Finite sums of P with infinite products. The codec scales the sums to 1 before multiplication.
-TEST(LowrankCalls, HugeSumsMakeABasis) {
+TEST(LowrankCalls, HugeSumsGiveAccurateMean) {
   constexpr std::size_t kCallCount = 400 * 130;
   for_each_isa([] {
     NativeRounds rounds("lowrank:rank=8+ef", {kCallCount}, {.contributions = 2, .rows = 400});
@@ -113,7 +113,7 @@ TEST(LowrankCalls, HugeSumsMakeABasis) {
 
 // W is infinite in one column, P is finite. The group of 256 columns around this column keeps the
 // residual.
-TEST(LowrankCalls, WhereWOverflowsTheResidualStays) {
+TEST(LowrankCalls, OverflowOfWKeepsResidualAndMemory) {
   constexpr std::size_t kColumns = 400, kBad = 300;
   for_each_isa([] {
     NativeRounds rounds("lowrank:rank=1+ef", {kCallRows * kColumns},

@@ -42,7 +42,7 @@ Values mean_of(NativeRounds& rounds, const Values& gradient) {
   return rounds.ranks[0].output();
 }
 
-TEST(LowrankDependent, TwoEntriesComeBackAsTheyAre) {
+TEST(LowrankDependent, ReconstructsTwoNonZeroEntries) {
   Values gradient(kDependentCount);
   gradient[3 * kColumns + 5] = gradient[7 * kColumns + 11] = 1.0f;
   for_each_isa([&] {
@@ -51,7 +51,7 @@ TEST(LowrankDependent, TwoEntriesComeBackAsTheyAre) {
   });
 }
 
-TEST(LowrankDependent, NoResultIsLongerThanTheGradient) {
+TEST(LowrankDependent, ResultNormDoesNotExceedGradientNorm) {
   for (const std::string spec : {"lowrank:rank=8", "lowrank:rank=8,values=bf16"})
     for (const float scale : {1.0f, 1e-30f, 1e-34f, 1e30f, 1e36f})
       for (std::size_t rows = 0; rows <= 9; ++rows)
@@ -67,7 +67,7 @@ TEST(LowrankDependent, NoResultIsLongerThanTheGradient) {
         }
 }
 
-TEST(LowrankDependent, FewRowsComeThrough) {
+TEST(LowrankDependent, ReconstructsFewDistinctRows) {
   for (const float scale : {1.0f, 1e-30f, 1e36f})
     for (std::size_t rows = 1; rows <= 8; ++rows)
       for (const std::size_t repeats : {1, 5}) {
@@ -82,7 +82,7 @@ TEST(LowrankDependent, FewRowsComeThrough) {
 
 // The sum of all results for a constant gradient equals the number of steps times the gradient,
 // except for one residual.
-TEST(LowrankDependent, WithFeedbackWhatArrivedConverges) {
+TEST(LowrankDependent, FeedbackBoundsAccumulatedError) {
   constexpr int kSteps = 24;
   for (const std::size_t rows : {2, 8, 20}) {
     NativeRounds rounds = rounds_of("lowrank:rank=8+ef", 2);

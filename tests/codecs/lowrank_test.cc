@@ -191,7 +191,7 @@ void expect_exchange(NativeRounds& rounds, const Numbers& one, Shape shape) {
   EXPECT_TRUE(rounds.intact());
 }
 
-TEST(Lowrank, WritesTheNumbersOfTheFormat) {
+TEST(Lowrank, MatchesReferenceValues) {
   for_each_isa([] {
     const Numbers cases[] = {
         {"lowrank+ef", 4, Dtype::kF32, Dtype::kF32, 1.0f},
@@ -221,7 +221,7 @@ std::vector<float> of_rank(Shape shape, std::size_t rank, std::uint64_t seed) {
   return {sum.begin(), sum.end()};
 }
 
-TEST(Lowrank, AMatrixOfLowRankComesThrough) {
+TEST(Lowrank, ReconstructsLowRankMatrices) {
   for (const float scale : {1.0f, 0x1p-60f, 0x1p40f})
     for (const std::size_t rank : {1, 3, 4})
       for (const Shape shape : {Shape{96, 200}, Shape{400, 50}, Shape{5, 4000}, Shape{4000, 5}}) {
@@ -276,7 +276,7 @@ TEST(Lowrank, DirectionsAreOrthonormal) {
     }
 }
 
-TEST(Lowrank, FewerDirectionsThanAskedForDoNoHarm) {
+TEST(Lowrank, ReconstructsMatricesBelowConfiguredRank) {
   const Shape shape{96, 200};
   for (const std::size_t rank : {1, 2}) {
     NativeRounds rounds = rounds_of("lowrank:rank=8+ef", shape, {.contributions = 1});
@@ -291,7 +291,7 @@ TEST(Lowrank, FewerDirectionsThanAskedForDoNoHarm) {
   }
 }
 
-TEST(Lowrank, NothingIsLost) {
+TEST(Lowrank, ResidualEqualsSentMinusDecoded) {
   for (const std::string spec : {"lowrank+ef", "lowrank:rank=2,values=bf16+ef"}) {
     const Shape shape{70, 130};
     NativeRounds rounds = rounds_of(spec, shape, {.contributions = 1});
@@ -307,7 +307,7 @@ TEST(Lowrank, NothingIsLost) {
 }
 
 // The ranks' residuals add up to the missing values, with each rank's own factor.
-TEST(Lowrank, NothingIsLostAmongRanks) {
+TEST(Lowrank, ResultPlusResidualsEqualsSumOfRanks) {
   const Shape shape{70, 130};
   NativeRounds rounds = rounds_of("lowrank+ef", shape, {.contributions = 5});
   rounds.exchange({.encode_factor = 0.2f, .decode_factor = 5.0f});
@@ -319,7 +319,7 @@ TEST(Lowrank, NothingIsLostAmongRanks) {
   }
 }
 
-TEST(Lowrank, WarmStartsFindTheLargestDirections) {
+TEST(Lowrank, WarmStartReducesError) {
   const Shape shape{96, 200};
   std::vector<float> gradient(shape.count());
   for (std::size_t j = 0; j < 12; ++j) {
@@ -339,7 +339,7 @@ TEST(Lowrank, WarmStartsFindTheLargestDirections) {
   EXPECT_EQ(distance(rounds.ranks[0].output(), gradient), cold);
 }
 
-TEST(Lowrank, ZerosStayZerosAndKeepTheMemory) {
+TEST(Lowrank, ZeroGradientsGiveZerosAndKeepMemory) {
   const Shape shape{70, 130};
   NativeRounds rounds = rounds_of("lowrank+ef", shape, {.contributions = 2});
   rounds.exchange();
@@ -354,7 +354,7 @@ TEST(Lowrank, ZerosStayZerosAndKeepTheMemory) {
   EXPECT_EQ(rounds.ranks[0].memory(), memory);
 }
 
-TEST(Lowrank, ABadValueOfOneRankPoisonsTheMatrixOnAll) {
+TEST(Lowrank, NonFiniteValuePoisonsMatrixOnAllRanks) {
   const Shape shape{70, 130};
   for (const float bad : {std::nanf(""), -std::nanf("7"), INFINITY, -INFINITY})
     for_each_isa([&] {

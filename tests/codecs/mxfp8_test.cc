@@ -62,7 +62,7 @@ struct ExpectedMxfp8 {
   std::vector<float> residual;
 };
 
-TEST(Mxfp8, WritesTheBytesOfTheFormat) {
+TEST(Mxfp8, MatchesReferenceBytes) {
   for_each_isa([] {
     for (const Mxfp8Case& format : kMxfp8Cases)
       for (const char* feedback : {"", "+ef"})
@@ -105,7 +105,7 @@ TEST(Mxfp8, EveryCodeDecodesToItsValue) {
   });
 }
 
-TEST(Mxfp8, ReducesByTheFormulasOfTheFormat) {
+TEST(Mxfp8, ReduceMatchesReference) {
   for_each_isa([] {
     for (const Mxfp8Case& format : kMxfp8Cases) {
       const std::size_t count = 3001;
@@ -129,7 +129,7 @@ TEST(Mxfp8, ReducesByTheFormulasOfTheFormat) {
   });
 }
 
-TEST(Mxfp8, AnOverflowPoisonsItsOwnBlockOnly) {
+TEST(Mxfp8, NonFiniteValuePoisonsOnlyItsBlock) {
   for_each_isa([] {
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY})
       for (const bool in_place : {false, true}) {

@@ -74,7 +74,7 @@ std::string name_of(const ::testing::TestParamInfo<Native>& info) {
 INSTANTIATE_TEST_SUITE_P(Codecs, NativeCalls, ::testing::Values(intsum(), known_scale(), lowrank()),
                          name_of);
 
-TEST_P(NativeCalls, FramesAreRefused) {
+TEST_P(NativeCalls, RejectsFrames) {
   CodecHarness harness(native().codec, native().counts, with_rows());
   const std::vector<GuardedBytes> frames = {GuardedBytes(harness.plan().frame_bytes)};
   const auto refused = [](const std::function<void()>& body) {
@@ -104,7 +104,7 @@ TEST_P(NativeCalls, FiniteF16GradientsStayFinite) {
     }
 }
 
-TEST_P(NativeCalls, OtherRoundsAndFactorsAreRefused) {
+TEST_P(NativeCalls, RejectsInvalidRoundsAndFactors) {
   NativeRounds rounds = rounds_of(native().codec + "+ef", {.contributions = 2});
   rounds.exchange();
   CodecHarness& rank = rounds.ranks[0];

@@ -11,7 +11,7 @@ INSTANTIATE_TEST_SUITE_P(None, CodecConformance,
                          ::testing::Values(CodecCase{"none", 0}, CodecCase{"none+ef", 0}),
                          case_name);
 
-TEST(None, ThePayloadIsTheGradient) {
+TEST(None, PayloadEqualsGradient) {
   for (const Dtype dtype : kGradientDtypes) {
     CodecHarness harness("none", {100, 7}, {.dtype = dtype});
     const GuardedBytes frame = harness.encode();
@@ -23,7 +23,7 @@ TEST(None, ThePayloadIsTheGradient) {
   }
 }
 
-TEST(None, FeedbackOfASixteenBitGradientKeepsWhatRoundingLost) {
+TEST(None, Bf16FeedbackKeepsRoundingError) {
   CodecHarness harness("none+ef", {1000}, {.dtype = Dtype::kBf16});
   harness.decode({harness.encode()});
   const std::vector<float> sent = harness.sent(), decoded = harness.output();
@@ -31,7 +31,7 @@ TEST(None, FeedbackOfASixteenBitGradientKeepsWhatRoundingLost) {
   for (std::size_t i = 0; i < sent.size(); ++i) ASSERT_EQ(decoded[i] + residual[i], sent[i]) << i;
 }
 
-TEST(None, RawValuesMayLieInTheGradientItself) {
+TEST(None, EncodesRawValuesInPlace) {
   CodecHarness harness("none", {1000});
   const std::vector<float> before = harness.gradient();
   const EncodeCall call = harness.encode_call();
@@ -45,7 +45,7 @@ TEST(None, RawValuesMayLieInTheGradientItself) {
   EXPECT_EQ(harness.gradient(), half);
 }
 
-TEST(None, RoundsBeginWithTheNativeSum) {
+TEST(None, NativeSumIsFirstExchangeWithoutFeedback) {
   const auto exchanges = CodecHarness("none", {9}).plan().rounds.at(0).exchanges;
   EXPECT_EQ(exchanges, (std::vector{Exchange::kNativeSum, Exchange::kTwoShot, Exchange::kGather}));
   const auto with_feedback = CodecHarness("none+ef", {9}).plan().rounds.at(0).exchanges;

@@ -70,7 +70,7 @@ class ExpectedNvfp4 {
   float whole_;
 };
 
-TEST(Nvfp4, WritesTheBytesOfTheFormat) {
+TEST(Nvfp4, MatchesReferenceBytes) {
   for_each_isa([] {
     for (const char* spec : {"nvfp4", "nvfp4+ef"})
       for (const int power : {0, 8, -110})
@@ -120,7 +120,7 @@ TEST(Nvfp4, EveryCodeAndScaleDecodesToItsValue) {
   });
 }
 
-TEST(Nvfp4, ReducesByTheFormulasOfTheFormat) {
+TEST(Nvfp4, ReduceMatchesReference) {
   for_each_isa([] {
     const std::size_t count = 70'001;
     CodecHarness harness("nvfp4+ef", {count}, {.threads = 2, .contributions = 6});
@@ -140,7 +140,7 @@ TEST(Nvfp4, ReducesByTheFormulasOfTheFormat) {
   });
 }
 
-TEST(Nvfp4, AnOverflowPoisonsItsOwnBlockOnly) {
+TEST(Nvfp4, NonFiniteValuePoisonsOnlyItsBlock) {
   for_each_isa([] {
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY})
       for (const bool in_place : {false, true}) {

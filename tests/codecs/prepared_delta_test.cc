@@ -47,7 +47,7 @@ TEST(PreparedDelta, WritesAndRestoresAllDtypesAndPlainBlocks) {
     }
 }
 
-TEST(PreparedDelta, RestoresTheBaseOfSeveralDeltas) {
+TEST(PreparedDelta, RestoresTheBaseAfterTwoDeltas) {
   const Model model;
   std::vector<Bytes> values = model.base;
   const std::vector<ByteSpan> spans(values.begin(), values.end());
@@ -63,7 +63,7 @@ TEST(PreparedDelta, RestoresTheBaseOfSeveralDeltas) {
   EXPECT_EQ(values, model.base);
 }
 
-TEST(PreparedDelta, TakesFourBytesPerChangedValueOfBf16AndAtMostACopy) {
+TEST(PreparedDelta, UsesFourBytesPerChangedBf16ValueAndAtMostACopy) {
   Versions versions;
   versions.add("a", DeltaDtype::kBf16, 1 << 18);
   const auto bytes = [&](std::size_t every) {
@@ -77,7 +77,7 @@ TEST(PreparedDelta, TakesFourBytesPerChangedValueOfBf16AndAtMostACopy) {
   EXPECT_LE(bytes(1), (2u << 18) + 16 * 64);  // all values change
 }
 
-TEST(PreparedDelta, RefusesOtherWeights) {
+TEST(PreparedDelta, RejectsMismatchedWeights) {
   const Model model;
   std::vector<Bytes> values = model.base;
   std::vector<ByteSpan> spans(values.begin(), values.end());
@@ -97,7 +97,7 @@ TEST(PreparedDelta, RefusesOtherWeights) {
   EXPECT_EQ(values, model.base);
 }
 
-TEST(PreparedDelta, RefusesAnotherBase) {
+TEST(PreparedDelta, RejectsMismatchedBase) {
   const Model model;
   const Bytes delta = model.encode_later();  // of another base
   EXPECT_THROW(PreparedDelta(model.tensors, Versions::spans(model.base), delta), BaseMismatchError);

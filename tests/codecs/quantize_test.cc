@@ -52,25 +52,25 @@ INSTANTIATE_TEST_SUITE_P(
                       QuantizeCase{"int4", 7, Int4Layout::kBlock, 4, Int4Layout{1000}.bytes()}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST_P(QuantizeCodecs, WritesTheBytesOfTheFormat) {
+TEST_P(QuantizeCodecs, MatchesReferenceBytes) {
   expect_reference_bytes(spec(), nearest());
   expect_reference_bytes(spec("+ef"), nearest());
   expect_reference_bytes(spec(":rounding=stochastic"), stochastic());
   expect_reference_bytes(spec(":rounding=stochastic+ef"), stochastic());
 }
 
-TEST_P(QuantizeCodecs, DecodesByTheFormulasOfTheFormat) {
+TEST_P(QuantizeCodecs, DecodeMatchesReference) {
   for_each_isa([&] {
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
       expect_reference_decode(spec(), nearest().task, dtype);
   });
 }
 
-TEST_P(QuantizeCodecs, ReducesByTheFormulasOfTheFormat) {
+TEST_P(QuantizeCodecs, ReduceMatchesReference) {
   for_each_isa([&] { expect_reference_reduce(spec("+ef"), nearest()); });
 }
 
-TEST_P(QuantizeCodecs, AnOverflowPoisonsItsOwnBlockOnly) {
+TEST_P(QuantizeCodecs, NonFiniteValuePoisonsOnlyItsBlock) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
     CodecHarness harness(spec(), {3 * block()});
     std::vector<float> gradient(3 * block(), 1.0f);
@@ -84,7 +84,7 @@ TEST_P(QuantizeCodecs, AnOverflowPoisonsItsOwnBlockOnly) {
   }
 }
 
-TEST_P(QuantizeCodecs, APoisonedBlockKeepsItsResidual) {
+TEST_P(QuantizeCodecs, PoisonedBlockKeepsItsResidual) {
   CodecHarness harness(spec("+ef"), {2 * block()});
   std::vector<float> gradient = harness.gradient();
   gradient[1] = INFINITY;
@@ -96,14 +96,14 @@ TEST_P(QuantizeCodecs, APoisonedBlockKeepsItsResidual) {
   EXPECT_NE(after.back(), before.back());
 }
 
-TEST_P(QuantizeCodecs, TinyBlocksWaitInTheResidual) {
+TEST_P(QuantizeCodecs, ResidualKeepsTinyBlocks) {
   CodecHarness harness(spec("+ef"), {300}, {.scale = 0x1p-110f});
   harness.decode({harness.encode()});
   EXPECT_EQ(harness.output(), std::vector<float>(300, 0.0f));
   EXPECT_TRUE(same_values(harness.residual_out(), harness.sent()));
 }
 
-TEST_P(QuantizeCodecs, NearestAndResidualAreExact) {
+TEST_P(QuantizeCodecs, DecodedPlusResidualEqualsSent) {
   CodecHarness harness(spec("+ef"), {100'000});
   harness.set_gradient(difficult_values(100'000, 8));
   harness.decode({harness.encode()});
@@ -112,7 +112,7 @@ TEST_P(QuantizeCodecs, NearestAndResidualAreExact) {
   for (std::size_t i = 0; i < sent.size(); ++i) ASSERT_EQ(decoded[i] + residual[i], sent[i]) << i;
 }
 
-TEST_P(QuantizeCodecs, TheLargestValueOfABlockIsTheLargestCode) {
+TEST_P(QuantizeCodecs, LargestValueGetsLargestCode) {
   CodecHarness harness(spec(":rounding=stochastic"), {block()});
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     harness.draw(seed);
@@ -125,7 +125,7 @@ TEST_P(QuantizeCodecs, TheLargestValueOfABlockIsTheLargestCode) {
   }
 }
 
-TEST_P(QuantizeCodecs, StochasticRoundingIsRightOnAverage) {
+TEST_P(QuantizeCodecs, StochasticRoundingIsUnbiased) {
   // A step is about 3.5 / levels of a Gaussian gradient. The mean of 400 draws is off by at most a
   // twentieth of half a step. Nearest rounding would always be off by a quarter of a step.
   const double step = 3.5 / GetParam().levels;
@@ -133,7 +133,7 @@ TEST_P(QuantizeCodecs, StochasticRoundingIsRightOnAverage) {
   EXPECT_GT(mean_error_of_draws(spec(), 2), 0.15 * step);
 }
 
-TEST_P(QuantizeCodecs, EveryStepKeyAndParameterDrawsOtherNumbers) {
+TEST_P(QuantizeCodecs, RandomBitsDependOnStepKeyAndParameter) {
   CodecHarness harness(spec(":rounding=stochastic"), {3000});
   const GuardedBytes frame = harness.encode();
   EXPECT_TRUE(same_bytes(harness.encode().span(), frame.span()));

@@ -38,7 +38,7 @@ std::vector<float> read_sum(const std::string& spec, const std::vector<GuardedBy
   return reader.outputs();
 }
 
-TEST(Result, IsTheLastOptionOfACanonicalSpec) {
+TEST(Result, CanonicalSpecPutsResultLast) {
   EXPECT_EQ(make_codec("hadamard:bits=1,result=hadamard:bits=2+ef")->spec().text(),
             "hadamard:bits=1,result=hadamard+ef");
   EXPECT_EQ(make_codec("int4:result=int8:rounding=stochastic")->spec().text(),
@@ -50,7 +50,7 @@ TEST(Result, IsTheLastOptionOfACanonicalSpec) {
   EXPECT_EQ(make_codec(codec->spec().text())->spec().text(), codec->spec().text());
 }
 
-TEST(Result, IsRefusedUnlessOwnersCanAdd) {
+TEST(Result, RejectsInvalidResultCodecs) {
   for (const char* spec : {"topk:result=int8", "int8:result=topk:density=0.1", "intsum:result=int8",
                            "lowrank:rank=2,result=int8"})
     EXPECT_NE(refusal_of(spec).find("give codecs for two-shot"), std::string::npos) << spec;
@@ -80,7 +80,7 @@ TEST(Result, OfTheSameCodecHasTheSameBytes) {
     }
 }
 
-TEST(Result, HoldsTheSumInTheOtherCodec) {
+TEST(Result, EncodesTheSumWithTheResultCodec) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
     SCOPED_TRACE(dtype_name(dtype));
     const HarnessOptions options{.dtype = dtype};
@@ -97,7 +97,7 @@ TEST(Result, HoldsTheSumInTheOtherCodec) {
 }
 
 // The owner's residual is the error of the second codec only.
-TEST(Result, KeepsTheErrorOfTheSum) {
+TEST(Result, ResidualIsErrorOfResultCodec) {
   const std::vector<GuardedBytes> frames = frames_of_ranks("int8", {});
   CodecHarness owner("int8:result=hadamard:bits=1+ef", kSumCounts);
   std::vector<GuardedBytes> result;
@@ -112,7 +112,7 @@ TEST(Result, KeepsTheErrorOfTheSum) {
 }
 
 // A parameter without a gradient on the owner still gets the sum of the other ranks.
-TEST(Result, IgnoresTheFlagsOfTheOwner) {
+TEST(Result, IgnoresActiveFlagsOfTheOwner) {
   const std::vector<GuardedBytes> frames = frames_of_ranks("int8", {});
   CodecHarness owner("int8:result=int8", kSumCounts), plain("int8", kSumCounts);
   const std::uint32_t none = 0;
@@ -123,7 +123,7 @@ TEST(Result, IgnoresTheFlagsOfTheOwner) {
   EXPECT_TRUE(std::ranges::equal(found.span().first(bytes), wanted.span().first(bytes)));
 }
 
-TEST(Result, WithoutStatesASumHasNoResidual) {
+TEST(Result, ReduceWithoutStatesIgnoresFeedback) {
   const std::vector<GuardedBytes> frames = frames_of_ranks("int8", {});
   CodecHarness owner("int8:result=hadamard+ef", kSumCounts),
       plain("int8:result=hadamard", kSumCounts);
@@ -136,7 +136,7 @@ TEST(Result, WithoutStatesASumHasNoResidual) {
   EXPECT_TRUE(std::ranges::equal(found.span().first(bytes), wanted.span().first(bytes)));
 }
 
-TEST(Result, ADamagedFrameLeavesTheResidual) {
+TEST(Result, RejectsDamagedFrameAndKeepsResidual) {
   std::vector<GuardedBytes> frames = frames_of_ranks("int8+ef", {});
   frames[1].span()[200] ^= std::byte{1};
   CodecHarness owner("int8:result=hadamard+ef", kSumCounts);

@@ -23,7 +23,7 @@ bool tells(const std::string& error, const std::string& words) {
   return error.find(words) != std::string::npos;
 }
 
-TEST(Spec, TakesNamesOptionsAndFeedback) {
+TEST(Spec, ParsesNamesOptionsAndFeedback) {
   const CodecSpec spec = parse_spec("topk:density=0.01,values=bf16+ef");
   EXPECT_EQ(spec.name, "topk");
   EXPECT_EQ(spec.options, (decltype(spec.options){{"density", "0.01"}, {"values", "bf16"}}));
@@ -34,7 +34,7 @@ TEST(Spec, TakesNamesOptionsAndFeedback) {
   EXPECT_EQ(parse_spec("not_known_here+ef").name, "not_known_here");
 }
 
-TEST(Spec, ShowsTheGrammarWhereItIsMalformed) {
+TEST(Spec, MalformedSpecErrorShowsGrammar) {
   for (const char* text : {"", ":", "+ef", "int8:", "int8:rounding", "int8:=nearest", "int8:a=",
                            "int8:a=b,", "int8:a=b,,c=d", "int8+", "int8+fe", "int8+ef+ef",
                            "int8+ef:a=b", "in t8", "int8:a=b,a=c", "int8:a=b=c", "topk:x=1e+0"}) {
@@ -43,7 +43,7 @@ TEST(Spec, ShowsTheGrammarWhereItIsMalformed) {
   }
 }
 
-TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
+TEST(Spec, CanonicalizesSpecText) {
   const std::map<std::string, std::string> expected = {
       {"none", "none"},
       {"bf16+ef", "bf16+ef"},
@@ -67,7 +67,7 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
     EXPECT_EQ(make_codec(text)->spec().text(), canonical);
 }
 
-TEST(Spec, UnknownCodecsListTheRightOnes) {
+TEST(Spec, UnknownCodecErrorListsCodecs) {
   const std::string error = error_with("int9");
   EXPECT_TRUE(tells(error, "\"int9\"")) << error;
   EXPECT_TRUE(tells(
@@ -76,7 +76,7 @@ TEST(Spec, UnknownCodecsListTheRightOnes) {
       << error;
 }
 
-TEST(Spec, UnknownOptionsListTheRightOnes) {
+TEST(Spec, InvalidOptionErrorListsOptions) {
   EXPECT_TRUE(tells(error_with("int8:round=nearest"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(tells(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(tells(error_with("bf16:rounding=up"), "rounding=nearest|stochastic (nearest)"));
@@ -103,14 +103,14 @@ TEST(Spec, UnknownOptionsListTheRightOnes) {
       tells(error_with("blocktopk:k=5"), "density=(0, 0.25] (0.01), values=sign|int4|bf16 (sign)"));
 }
 
-TEST(Spec, DensitiesLieAboveZeroAndUpToOne) {
+TEST(Spec, RejectsDensitiesOutsideRange) {
   for (const char* density : {"0", "-0.1", "1.0001", "nan", "inf", "x", "0.1x", "1e999", "0x1"})
     EXPECT_TRUE(tells(error_with(std::string("topk:density=") + density), "above 0, at most 1"))
         << density;
   EXPECT_EQ(error_with("topk:density=1e-300"), "");
 }
 
-TEST(Registry, EveryCodecHasAnIdOfItsOwn) {
+TEST(Registry, CodecsHaveUniqueIdsAndSummaries) {
   std::set<std::uint16_t> ids;
   for (const CodecInfo& info : codecs()) {
     SCOPED_TRACE(info.name);
@@ -121,7 +121,7 @@ TEST(Registry, EveryCodecHasAnIdOfItsOwn) {
   }
 }
 
-TEST(Registry, ExamplesHoldEveryWordOfEveryOption) {
+TEST(Registry, ExampleSpecsCoverEveryOptionValue) {
   const auto examples_of = [](std::string_view name) {
     const auto infos = codecs();
     return example_specs(*std::ranges::find(infos, name, &CodecInfo::name));
@@ -151,7 +151,7 @@ TEST(Registry, IdsNeverChange) {
   for (const auto& [name, id] : expected) EXPECT_EQ(make_codec(name)->id(), id) << name;
 }
 
-TEST(Registry, FindsAWrongInstructionSetAtOnce) {
+TEST(Registry, RejectsUnknownInstructionSet) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process without a chosen instruction set
   EXPECT_EXIT(
       {

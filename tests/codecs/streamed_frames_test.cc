@@ -10,7 +10,7 @@ namespace {
 
 class StreamedFrames : public ::testing::TestWithParam<CodecCase> {};
 
-TEST_P(StreamedFrames, HaveTheirChecksum) {
+TEST_P(StreamedFrames, ChecksumsMatchAndDetectDamage) {
   const std::size_t longest = grid_is_small() ? 1'000'005 : 16'000'005;
   CodecHarness harness(GetParam().spec, {longest, 3, 0, 1001}, {.threads = 2});
   const GuardedBytes frame = harness.encode();

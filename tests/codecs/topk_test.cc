@@ -126,7 +126,7 @@ std::vector<float> small_integers(std::size_t count) {
   return values;
 }
 
-TEST(Topk, WritesTheBytesOfTheFormat) {
+TEST(Topk, MatchesReferenceBytes) {
   for_each_isa([] {
     for (const TopkVariant& variant : kTopkVariants)
       for (const std::size_t count : {0, 1, 2, 100, 257, 7919, 65'535, 65'536, 65'537, 200'003}) {
@@ -136,7 +136,7 @@ TEST(Topk, WritesTheBytesOfTheFormat) {
   });
 }
 
-TEST(Topk, TiesGoToTheLowestIndexAndZerosAreNeverChosen) {
+TEST(Topk, TiesSelectLowestIndexAndZerosAreSkipped) {
   for_each_isa([] {
     for (const TopkVariant& variant : kTopkVariants) {
       SCOPED_TRACE(variant.spec);
@@ -153,7 +153,7 @@ TEST(Topk, TiesGoToTheLowestIndexAndZerosAreNeverChosen) {
   });
 }
 
-TEST(Topk, WhatIsNotFinitePoisonsTheTensor) {
+TEST(Topk, NonFiniteValuePoisonsTheSegment) {
   for_each_isa([] {
     for (const float bad : {std::nanf(""), INFINITY}) {
       CodecHarness harness("topk:density=0.02+ef", {1000, 500});
@@ -170,7 +170,7 @@ TEST(Topk, WhatIsNotFinitePoisonsTheTensor) {
   });
 }
 
-TEST(Topk, AFirstStepIsLikeAnyOther) {
+TEST(Topk, SkewedDistributionsMatchReference) {
   // Distributions: nearly all equal, few large values, or quickly decreasing.
   for_each_isa([] {
     const std::size_t count = 150'000;
@@ -186,7 +186,7 @@ TEST(Topk, AFirstStepIsLikeAnyOther) {
   });
 }
 
-TEST(Topk, SumsFollowTheFormat) {
+TEST(Topk, DecodedSumsMatchReference) {
   const std::size_t count = 70'000;
   for_each_isa([] {
     for (const Dtype dtype : kGradientDtypes) {
@@ -207,7 +207,7 @@ TEST(Topk, SumsFollowTheFormat) {
   });
 }
 
-TEST(Topk, IndicesOutsideTheSegmentAreRefused) {
+TEST(Topk, RejectsInvalidIndices) {
   CodecHarness harness("topk:density=0.1", {66'000});
   const GuardedBytes good = harness.encode();
   const TopkLayout layout{66'000, 6600, TopkValues::kF32};
@@ -232,7 +232,7 @@ TEST(Topk, IndicesOutsideTheSegmentAreRefused) {
   error_with(layout.index_offset() + 2, first);  // the same index twice
 }
 
-TEST(Topk, KeepsFromOneValueToAll) {
+TEST(Topk, SelectedCountAndSizeLimit) {
   EXPECT_EQ(topk_selected(0, 0.5), 0u);
   EXPECT_EQ(topk_selected(1, 1e-9), 1u);
   EXPECT_EQ(topk_selected(1000, 0.01), 10u);
@@ -243,7 +243,7 @@ TEST(Topk, KeepsFromOneValueToAll) {
   EXPECT_THROW(codec->plan({.segments = {&huge, 1}}), InvalidArgumentError);
 }
 
-TEST(Topk, TheHeaderHoldsDensityAndType) {
+TEST(Topk, HeaderContainsDensityAndValueType) {
   const FrameHeader header =
       read_frame_header(CodecHarness("topk:density=0.25,values=int8", {64}).encode().span());
   double density;
@@ -252,7 +252,7 @@ TEST(Topk, TheHeaderHoldsDensityAndType) {
   EXPECT_EQ(header.flags >> kCodecFlagShift, 2);
 }
 
-TEST(Topk, AnotherDensityIsRefused) {
+TEST(Topk, RejectsMismatchedDensity) {
   CodecHarness some("topk:density=0.01", {100}), more("topk:density=0.0100001", {100});
   const std::string error = error_of<WireError>([&] { some.decode({more.encode()}); });
   EXPECT_NE(error.find("parameters"), std::string::npos) << error;

@@ -13,7 +13,7 @@
 namespace tersor::test {
 namespace {
 
-TEST(Wire, HeadersAreReadAsTheyWereWritten) {
+TEST(Wire, HeaderFieldsRoundTrip) {
   CodecHarness harness("int8", {1000, 24});
   harness.segments[0].first_index = 4096;
   harness.identity = {.signature = 5, .checksum = Checksum::kOff, .round = 0};
@@ -32,7 +32,7 @@ TEST(Wire, HeadersAreReadAsTheyWereWritten) {
   EXPECT_EQ(frame_bytes(frame.span()), frame.span().size());
 }
 
-TEST(Wire, AReaderOfAnotherVersionSaysSo) {
+TEST(Wire, RejectsOtherVersions) {
   GuardedBytes frame = CodecHarness("int8", {10}).encode();
   for (const std::uint16_t version : {0, 1, 2, 4}) {
     change_header(frame.span(), [&](FrameHeader& header) { header.version = version; });
@@ -42,7 +42,7 @@ TEST(Wire, AReaderOfAnotherVersionSaysSo) {
   }
 }
 
-TEST(Wire, FramesEndWhereTheirHeaderSays) {
+TEST(Wire, RejectsTruncatedFrames) {
   GuardedBytes frame = CodecHarness("int8", {10}).encode();
   EXPECT_THROW(frame_bytes(frame.span().first(frame.span().size() - 1)), WireError);
   EXPECT_THROW(frame_bytes(frame.span().first(63)), WireError);
@@ -51,7 +51,7 @@ TEST(Wire, FramesEndWhereTheirHeaderSays) {
   EXPECT_THROW(frame_bytes(frame.span()), WireError);
 }
 
-TEST(Wire, AFrameWithoutSegmentsIsItsHeader) {
+TEST(Wire, FrameWithoutSegmentsIsOnlyAHeader) {
   for (const char* spec : {"bf16", "int4", "topk+ef"}) {
     CodecHarness harness(spec, {}, {.dtype = Dtype::kF16});
     const GuardedBytes frame = harness.encode();
@@ -72,7 +72,7 @@ TEST(Wire, SignaturesAreFnv1aOfLittleEndianBytes) {
   EXPECT_NE(Signature().add("ab").add("c").value(), Signature().add("a").add("bc").value());
 }
 
-TEST(Reference, PhiloxGivesThePublishedNumbers) {
+TEST(Reference, PhiloxMatchesPublishedVectors) {
   // Random123's known answers for philox4x32 with 7 rounds.
   EXPECT_EQ(philox7({0, 0, 0, 0}, 0),
             (std::array<std::uint32_t, 4>{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}));

@@ -75,7 +75,7 @@ class Adding : public ::testing::TestWithParam<AddingCase> {
   }
 };
 
-TEST_P(Adding, HasTheBitsOfAParameterThatWasThereWithoutAGradient) {
+TEST_P(Adding, MatchesInactiveParameterBitwise) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, {}, [&](Transport& transport) {
       Growing grows(transport, options()), whole(transport, options());
@@ -91,7 +91,7 @@ TEST_P(Adding, HasTheBitsOfAParameterThatWasThereWithoutAGradient) {
     });
 }
 
-TEST_P(Adding, TheStateIsThatOfAllParameters) {
+TEST_P(Adding, StateRestoresAddedParameter) {
   run_ranks(2, {}, [&](Transport& transport) {
     Growing grows(transport, options()), next(transport, options());
     grows.add("first");
@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Adding,
                                                       SendingOrder::kLearned, ProgressBy::kCaller}),
                          name_of);
 
-TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
+TEST(AddingBetweenSteps, IsRejectedOnceAGradientIsReady) {
   run_ranks(2, {}, [](Transport& transport) {
     Growing grows(transport, {.codec = "int8+ef"});
     grows.add("first");
@@ -180,7 +180,7 @@ TEST(Reducer, CallsBetweenStepsAreRefusedOnceAGradientIsReady) {
   });
 }
 
-TEST(AddingBetweenSteps, OnOneRankOnlyEndsAllRanks) {
+TEST(AddingBetweenSteps, OnOneRankOnlyFailsOnAllRanks) {
   run_ranks(2, {}, [](Transport& transport) {
     Growing grows(transport, {.codec = "int8+ef", .timeout = std::chrono::seconds(20)});
     grows.add("first");
@@ -190,7 +190,7 @@ TEST(AddingBetweenSteps, OnOneRankOnlyEndsAllRanks) {
   });
 }
 
-TEST(AddingBetweenSteps, EntersTheScheduleWhereItStands) {
+TEST(AddingBetweenSteps, AddedParameterUsesCurrentSchedulePhase) {
   run_ranks(2, {}, [](Transport& transport) {
     Growing grows(transport, {.rules = {{"*", "bf16"}, {"*", "int8", 2}}});
     grows.add("first");
@@ -201,7 +201,7 @@ TEST(AddingBetweenSteps, EntersTheScheduleWhereItStands) {
   });
 }
 
-TEST(AddingBetweenSteps, AutoChoosesForItToo) {
+TEST(AddingBetweenSteps, AutoChoosesSameCodecForAddedParameter) {
   run_ranks(2, parse_link("100Mbit,100us"), [](Transport& transport) {
     Growing grows(transport, {.rules = {{"*", "auto"}}});
     grows.add("first");

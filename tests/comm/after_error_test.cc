@@ -41,7 +41,7 @@ std::vector<std::byte> train_until_error(Training& run, Transport& transport) {
   return state;
 }
 
-TEST_P(AfterError, TheReducerAnswers) {
+TEST_P(AfterError, QueriesAndStateRemainAvailable) {
   run_ranks(3, {}, [](Transport& transport) {
     Training run(transport, {.codec = "int8+ef", .progress = GetParam()});
     train_until_error(run, transport);
@@ -56,7 +56,7 @@ TEST_P(AfterError, TheReducerAnswers) {
   });
 }
 
-TEST_P(AfterError, ResidualsAreThoseOfTheLastCompleteStepWhereTheyAreKept) {
+TEST_P(AfterError, TransactionalReducerKeepsStateOfLastCompleteStep) {
   run_ranks(3, {}, [](Transport& transport) {
     Training run(transport,
                  {.codec = "int8+ef", .transactional = Transactional::kOn, .progress = GetParam()});
@@ -68,7 +68,7 @@ TEST_P(AfterError, ResidualsAreThoseOfTheLastCompleteStepWhereTheyAreKept) {
   });
 }
 
-TEST_P(AfterError, WhatChangesItOrNeedsTheOthersThrows) {
+TEST_P(AfterError, MutatingAndCollectiveCallsThrow) {
   run_ranks(3, {}, [](Transport& transport) {
     Training run(transport, {.codec = "int8+ef", .progress = GetParam()});
     const auto state = train_until_error(run, transport);

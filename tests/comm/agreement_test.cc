@@ -67,11 +67,11 @@ TEST(Disagreement, NamesEveryDifference) {
   expect_all_say(errors, "chunk_count", "1048576", "5000");
 }
 
-TEST(Disagreement, OfRandomOptionSetsIsNamedOnAllRanks) {
+TEST(Disagreement, NamesRandomOptionDifferencesOnAllRanks) {
   expect_random_pairs_named(1000, [](const auto& body) { run_ranks(3, {}, body); });
 }
 
-TEST(Disagreement, IsNamedBeforeHostsAreSplit) {
+TEST(Disagreement, NamesMismatchedCodecAcrossHosts) {
   const std::vector<int> hosts = {0, 0, 1, 1};
   const auto errors = errors_of(4, [&](Transport& transport) {
     CollectiveOptions options{
@@ -116,7 +116,7 @@ std::vector<std::string> of_reducers(const std::vector<Names>& names, const Redu
   });
 }
 
-TEST(Disagreement, NamesTheParametersOfReducers) {
+TEST(Disagreement, NamesReducerParametersAndOptions) {
   const ReducerOptions same{.codec = "int8"};
   const Names usual = {"a", "bb", "ccc", "dddd"};
   auto errors = of_reducers({usual, {"a", "ccc", "bb", "dddd"}}, same);
@@ -133,7 +133,7 @@ TEST(Disagreement, NamesTheParametersOfReducers) {
     EXPECT_TRUE(says(error, "bucket_bytes is 1048576 on rank 0, 5 on rank 1"));
 }
 
-TEST(Disagreement, OfAServerIsNamedOnTheWorker) {
+TEST(Disagreement, WorkerReportsServerOptionMismatch) {
   const std::vector<std::size_t> counts = {100, 200};
   const auto errors = errors_of(2, [&](Transport& transport) {
     const std::unique_ptr<Transport> isolated = transport.isolated_channel();
@@ -150,7 +150,7 @@ TEST(Disagreement, OfAServerIsNamedOnTheWorker) {
   EXPECT_TRUE(says(errors[1], "staleness is 0 on rank 0, 3 on rank 1"));
 }
 
-TEST(Agreement, FindsDifferencesOfOptionsItemsAndOrder) {
+TEST(Agreement, FindsDifferentAndMissingOptions) {
   Agreement own, other;
   own.add("a", 1).add("b", std::string_view("x"));
   other.add("a", 2).add("b", std::string_view("y"));
@@ -167,7 +167,7 @@ TEST(Agreement, FindsDifferencesOfOptionsItemsAndOrder) {
       "on rank 1");
 }
 
-TEST(Agreement, ReadsWhatItWroteAndRefusesDamagedBytes) {
+TEST(Agreement, RoundTripsAndRejectsTruncatedBytes) {
   Agreement own;
   own.begin("\"w\"").add("codec", std::string_view("int8")).add("count", 17);
   const std::vector<std::byte> bytes = pack(own.strings());

@@ -35,7 +35,7 @@ struct Detours {
 };
 
 // The sender encodes each row once, so every algorithm delivers the same bits.
-TEST(AllToAllDetours, BringWhatComesDirectly) {
+TEST(AllToAllDetours, MatchDirectAlgorithmBitwise) {
   for (const int ranks : {4, 6, 8})
     for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "topk:density=0.2"})
       run_ranks(ranks, {}, [&](Transport& transport) {
@@ -56,7 +56,7 @@ TEST(AllToAllDetours, BringWhatComesDirectly) {
 
 // A rank sends one message to each neighbor and one message, with its neighbors' rows for the same
 // host, to each other host. Each neighbor first receives the row counts.
-TEST(AllToAllDetours, SendFewerMessages) {
+TEST(AllToAllDetours, SendTwoMessagesPerNeighborAndOnePerOtherHost) {
   run_ranks(8, {}, [&](Transport& transport) {
     const Detours detours(8);
     const Deal deal(8, Counts(8, 2));
@@ -73,7 +73,7 @@ TEST(AllToAllDetours, SendFewerMessages) {
   });
 }
 
-TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
+TEST(AllToAllDetours, RejectInvalidDimsAndUnevenHosts) {
   run_ranks(8, {}, [&](Transport& transport) {
     const Deal deal(8, Counts(8, 1));
     const auto said = [&](std::vector<int> hosts, std::vector<int> dims) {
@@ -98,7 +98,7 @@ TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
 
 // Ranks 0 and 3 are on different hosts. Forwarding ranks carry the rows of rank 0 and must not be
 // blamed.
-TEST(AllToAllDetours, RanksOfOtherSplitsBothHearOfIt) {
+TEST(AllToAllDetours, SplitMismatchFailsOnBothRanks) {
   const Detours detours(4);
   for (std::size_t tested = 0; tested < 3; ++tested)
     for (const std::size_t rows : {0u, 3u, 5u}) {

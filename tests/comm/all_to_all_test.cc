@@ -71,7 +71,7 @@ class AllToAll : public ::testing::TestWithParam<int> {
 };
 
 // A row's result is independent of the other rows. Rows too narrow for encoding are joined.
-TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
+TEST_P(AllToAll, RowsMatchCodecRoundTrip) {
   for (const std::string codec :
        {"none", "bf16", "int8", "int4", "topk:density=0.2", "blocktopk:density=0.2"})
     for (const std::size_t columns : {1u, 5u, 256u, 768u, 4096u})
@@ -87,7 +87,7 @@ TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
 }
 
 // The random numbers depend on the position of a row, so rows match approximately.
-TEST_P(AllToAll, RandomCodecsKeepTheirError) {
+TEST_P(AllToAll, RandomCodecsStayWithinErrorBound) {
   for (const auto& [codec, error] :
        {std::pair("int8:rounding=stochastic", 2e-4), {"hadamard:bits=4", 0.05}})
     for (const std::size_t columns : {200u, 512u})
@@ -101,7 +101,7 @@ TEST_P(AllToAll, RandomCodecsKeepTheirError) {
       });
 }
 
-TEST_P(AllToAll, WithoutSplitsAllGetEquallyMany) {
+TEST_P(AllToAll, DefaultSplitsAreEqual) {
   constexpr std::size_t kColumns = 64, kRows = 3;
   const Deal deal(index(ranks()), Counts(index(ranks()), kRows));
   run_ranks(ranks(), {}, [&](Transport& transport) {
@@ -113,7 +113,7 @@ TEST_P(AllToAll, WithoutSplitsAllGetEquallyMany) {
 }
 
 // Changed splits reuse the prepared buffers.
-TEST_P(AllToAll, AWorkspaceServesAllSplits) {
+TEST_P(AllToAll, WorkspaceIsReusableAcrossSplits) {
   run_ranks(ranks(), {}, [&](Transport& transport) {
     CollectiveWorkspace workspace;
     for (const std::size_t columns : {512u, 100u})
@@ -126,7 +126,7 @@ TEST_P(AllToAll, AWorkspaceServesAllSplits) {
 
 // Pieces of few rows, a different number of pieces per rank, and a rank without rows: the same
 // bits.
-TEST_P(AllToAll, RowsComeInPiecesAsTheyComeAtOnce) {
+TEST_P(AllToAll, ChunkedRowsMatchUnchunkedRows) {
   for (const std::string codec : {"none", "int8:rounding=stochastic", "hadamard:bits=4",
                                   "topk:density=0.2", "blocktopk:density=0.2"})
     for (const std::size_t columns : {3u, 100u, 256u, 768u})
@@ -145,7 +145,7 @@ TEST_P(AllToAll, RowsComeInPiecesAsTheyComeAtOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, AllToAll, ::testing::Values(1, 2, 3, 4, 8));
 
-TEST(AllToAllRows, MovedRowsKeepTheirBits) {
+TEST(AllToAllRows, RowOrderChangesBitsOnlyForHadamard) {
   constexpr std::size_t kColumns = 300, kRows = 12;
   for (const std::string codec : {"int8", "topk:density=0.1", "hadamard:bits=4"}) {
     Counts order(kRows);
@@ -174,7 +174,7 @@ TEST(AllToAllRows, MovedRowsKeepTheirBits) {
 }
 
 // Stochastic rounding errors average out only with different random numbers.
-TEST(AllToAllRows, RandomNumbersAreOthersForEachPeer) {
+TEST(AllToAllRows, EachPeerPairUsesDifferentRandomNumbers) {
   constexpr std::size_t kColumns = 512;
   std::vector<Values> found(3);
   run_ranks(3, {}, [&](Transport& transport) {
@@ -192,7 +192,7 @@ TEST(AllToAllRows, RandomNumbersAreOthersForEachPeer) {
     for (std::size_t j = 0; j < i; ++j) EXPECT_NE(row_of(i / 3, i % 3), row_of(j / 3, j % 3));
 }
 
-TEST(AllToAllBytes, AreOneMessageAPeerAndTheCodecsBytes) {
+TEST(AllToAllBytes, MatchEncodedSizeWithOneMessagePerPeer) {
   constexpr std::size_t kColumns = 512, kRows = 100;
   run_ranks(4, {}, [&](Transport& transport) {
     const Values input = gaussian(4 * kRows * kColumns, 1);
@@ -210,7 +210,7 @@ TEST(AllToAllBytes, AreOneMessageAPeerAndTheCodecsBytes) {
 }
 
 // Encoded narrow rows cost no more bytes than the raw values.
-TEST(AllToAllBytes, NarrowRowsCostFewerBytesThanTheirValues) {
+TEST(AllToAllBytes, NarrowRowsUseFewerBytesThanRawValues) {
   constexpr std::size_t kValues = 3 << 14;
   for (const std::string codec :
        {"bf16", "int8", "int4", "hadamard:bits=4", "topk:density=0.1", "blocktopk:density=0.1"})
@@ -257,7 +257,7 @@ std::string refused(std::size_t columns, const Counts& sent, const Counts& recei
   });
 }
 
-TEST(AllToAllErrors, SayWhichRanksSplitsDoNotFit) {
+TEST(AllToAllErrors, ReportRankAndReasonForInvalidSplits) {
   EXPECT_EQ(refused(10, {4, 3}, {4, 4}),
             "all_to_all on rank 1: sent adds up to 7 rows, but the input has 8");
   EXPECT_EQ(refused(10, {4, 4}, {4, 5}),
@@ -277,7 +277,7 @@ TEST(AllToAllErrors, SayWhichRanksSplitsDoNotFit) {
             "give equal numbers");
 }
 
-TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
+TEST(AllToAllErrors, ReportUnsupportedCodecsOverlapAndDtypeMismatch) {
   EXPECT_EQ(refused(10, {}, {}, "int8+ef"),
             "codec int8+ef asks for error feedback, but all_to_all sends values once: leave out "
             "+ef");
@@ -300,7 +300,7 @@ TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
 
 // Rank 0 sends more or fewer rows than rank 1 expects; each of the two ranks detects the mismatch.
 // The first pieces look equal for pieces of two rows of 256.
-TEST(AllToAllErrors, RanksOfOtherSplitsBothHearOfIt) {
+TEST(AllToAllErrors, SplitMismatchFailsOnBothRanks) {
   for (const std::size_t rows : {0u, 2u, 3u, 5u, 6u})
     for (const std::size_t columns : {10u, 256u}) {
       std::vector<std::string> said(3);

@@ -58,7 +58,7 @@ double bits_of(std::size_t bytes, const Parameters& parameters) {
 }
 
 // Greedy steps pass through every total minimizing the cost for some price per byte.
-TEST(Allocate, IsTheBestOfAllAtEachCornerAndNeverWorseThanTheCornerBelow) {
+TEST(Allocate, IsOptimalAtHullCornersAndNoWorseThanLowerCorners) {
   std::mt19937 engine(1);
   for (int round = 0; round < 300; ++round) {
     const Parameters parameters = random_parameters(engine);
@@ -81,7 +81,7 @@ TEST(Allocate, IsTheBestOfAllAtEachCornerAndNeverWorseThanTheCornerBelow) {
   }
 }
 
-TEST(Allocate, SaysWhatItChose) {
+TEST(Allocate, ReportsChoicesBytesEnergyAndRules) {
   const Parameters parameters = {{"a", 100, 50, {{"none", 400, 0}, {"int8", 104, 1}}},
                                  {"b[0].*", 100, 70, {{"bf16", 200, 2}, {"int8", 104, 9}}}};
   const Allocation found = allocate(parameters, 8 * 304 / 200.0);
@@ -103,13 +103,13 @@ TEST(Allocate, SaysWhatItChose) {
 }
 
 // The hull alone would use 40 bytes.
-TEST(Allocate, FillsTheRoomThatAStepLeaves) {
+TEST(Allocate, UsesCandidatesOffTheHullToFillTheBudget) {
   const Parameters one = {{"w", 8, 9, {{"a", 100, 0}, {"b", 50, 6}, {"c", 40, 7}}}};
   EXPECT_EQ(allocate(one, 50).bytes, 50u);
   EXPECT_EQ(allocate(one, 49).bytes, 40u);
 }
 
-TEST(Allocate, RefusesASmallerBudgetThanThereIsAndSaysTheSmallest) {
+TEST(Allocate, RejectsBudgetBelowMinimumAndReportsMinimum) {
   const Parameters parameters = {{"a", 7, 1, {{"none", 28, 0}, {"int8", 16, 1}}},
                                  {"b", 6, 1, {{"int8", 16, 1}}}};
   for (const double bits : {19.0, 0.0, -1.0, kNan}) {
@@ -122,7 +122,7 @@ TEST(Allocate, RefusesASmallerBudgetThanThereIsAndSaysTheSmallest) {
   EXPECT_EQ(allocate(parameters, INFINITY).bytes, 44u);
 }
 
-TEST(Allocate, RefusesWhatHasNothingToChooseFrom) {
+TEST(Allocate, RejectsEmptyInputAndUnusableCandidates) {
   EXPECT_NE(test::error_of<InvalidArgumentError>([] { allocate({}, 2); }).find("no values"),
             std::string::npos);
   const Parameters lost = {{"w", 4, 1, {{"f16", 8, INFINITY}, {"int8", 16, kNan}}}};
@@ -130,7 +130,7 @@ TEST(Allocate, RefusesWhatHasNothingToChooseFrom) {
             std::string::npos);
 }
 
-TEST(Allocate, GivesZerosTheFewestBytes) {
+TEST(Allocate, UsesFewestBytesForZeros) {
   const Parameters zeros = {{"w", 4, 0, {{"none", 16, 0}, {"bf16", 8, 0}, {"int8", 16, 0}}}};
   EXPECT_EQ(allocate(zeros, 32).chosen.front(), 1u);
 }
@@ -144,7 +144,7 @@ AllocationParameter measured(std::size_t rows, std::size_t columns,
   return measure_candidates({"w", values, rows, columns}, codecs);
 }
 
-TEST(AllocationCandidates, AreMeasuredByWhatCarriesTheShape) {
+TEST(AllocationCandidates, IncludeLowrankOnlyForMatrices) {
   const AllocationParameter matrix = measured(256, 256), vector = measured(1 << 16, 0);
   EXPECT_EQ(matrix.candidates.size(), allocation_codecs().size());
   EXPECT_EQ(vector.candidates.size(), allocation_codecs().size() - 4) << "no lowrank";
@@ -159,7 +159,7 @@ TEST(AllocationCandidates, AreMeasuredByWhatCarriesTheShape) {
   EXPECT_LE(allocate(both, 2).bits(), 2);
 }
 
-TEST(AllocationCandidates, OfSeveralSamplesAddUp) {
+TEST(AllocationCandidates, AccumulateSamplesAndRejectMismatchedOnes) {
   AllocationParameter sum = measured(8, 16, {"int8", "bf16"});
   const AllocationParameter sample = sum;
   add_sample(sum, sample);
@@ -172,7 +172,7 @@ TEST(AllocationCandidates, OfSeveralSamplesAddUp) {
               std::string::npos);
 }
 
-TEST(AllocationCandidates, RefuseWhatIsNotFiniteAndPassOverWhatLosesAll) {
+TEST(AllocationCandidates, RejectNaNInputAndSkipOverflowingCodecs) {
   const std::vector<std::string> codecs = {"f16", "none"};
   const std::vector<float> large = {1e6f, 1}, broken = {1, NAN};
   const AllocationParameter found = measure_candidates({"w", large, 2, 0}, codecs);

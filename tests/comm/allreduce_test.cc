@@ -63,7 +63,7 @@ class Allreduce : public ::testing::TestWithParam<std::tuple<AllreduceCase, int>
   }
 };
 
-TEST_P(Allreduce, EndsWithTheSameBitsNearTheSum) {
+TEST_P(Allreduce, AllRanksGetIdenticalBitsNearTheSum) {
   const auto& [tested, ranks] = GetParam();
   for (const std::size_t count : {0ul, 1ul, 255ul, 256ul, 257ul, 4099ul, 100003ul}) {
     const auto inputs = gradients(ranks, count);
@@ -76,7 +76,7 @@ TEST_P(Allreduce, EndsWithTheSameBitsNearTheSum) {
   }
 }
 
-TEST_P(Allreduce, DependsNotOnTheChunks) {
+TEST_P(Allreduce, IsIndependentOfChunkSize) {
   const auto& [tested, ranks] = GetParam();
   const auto inputs = gradients(ranks, 50021, 7);
   const auto whole = reduce(inputs, {.chunk_count = std::size_t{1} << 30});
@@ -84,7 +84,7 @@ TEST_P(Allreduce, DependsNotOnTheChunks) {
     EXPECT_EQ(reduce(inputs, {.chunk_count = chunk}), whole) << chunk;
 }
 
-TEST_P(Allreduce, AMeanIsTheSumOverRanks) {
+TEST_P(Allreduce, MeanIsSumDividedByRanks) {
   const auto& [tested, ranks] = GetParam();
   const auto inputs = gradients(ranks, 3001, 3);
   auto wanted = exact_sum(inputs);
@@ -93,7 +93,7 @@ TEST_P(Allreduce, AMeanIsTheSumOverRanks) {
   EXPECT_LE(squared_error(outputs.front(), wanted), tested.allowed);
 }
 
-TEST_P(Allreduce, TakesHalfPrecisionGradients) {
+TEST_P(Allreduce, SupportsBf16Gradients) {
   const auto& [tested, ranks] = GetParam();
   std::vector<std::vector<Bf16>> halves(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank)
@@ -183,7 +183,7 @@ void expect_nothing_lost(const AllreduceCase& tested, int ranks, std::size_t cou
     ASSERT_NEAR(sent[i], wanted[i], tested.allowed * ranks) << tested.codec << " at " << i;
 }
 
-TEST(AllreduceFeedback, WhatIsNotSentIsKept) {
+TEST(AllreduceFeedback, ResultsPlusResidualsEqualSumOfInputs) {
   for (const std::string codec :
        {"int8+ef", "int4+ef", "hadamard:bits=1+ef", "hadamard+ef",
         "blocktopk:density=0.05,values=int4+ef", "topk:density=0.05+ef", "bf16+ef"})
@@ -197,7 +197,7 @@ TEST(AllreduceFeedback, SparseSumsLoseNothingOnAnyNumberOfRanks) {
   }
 }
 
-TEST(AllreduceFeedback, WithoutAStateIsAnErrorThatSaysWhatToDo) {
+TEST(AllreduceFeedback, MissingStateIsRejected) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(1000, 1.0f);
     expect_error<InvalidArgumentError>(
@@ -205,7 +205,7 @@ TEST(AllreduceFeedback, WithoutAStateIsAnErrorThatSaysWhatToDo) {
   });
 }
 
-TEST(AllreduceFeedback, AnOwnersResidualOfAnotherCountIsAnError) {
+TEST(AllreduceFeedback, OwnerResidualWithWrongCountIsRejected) {
   run_ranks(4, {}, [](Transport& transport) {
     Values gradient(100000, 1.0f), residual(100000);
     StateWords words;
@@ -215,7 +215,7 @@ TEST(AllreduceFeedback, AnOwnersResidualOfAnotherCountIsAnError) {
   });
 }
 
-TEST(AllreduceValues, AnOverflowReachesEveryRank) {
+TEST(AllreduceValues, NonFiniteInputReachesEveryRank) {
   for (const std::string codec :
        {"none", "bf16", "int8", "int4", "hadamard", "blocktopk", "topk:density=0.1"}) {
     auto inputs = gradients(3, 5000);
@@ -250,7 +250,7 @@ TEST(AllreduceStatistics, ASparseSumSendsTheSameBytesOnAnyNumberOfRanks) {
 
 // The owner of a part sends the sum to all ranks, and a rank sends less than two payloads. One-shot
 // sends ranks − 1 payloads.
-TEST(AllreduceStatistics, AReducersSparseSumStaysAsSmallOnManyRanks) {
+TEST(AllreduceStatistics, SparseReducerTrafficStaysBoundedOnEightRanks) {
   constexpr int kRanks = 8;
   constexpr std::size_t kCount = std::size_t{1} << 18;
   const Segment segment{.count = kCount};
@@ -266,7 +266,7 @@ TEST(AllreduceStatistics, AReducersSparseSumStaysAsSmallOnManyRanks) {
   });
 }
 
-TEST(AllreduceStatistics, CountWhatTheTransportSent) {
+TEST(AllreduceStatistics, ReportAlgorithmAndSentBytes) {
   run_ranks(4, {}, [](Transport& transport) {
     Values gradient = gaussian(1 << 20, 3);
     CollectiveStatistics none, int8;
@@ -293,7 +293,7 @@ class ShortChunks final : public ForwardingTransport {
   }
 };
 
-TEST(AllreduceStatistics, ChunksAreAsLongAsTheTransportHasThemUnlessTheOptionsSay) {
+TEST(AllreduceStatistics, ChunkSizeDefaultsToTransportAndOptionsOverrideIt) {
   run_ranks(2, {}, [](Transport& transport) {
     ShortChunks own(transport);
     const auto chunks_of = [&](std::size_t chunk_count) {

@@ -20,12 +20,12 @@ class Checkpoint : public ::testing::TestWithParam<std::string> {};
 /// Direct, and on a grid.
 const std::vector<int> kCheckpointDims[] = {{}, {2, 2}};
 
-TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
+TEST_P(Checkpoint, SameRunContinuesBitForBit) {
   for (const std::vector<int>& dims : kCheckpointDims)
     expect_goes_on(4, {.codec = GetParam(), .dims = dims});
 }
 
-TEST_P(Checkpoint, AnotherNumberOfRanksKeepsTheContribution) {
+TEST_P(Checkpoint, RankCountChangePreservesResiduals) {
   for (const Reduction reduction : {Reduction::kSum, Reduction::kMean})
     for (const std::vector<int>& dims : kCheckpointDims) {
       if (test::grid_is_small() && (reduction == Reduction::kSum) != dims.empty()) continue;
@@ -98,7 +98,7 @@ TEST_P(Checkpoint, JoinedStepsAreDiscardedTogether) {
   });
 }
 
-TEST_P(Checkpoint, ResidualsFollowTheLossScale) {
+TEST_P(Checkpoint, ScaledResidualsScaleTheNextResult) {
   run_ranks(2, {}, [](Transport& transport) {
     Training run(transport, {.codec = GetParam()}), scaled(transport, {.codec = GetParam()});
     run.step(0);
@@ -126,7 +126,7 @@ struct Pair : Training {
   Values second = Values(kCount);
 };
 
-TEST_P(Checkpoint, ResidualsAreScaledByName) {
+TEST_P(Checkpoint, ScalesOnlyNamedResiduals) {
   run_ranks(2, {}, [](Transport& transport) {
     Pair run(transport, {.codec = GetParam()}), scaled(transport, {.codec = GetParam()});
     for (Pair* one : {&run, &scaled}) one->step_both(gaussian(kCount, 1));
@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, Checkpoint,
                                            "hadamard:bits=1+ef", "blocktopk:density=0.05+ef",
                                            "topk:density=0.05+ef", "lowrank:rank=8+ef"));
 
-TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
+TEST(State, MismatchedOrDamagedStateIsRejectedWithReason) {
   run_ranks(2, {}, [](Transport& transport) {
     Training run(transport, {.codec = "int8+ef"});
     run.step(0);
@@ -203,7 +203,7 @@ std::string refusal(Transport& transport, const std::vector<std::string>& names,
   return "no error";
 }
 
-TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
+TEST(State, ModelMismatchErrorNamesTheParameter) {
   run_ranks(1, {}, [](Transport& transport) {
     const Training run(transport, {.codec = "int8+ef"});
     const auto state = run.reducer.save_state();
@@ -226,7 +226,7 @@ TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
 }
 
 // A later run may choose another codec. Without residuals, the change loses nothing.
-TEST(State, OfACodecThatAutoChoseFitsWhereNoResidualIsKept) {
+TEST(State, AutoChosenCodecMayDifferWithoutResiduals) {
   run_ranks(2, {}, [](Transport& transport) {
     const auto automatic = [](double seconds_per_byte) {
       return ReducerOptions{.codec = "auto",
@@ -241,7 +241,7 @@ TEST(State, OfACodecThatAutoChoseFitsWhereNoResidualIsKept) {
   });
 }
 
-TEST(State, SaysHowLongTheLongestResidualsAre) {
+TEST(State, ContainsLongestResidualSizesOfAllRanks) {
   constexpr int kRanks = 3;
   std::vector<ReducerState> states(kRanks);
   run_ranks(kRanks, {}, [&](Transport& transport) {

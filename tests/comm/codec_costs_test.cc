@@ -6,7 +6,7 @@
 namespace tersor {
 namespace {
 
-TEST(MeasureCodec, LargerWorkTakesLonger) {
+TEST(MeasureCodec, CostsPerValueArePositive) {
   for (const char* spec : {"none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef"}) {
     const CodecCosts costs = measure_codec(spec, Dtype::kF32);
     EXPECT_GT(costs.encode.per_value, 0) << spec;

@@ -42,7 +42,7 @@ float largest_lack(Contribution contribution, const std::string& codec) {
   return lacks[0];
 }
 
-TEST(Contributions, AParameterMayBringNothingAndKeepItsResidual) {
+TEST(Contributions, SkippedZeroGradientEqualsNoContribution) {
   for (const char* codec : {"int8+ef", "topk:density=0.05+ef"}) {
     const float retained = largest_lack(Contribution::kNone, codec);
     EXPECT_EQ(largest_lack(Contribution::kGradientUnlessZero, codec), retained) << codec;
@@ -51,7 +51,7 @@ TEST(Contributions, AParameterMayBringNothingAndKeepItsResidual) {
   }
 }
 
-TEST(Contributions, WhatBringsNothingIsCleared) {
+TEST(Contributions, NonContributingRankAddsZeroAndReceivesSum) {
   run_ranks(3, {}, [](Transport& transport) {
     Values gradient(5000, 1.0f);
     GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
@@ -63,7 +63,7 @@ TEST(Contributions, WhatBringsNothingIsCleared) {
   });
 }
 
-TEST(Contributions, OnlyAGradientOfNothingButZerosBringsNothing) {
+TEST(Contributions, GradientWithOneNonzeroValueContributes) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(5001);
     GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
@@ -89,7 +89,7 @@ TEST(Contributions, AParameterMayBeAddedBeforeItHasAGradient) {
   });
 }
 
-TEST(Contributions, AParameterThatNeverHadAGradientIsMissedAllTheSame) {
+TEST(Contributions, ParameterWithoutAnyGradientFailsOnAllRanks) {
   std::atomic<int> errors = 0;
   run_ranks(2, {}, [&](Transport& transport) {
     Values other(100, 1.0f);
@@ -136,7 +136,7 @@ std::vector<Values> results(const ReducerOptions& options, bool interrupted) {
   return results;
 }
 
-TEST(Contributions, WhatNoRankBringsIsLeftAlone) {
+TEST(Contributions, GloballyUnusedStepsLeaveResultsUnchanged) {
   for (const char* codec : {"int8+ef", "bf16+ef", "topk:density=0.05+ef", "lowrank:rank=2+ef"})
     for (const Transactional transactions : {Transactional::kOff, Transactional::kOn})
       for (const Hosts& hosts : {Hosts{}, Hosts{0, 0, 1}}) {

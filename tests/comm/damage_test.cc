@@ -80,7 +80,7 @@ void expect_named(const std::vector<std::string>& errors, int damager) {
 }
 
 // Along the tree, and along the chain.
-TEST(Damage, OfABroadcastIsNotPassedOn) {
+TEST(Damage, BroadcastErrorsNameTheDamagingRank) {
   for (const std::size_t count : {std::size_t{1000}, std::size_t{100'000}})
     expect_named(errors_with_damage(5, 0, 0,
                                     [count](Transport& transport) {
@@ -91,7 +91,7 @@ TEST(Damage, OfABroadcastIsNotPassedOn) {
 }
 
 // The owner's sum in the second dimension, forwarded by its neighbor in the first dimension.
-TEST(Damage, OnAGridIsNotPassedOn) {
+TEST(Damage, GridErrorsNameTheDamagingRank) {
   const int dims[] = {2, 2};
   expect_named(errors_with_damage(
                    4, 3, 2,
@@ -105,7 +105,7 @@ TEST(Damage, OnAGridIsNotPassedOn) {
 
 // The neighbour of the damaged message has applied a part of the step's differences. The ranks then
 // start an epoch.
-TEST(Damage, OfAGossipMessageLeavesNoWrongEstimates) {
+TEST(Damage, GossipRecoversFromDamagedMessage) {
   constexpr int kRanks = 4, kDamager = 1, kMessage = 9;
   std::atomic<int> errors = 0;
   std::vector<Values> all = gradients(kRanks, 6'000);
@@ -129,7 +129,7 @@ TEST(Damage, OfAGossipMessageLeavesNoWrongEstimates) {
 }
 
 // Rank 0 answers a push that never came, or a pull of an earlier clock.
-TEST(Damage, OfAnswersOfAParameterServer) {
+TEST(Damage, ClientRejectsInvalidServerReplies) {
   const std::vector<std::size_t> counts = {4};
   const ServerOptions options{.workers = {1}};
   for (const bool to_push : {true, false})

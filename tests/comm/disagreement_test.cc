@@ -20,7 +20,7 @@ void reduce(Transport& transport, std::size_t count, const CollectiveOptions& op
   allreduce(transport, gradient, options);
 }
 
-TEST(Disagreement, OnTheOperationEndsOnAllRanks) {
+TEST(Disagreement, OperationMismatchFailsOnAllRanks) {
   expect_all_fail(2, [](Transport& transport) {
     Values gradient(6000), shard(3000);
     if (transport.rank() == 0) return allreduce(transport, gradient);
@@ -44,7 +44,7 @@ void rooted_call(Transport& transport, int which, int root, std::size_t count,
 
 // Detection is immediate if a rank receives a message from an unexpected rank. If two ranks wait
 // for each other, detection happens at the deadline.
-TEST(Disagreement, OnTheRootEndsOnAllRanks) {
+TEST(Disagreement, RootMismatchFailsOnAllRanks) {
   for (int which = 0; which < 4; ++which)
     for (const int ranks : {2, 4})
       for (int failed_rank = 0; failed_rank < ranks; ++failed_rank)
@@ -68,7 +68,7 @@ TEST(Disagreement, OnTheRootEndsOnAllRanks) {
 }
 
 // The error is raised before any communication, so the rank may try again.
-TEST(Disagreement, AWrongRuleOnOneRankCostsTheOthersNothing) {
+TEST(Disagreement, InvalidRuleOnOneRankDoesNotAffectOthers) {
   run_ranks(2, {}, [](Transport& transport) {
     const ReducerOptions right{.codec = "none", .timeout = std::chrono::seconds(20)};
     if (transport.rank() == 0) {
@@ -84,7 +84,7 @@ TEST(Disagreement, AWrongRuleOnOneRankCostsTheOthersNothing) {
   });
 }
 
-TEST(Disagreement, OnOneRankOnlyCallingEndsAtTheDeadlineNamingTheOther) {
+TEST(Disagreement, MissingCallFailsAtTimeoutAndNamesTheRank) {
   std::latch heard(1);
   const auto errors = errors_of(2, [&](Transport& transport) {
     if (transport.rank() == 1) return heard.wait();  // alive, but busy
@@ -100,7 +100,7 @@ TEST(Disagreement, OnOneRankOnlyCallingEndsAtTheDeadlineNamingTheOther) {
   EXPECT_EQ(errors[1], "");
 }
 
-TEST(Disagreement, AWrongCodecIsAnErrorBeforeAnythingIsSent) {
+TEST(Disagreement, InvalidCodecOrAlgorithmLeavesTransportUsable) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(100, 2.0f);
     EXPECT_THROW(allreduce(transport, gradient, {.codec = "int9"}), InvalidArgumentError);

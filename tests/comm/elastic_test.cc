@@ -59,7 +59,7 @@ RanksLostError lose(Training& run, const std::vector<int>& victims = {kVictim}) 
 
 bool is_gone(const RanksLostError& lost) { return lost.members().empty(); }
 
-TEST(Elastic, ThoseLeftGoOnAndAgree) {
+TEST(Elastic, RemainingRanksContinueWithEqualResults) {
   std::mutex mutex;
   std::vector<Values> results;
   run_mortal([&](Transport& transport) {
@@ -84,7 +84,7 @@ TEST(Elastic, ThoseLeftGoOnAndAgree) {
 
 // The victim's message of the step has arrived. The other ranks cannot know the deliveries at the
 // victim: without a vote, the step would be complete on the remaining ranks.
-TEST(Elastic, AStepThatOneRankMayNotHaveIsVoid) {
+TEST(Elastic, StepPossiblyIncompleteOnLostRankIsDiscarded) {
   std::latch is_sent(1);
   run_mortal([&](Transport& transport) {
     ReducerOptions options = elastic();
@@ -122,7 +122,7 @@ std::vector<float> owed_by(const GradientReducer& reducer, const Transport& tran
   return folded({own.residual, own.owner}, feedback, Owed{}, kCount);
 }
 
-TEST(Elastic, WhatThoseLeftOweGoesOn) {
+TEST(Elastic, ResumePreservesResidualsOfRemainingRanks) {
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
     std::vector<double> before(kCount), after(kCount);
     std::mutex mutex;
@@ -153,7 +153,7 @@ TEST(Elastic, WhatThoseLeftOweGoesOn) {
 
 // Each rank keeps a part of its host's residual. The victim, the first rank of its host, keeps the
 // first half. Nothing of the second half is lost: all of its gradients arrive eventually.
-TEST(Elastic, ByHostsWhatIsOwedGoesOn) {
+TEST(Elastic, HierarchicalResumePreservesRemainingResiduals) {
   const std::size_t half = 10'240;  // of kCount, rounded to the codec's units
   run_mortal(6, {.ranks_per_host = 2}, [&](Transport& transport) {
     ReducerOptions options = elastic();
@@ -180,7 +180,7 @@ TEST(Elastic, ByHostsWhatIsOwedGoesOn) {
   });
 }
 
-TEST(Elastic, AParameterAddedJustBeforeALossIsThere) {
+TEST(Elastic, ParameterAddedBeforeALossIsKept) {
   std::latch is_added(kElasticRanks - 1);
   run_mortal([&](Transport& transport) {
     Training run(transport, elastic());
@@ -224,7 +224,7 @@ TEST(Elastic, MemoryGivenForOneStepIsNotUsedAfterALoss) {
 }
 
 // The trainer's own channel fails first. The reducer then reports the lost ranks.
-TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
+TEST(Elastic, CheckFaultsReportsLossOnAnotherChannel) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
     run_mortal([progress](Transport& transport) {
       const auto own = transport.channel();
@@ -250,7 +250,7 @@ TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
     });
 }
 
-TEST(Elastic, AHandleOfBeforeIsValid) {
+TEST(Elastic, HandleFromBeforeALossStaysValid) {
   run_mortal([](Transport& transport) {
     Training run(transport, elastic());
     const ReducerHandle handle = run.reducer.ready("w");
@@ -263,7 +263,7 @@ TEST(Elastic, AHandleOfBeforeIsValid) {
   });
 }
 
-TEST(Elastic, AReducerThatLostRanksAnswers) {
+TEST(Elastic, QueriesWorkAfterALossBeforeResume) {
   run_mortal([](Transport& transport) {
     Training run(transport, elastic());
     if (is_gone(lose(run))) return;
@@ -287,7 +287,7 @@ void go_on(Training& run) {
 }
 
 // Two of four ranks: the half with rank 0 continues, the other half must not.
-TEST(Elastic, OfTwoHalvesTheOneWithTheLowestRankGoesOn) {
+TEST(Elastic, OnlyHalfWithLowestRankContinues) {
   for (const bool lowest_is_left : {true, false})
     run_mortal([&](Transport& transport) {
       Training run(transport, elastic());
@@ -299,7 +299,7 @@ TEST(Elastic, OfTwoHalvesTheOneWithTheLowestRankGoesOn) {
     });
 }
 
-TEST(Elastic, OneRankAloneGoesOnWhereSoFewMay) {
+TEST(Elastic, SingleRankContinuesIfMinRanksAllows) {
   run_mortal(2, {}, [](Transport& transport) {
     ReducerOptions options = elastic();
     options.min_ranks = 1;
@@ -312,7 +312,7 @@ TEST(Elastic, OneRankAloneGoesOnWhereSoFewMay) {
   });
 }
 
-TEST(Elastic, WhatCannotGoOnIsRefused) {
+TEST(Elastic, InvalidOptionsAndCallsAreRejected) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = elastic();
     Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = 1e-8}});
@@ -340,7 +340,7 @@ TEST(Elastic, WhatCannotGoOnIsRefused) {
   });
 }
 
-TEST(Elastic, DimsOfTheRanksOfBeforeAreRefused) {
+TEST(Elastic, ResumeRejectsDimsForFormerRankCount) {
   run_mortal([](Transport& transport) {
     ReducerOptions options = elastic();
     options.dims = {2, 2};
@@ -350,7 +350,7 @@ TEST(Elastic, DimsOfTheRanksOfBeforeAreRefused) {
   });
 }
 
-TEST(Elastic, OnSomeRanksOnlyIsSaid) {
+TEST(Elastic, ElasticOptionMismatchFailsOnAllRanks) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = elastic();
     if (transport.rank() == 1) options.elastic = Elastic::kOff;

@@ -51,7 +51,7 @@ TEST(Fold, AddsUpToThePortableState) {
     }
 }
 
-TEST(Fold, CountsEachStageAsItIsOwed) {
+TEST(Fold, ScalesEachStageByItsDivisor) {
   ParameterFeedback feedback = feedback_of(Grid(kFoldingRanks), 0);
   feedback.owned.stages = {Range{4, 4}, Range{6, 2}, Range{7, 1}};
   const std::vector<float> owner = {1, 2, 3, 4, 10, 20, 100};

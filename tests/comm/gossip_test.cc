@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::size_t kMixed = 6'000;
 
-TEST(Topologies, WeightsAreSymmetricAndRowsAddUp) {
+TEST(Topologies, NamedTopologiesHaveExpectedWeightsAndDegrees) {
   for (const int ranks : {1, 2, 3, 4, 5, 8, 12, 16})
     for (const char* name : {"ring", "torus", "exponential"}) {
       const Topology made = Topology::named(name, ranks);
@@ -41,7 +41,7 @@ TEST(Topologies, WeightsAreSymmetricAndRowsAddUp) {
   EXPECT_EQ(Topology::exponential(16).edges(3).size(), 7u);
 }
 
-TEST(Topologies, WhatIsWrongIsNamed) {
+TEST(Topologies, InvalidGraphsAreRejectedWithReason) {
   using Edges = std::vector<std::vector<Edge>>;
   const auto error = [](const Edges& edges) {
     return error_of<InvalidArgumentError>([&] { Topology made(edges); });
@@ -112,7 +112,7 @@ double second_eigenvalue(const Topology& topology) {
 }
 
 // Exact averaging reduces the distance by the eigenvalue per step, in the long run.
-TEST(Gossips, RanksComeNearerByTheEigenvalueOfTheirGraph) {
+TEST(Gossips, ConvergesAtLeastAsFastAsSecondEigenvalue) {
   for (const char* name : {"ring", "torus"})
     for (const char* codec : {"none", "int8"}) {
       const Topology topology = Topology::named(name, 16);
@@ -123,7 +123,7 @@ TEST(Gossips, RanksComeNearerByTheEigenvalueOfTheirGraph) {
     }
 }
 
-TEST(Gossips, TheMeanStays) {
+TEST(Gossips, MixingPreservesTheMean) {
   for (const char* codec :
        {"none", "int8", "int4", "topk:density=0.1", "int8:rounding=stochastic"}) {
     const auto inputs = gradients(8, kMixed);
@@ -136,7 +136,7 @@ TEST(Gossips, TheMeanStays) {
 
 // Accumulated sums of large weights would retain rounding errors, and the errors would bias the
 // mean in every later step.
-TEST(Gossips, TheMeanOfLargeWeightsStaysForLong) {
+TEST(Gossips, MixingPreservesTheMeanOfLargeWeights) {
   auto inputs = gradients(8, kMixed);
   for (Values& one : inputs)
     for (float& value : one) value += 50;
@@ -151,7 +151,7 @@ TEST(Gossips, TheMeanOfLargeWeightsStaysForLong) {
 }
 
 // A rounding error retained in an f32 sum moves the mean in each step, here by 2.5e-5.
-TEST(Gossips, TheMeanStaysHoweverLongRanksMix) {
+TEST(Gossips, MeanDoesNotDriftOverManySteps) {
   for (const char* codec : {"none", "int8"}) {
     const auto inputs = gradients(8, kMixed);
     const Consensus before(inputs);
@@ -167,7 +167,7 @@ TEST(Gossips, TheMeanStaysHoweverLongRanksMix) {
   }
 }
 
-TEST(Gossips, WeightsThatAreNotFiniteAreNotSent) {
+TEST(Gossips, NonFiniteWeightsAreRejected) {
   on_ranks(gradients(2, kMixed), [](Transport& transport, Values& values) {
     Gossip gossip(transport, Topology::ring(2));
     gossip.add("w", values);
@@ -190,7 +190,7 @@ TEST(Gossips, WhatIsLeftOutComesLater) {
   }
 }
 
-TEST(Gossips, WhoDiffersIsNamedOnAllRanks) {
+TEST(Gossips, StepSizeMismatchNamesTheRankOnAllRanks) {
   on_ranks(gradients(3, kMixed), [](Transport& transport, Values& values) {
     const double step_size = transport.rank() == 2 ? 0.4 : 0.5;
     try {
@@ -206,7 +206,7 @@ TEST(Gossips, WhoDiffersIsNamedOnAllRanks) {
   });
 }
 
-TEST(Gossips, WhatIsRefused) {
+TEST(Gossips, InvalidOptionsAndCallsAreRejected) {
   on_ranks(gradients(2, kMixed), [](Transport& transport, Values& values) {
     const auto error = [&](const GossipOptions& options, int ranks = 2) {
       return error_of<InvalidArgumentError>([&] {
@@ -227,7 +227,7 @@ TEST(Gossips, WhatIsRefused) {
   });
 }
 
-TEST(LostEdges, NameTheRanksThatNoPathJoins) {
+TEST(LostEdges, ReportUnreachableRanks) {
   using Ranks = std::vector<int>;
   const Topology ring = Topology::ring(6);
   LostEdges lost(ring);
@@ -309,7 +309,7 @@ TEST(Gossips, ALateRankIsLostAloneAndIsTold) {
   EXPECT_LT(Consensus(all).distance, 1e-2);
 }
 
-TEST(Gossips, ARankWithoutNeighboursMayMixOn) {
+TEST(Gossips, RankWithoutNeighborsMayContinue) {
   auto transports = make_inprocess_transports(2);
   std::jthread leaves([&] {
     const auto transport = std::move(transports[1]);
@@ -327,7 +327,7 @@ TEST(Gossips, ARankWithoutNeighboursMayMixOn) {
 }
 
 // A ring of five becomes a chain of four, and these four ranks converge.
-TEST(Gossips, ALostNeighbourCountsNoMore) {
+TEST(Gossips, LostNeighborIsExcludedFromMixing) {
   constexpr int kRanks = 5, kGone = 2;
   std::vector<Values> all = gradients(kRanks, kMixed);
   auto transports = make_inprocess_transports(kRanks);

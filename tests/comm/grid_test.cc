@@ -40,7 +40,7 @@ CollectiveOptions two_shot(const std::string& codec, const std::vector<int>& dim
   return {.codec = codec, .algorithm = Algorithm::kTwoShot, .dims = dims};
 }
 
-TEST(Grid, EndsWithTheSameBitsNearTheSum) {
+TEST(Grid, AllRanksGetIdenticalBitsNearTheSum) {
   const std::pair<std::string, double> cases[] = {
       {"none", 1e-12}, {"bf16", 2e-5},           {"int8:rounding=stochastic", 1.2e-3},
       {"int4", 0.1},   {"hadamard:bits=4", 0.2}, {"blocktopk:density=0.2,values=bf16", 1.0}};
@@ -59,13 +59,13 @@ TEST(Grid, EndsWithTheSameBitsNearTheSum) {
       }
 }
 
-TEST(Grid, OfOneDimensionIsTheDirectWay) {
+TEST(Grid, SingleDimensionMatchesDirectAlgorithm) {
   const auto inputs = gradients(5, 30'001);
   EXPECT_EQ(reduce(inputs, two_shot("int8", {5})), reduce(inputs, two_shot("int8", {})));
 }
 
 // One-shot quantizes once. Direct two-shot quantizes twice, and once more per additional dimension.
-TEST(Grid, TheErrorGrowsAsTheRootOfOneAndTheDimensions) {
+TEST(Grid, ErrorGrowsAsSquareRootOfDimensionsPlusOne) {
   const auto inputs = gradients(64, 1 << 17, 5);
   const auto sum = exact_sum(inputs);
   const auto error = [&](const CollectiveOptions& options) {
@@ -123,7 +123,7 @@ void expect_nothing_lost(const std::string& codec, const GridCase& one, std::siz
   for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(found[i], wanted[i], 5e-5 * one.ranks) << i;
 }
 
-TEST(GridFeedback, WhatIsNotSentIsKeptInSomeStage) {
+TEST(GridFeedback, ResultsPlusResidualsEqualSumOfInputs) {
   for (const GridCase& one : kGridCases)
     for (const std::string codec : {"int4+ef", "hadamard:bits=1+ef", "blocktopk:density=0.02+ef"}) {
       SCOPED_TRACE(codec + " " + name_of(one));
@@ -131,7 +131,7 @@ TEST(GridFeedback, WhatIsNotSentIsKeptInSomeStage) {
     }
 }
 
-TEST(GridMessages, AreTheSumOfTheDimensions) {
+TEST(GridMessages, CountIsTwiceThePeersOfAllDimensions) {
   for (const std::vector<int>& dims : {std::vector{64}, std::vector{8, 8}, std::vector{4, 4, 4}})
     run_ranks(64, {}, [&](Transport& transport) {
       Values gradient(1 << 15, 1.0f);
@@ -151,7 +151,7 @@ double extra_share(const Grid& grid) {
   return static_cast<double>(grid.subgroup(0, 0).size()) / width - 1;
 }
 
-TEST(StandardGrid, HasAsFewDimensionsAsHaveAtMost32Ranks) {
+TEST(StandardGrid, HasFewestDimensionsOfAtMost32Ranks) {
   const std::pair<int, std::vector<int>> wanted[] = {
       {1, {1}},         {32, {32}},           {36, {6, 6}},        {62, {31, 2}},
       {64, {8, 8}},     {128, {16, 8}},       {256, {16, 16}},     {1000, {32, 31}},
@@ -162,7 +162,7 @@ TEST(StandardGrid, HasAsFewDimensionsAsHaveAtMost32Ranks) {
   }
 }
 
-TEST(StandardGrid, OfAnyNumberCostsLittleMore) {
+TEST(StandardGrid, AddsAtMostSixPercentTraffic) {
   for (int ranks = 36; ranks < 1000; ++ranks) {
     const Grid grid = Grid::standard(ranks);
     EXPECT_LE(extra_share(grid), 0.06) << ranks;
@@ -187,7 +187,7 @@ TEST(ErrorGrowth, BoundsTheDimensions) {
 }
 
 // The hosts of a hierarchy also exchange on a grid.
-TEST(ErrorGrowth, BoundsThatOfHosts) {
+TEST(ErrorGrowth, BoundsTheDimensionsOfTheHostGrid) {
   std::vector<int> hosts;
   for (int rank = 0; rank < 80; ++rank) hosts.push_back(rank / 2);
   EXPECT_EQ(HostGroups(hosts, 80).grid().dimensions(), 2);
@@ -207,7 +207,7 @@ std::string refused(const std::vector<int>& dims, int ranks) {
   return refused(two_shot("int8", dims), ranks);
 }
 
-TEST(GridErrors, SayWhatABoundDoesNotAllow) {
+TEST(GridErrors, RejectDimsBeyondErrorGrowthAndInvalidBounds) {
   const std::vector<int> dims = {2, 2};
   CollectiveOptions options = two_shot("int8", dims);
   options.error_growth = 1.25;
@@ -224,7 +224,7 @@ TEST(GridErrors, SayWhatABoundDoesNotAllow) {
   }
 }
 
-TEST(GridErrors, SayWhatDoesNotFit) {
+TEST(GridErrors, ReportReasonForInvalidDims) {
   EXPECT_EQ(
       refused({2, 2}, 5),
       "dims are 2 x 2: give dimensions with a product of at most 5, the number of ranks, and at "
@@ -238,7 +238,7 @@ TEST(GridErrors, SayWhatDoesNotFit) {
   EXPECT_EQ(refused({2, 2, 1, 1}, 4), "dims has 4 dimensions: give 1 to 3");
 }
 
-TEST(GridErrors, RanksOfOtherGridsMeet) {
+TEST(GridErrors, GridMismatchIsDetected) {
   EXPECT_THROW(run_ranks(4, {},
                          [](Transport& transport) {
                            Values gradient(1000, 1.0f);

@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalReducer,
                                            Hosts{0, 1, 1, 0}, Hosts{0, 0, 0, 1, 1, 2},
                                            Hosts{0, 0, 1, 1, 2, 2, 3}));
 
-TEST_P(HierarchicalReducer, EndsWithTheSameBitsWhoeverSends) {
+TEST_P(HierarchicalReducer, AllRanksGetIdenticalBitsWithEitherProgressMode) {
   for (const std::string codec : {"none", "int8+ef", "topk:density=0.1+ef"}) {
     ReducerOptions options = hierarchical(GetParam(), codec);
     options.chunk_count = 8192;
@@ -81,7 +81,7 @@ TEST_P(HierarchicalReducer, LosesNothing) {
 }
 
 // The owner of a shard forwards its host's sum even without a gradient of its own.
-TEST(HierarchicalReducers, AMissingParameterAddsNothingAndGetsTheSum) {
+TEST(HierarchicalReducers, MissingParameterAddsZeroAndReceivesSum) {
   constexpr std::size_t kValues = 8192;
   const Hosts hosts{0, 0, 1, 1};
   run_ranks(4, {}, [&](Transport& transport) {
@@ -102,7 +102,7 @@ TEST(HierarchicalReducers, AMissingParameterAddsNothingAndGetsTheSum) {
   });
 }
 
-TEST_P(HierarchicalReducer, ACheckpointGoesOnBitForBit) {
+TEST_P(HierarchicalReducer, CheckpointContinuesBitForBit) {
   expect_goes_on(ranks_of(GetParam()), hierarchical(GetParam()));
 }
 
@@ -125,7 +125,7 @@ double squared_distance(const std::vector<double>& one, const std::vector<double
   return sum;
 }
 
-TEST(HierarchicalCheckpoint, OtherRanksAndHostsKeepTheContribution) {
+TEST(HierarchicalCheckpoint, RankAndHostChangePreservesResiduals) {
   for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
     const auto options = [&](const Hosts& hosts) {
       ReducerOptions wanted = hierarchical(hosts);
@@ -153,7 +153,7 @@ TEST(HierarchicalCheckpoint, OtherRanksAndHostsKeepTheContribution) {
   }
 }
 
-TEST(HierarchicalCheckpoint, AParameterOfNoValuesHasAState) {
+TEST(HierarchicalCheckpoint, StateWithEmptyParameterLoads) {
   run_ranks(4, {}, [](Transport& transport) {
     const ReducerOptions options = hierarchical({0, 0, 1, 1});
     Values empty, gradient(9000, 1.0f);
@@ -170,7 +170,7 @@ TEST(HierarchicalCheckpoint, AParameterOfNoValuesHasAState) {
 
 // An exact state belongs to a group rank on a host. Another group rank may own as many, but
 // different values.
-TEST(HierarchicalCheckpoint, OtherLocalRanksAreRefused) {
+TEST(HierarchicalCheckpoint, StateOfAnotherLocalRankIsRejected) {
   std::vector<std::vector<std::byte>> states(4);
   run_ranks(4, {}, [&](Transport& transport) {
     Training run(transport, hierarchical({0, 0, 1, 1}));
@@ -185,7 +185,7 @@ TEST(HierarchicalCheckpoint, OtherLocalRanksAreRefused) {
   });
 }
 
-TEST(HierarchicalReducerOptions, SayWhatDoesNotFit) {
+TEST(HierarchicalReducerOptions, RejectMeasureErrorAndWrongHostCount) {
   run_ranks(4, {}, [](Transport& transport) {
     ReducerOptions options = hierarchical({0, 0, 1, 1});
     options.measure_error = MeasureError::kOn;
@@ -194,7 +194,7 @@ TEST(HierarchicalReducerOptions, SayWhatDoesNotFit) {
   });
 }
 
-TEST(HierarchicalReducerOptions, RanksThatGroupOtherwiseAllHearOfIt) {
+TEST(HierarchicalReducerOptions, HostMismatchFailsOnAllRanks) {
   std::atomic<int> failed{0}, running{4};
   run_ranks(4, {}, [&](Transport& transport) {
     ReducerOptions options = hierarchical({0, 0, 1, 1});

@@ -80,14 +80,14 @@ INSTANTIATE_TEST_SUITE_P(
                                          "blocktopk:density=0.1"),
                        ::testing::ValuesIn(kShardHosts)));
 
-TEST_P(ShardsByHosts, AReduceScatterKeepsTheOwnShardOfTheSum) {
+TEST_P(ShardsByHosts, ReduceScatterReturnsOwnShardOfTheSum) {
   for (const std::size_t count : {0ul, 1ul, 511ul, 513ul, 5003ul}) {
     const auto all = inputs(count);
     EXPECT_LE(squared_error(scatter(all, options()), exact_sum(all)), allowed()) << count;
   }
 }
 
-TEST_P(ShardsByHosts, AMeanIsTheSumOverRanks) {
+TEST_P(ShardsByHosts, MeanIsSumDividedByRanks) {
   const auto all = inputs(700);
   auto wanted = exact_sum(all);
   for (double& value : wanted) value /= ranks_of(hosts());
@@ -97,21 +97,21 @@ TEST_P(ShardsByHosts, AMeanIsTheSumOverRanks) {
 
 // Sums of hosts have more energy than gradients, but fewer sums are encoded. Top-k selects within
 // each shard.
-TEST_P(ShardsByHosts, TheErrorIsThatOfTheDirectWay) {
+TEST_P(ShardsByHosts, ErrorIsAtMostTenPercentAboveDirectAlgorithm) {
   const auto all = inputs(5003);
   const auto sum = exact_sum(all);
   const double direct = squared_error(scatter(all, {.codec = codec()}), sum);
   EXPECT_LE(squared_error(scatter(all, options()), sum), 1.1 * direct + 1e-12);
 }
 
-TEST_P(ShardsByHosts, AReduceScatterDependsNotOnTheChunks) {
+TEST_P(ShardsByHosts, ReduceScatterIsIndependentOfChunkSize) {
   const auto all = inputs(9001);
   const auto whole = scatter(all, options({.seed = 3, .chunk_count = std::size_t{1} << 30}));
   for (const std::size_t chunk : {1ul, 20000ul})
     EXPECT_EQ(scatter(all, options({.seed = 3, .chunk_count = chunk})), whole) << chunk;
 }
 
-TEST_P(ShardsByHosts, AnAllgatherGivesTheBitsOfTheDirectWay) {
+TEST_P(ShardsByHosts, AllgatherMatchesDirectAlgorithmBitwise) {
   for (const std::size_t count : {0ul, 1ul, 511ul, 513ul, 9001ul}) {
     const auto all = gradients(ranks_of(hosts()), count);
     const CollectiveOptions others{.codec = codec(), .seed = 5, .chunk_count = 20000};
@@ -119,7 +119,7 @@ TEST_P(ShardsByHosts, AnAllgatherGivesTheBitsOfTheDirectWay) {
   }
 }
 
-TEST_P(ShardsByHosts, TakeHalfPrecision) {
+TEST_P(ShardsByHosts, SupportF16Values) {
   const auto ranks = hosts().size();
   std::vector<F16> ones(1030 * ranks, F16{0x3c00});
   run_ranks(ranks_of(hosts()), {}, [&](Transport& transport) {
@@ -134,7 +134,7 @@ TEST_P(ShardsByHosts, TakeHalfPrecision) {
 }
 
 // Both collectives share the splits, made only once.
-TEST_P(ShardsByHosts, AWorkspaceServesCallsOfAllShapes) {
+TEST_P(ShardsByHosts, WorkspaceIsReusableAcrossCollectives) {
   const auto all = inputs(900);
   const auto wanted = scatter(all, options());
   run_ranks(ranks_of(hosts()), {}, [&](Transport& transport) {
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, ShardsByHostsFeedback,
                                             ::testing::ValuesIn(kShardHosts)));
 
 // A rank keeps the unsent part of its host's sums for the shards of its group rank.
-TEST_P(ShardsByHostsFeedback, WhatIsNotSentIsKept) {
+TEST_P(ShardsByHostsFeedback, ResultsPlusResidualsEqualSumOfInputs) {
   const auto& [codec, hosts] = GetParam();
   constexpr std::size_t kShard = 4999;
   const std::size_t ranks = hosts.size(), count = kShard * ranks;
@@ -193,7 +193,7 @@ TEST_P(ShardsByHostsFeedback, WhatIsNotSentIsKept) {
   for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(found[i], wanted[i], 2e-4) << i;
 }
 
-TEST_P(ShardsByHostsFeedback, AnAllgatherKeepsWhatTheDirectWayKeeps) {
+TEST_P(ShardsByHostsFeedback, AllgatherResidualsMatchDirectAlgorithm) {
   const auto& [codec, hosts] = GetParam();
   const auto inputs = gradients(ranks_of(hosts), 3001);
   const auto residuals_of = [&](CollectiveOptions options) {
@@ -212,7 +212,7 @@ TEST_P(ShardsByHostsFeedback, AnAllgatherKeepsWhatTheDirectWayKeeps) {
   EXPECT_EQ(residuals_of(by_hosts(codec, hosts)), residuals_of({.codec = codec}));
 }
 
-TEST(ScatteredCount, IsTheShardsOfOneLocalRank) {
+TEST(ScatteredCount, MatchesKnownCountsForHosts) {
   EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 1, 1}), 600u);
   EXPECT_EQ(scattered_count(1200, Hosts{0, 1, 2, 0, 1, 2}), 600u);
   EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 0, 1, 1, 1}), 400u);
@@ -241,7 +241,7 @@ std::array<CollectiveStatistics, 2> statistics_of(const std::string& link, int r
   return found;
 }
 
-TEST(ShardsByHostsGroups, ComeFromTheTransport) {
+TEST(ShardsByHostsGroups, DefaultToTransportHosts) {
   const auto cases = [](const std::string& link, int ranks) {
     const auto found = statistics_of(link, ranks, 4000);
     return std::pair(found[0].algorithm, found[1].algorithm);
@@ -266,7 +266,7 @@ TEST(ShardsByHostsGroups, OnlyEncodedValuesLeaveAHost) {
 }
 
 // No data leaves a single host, so nothing is encoded.
-TEST(ShardsByHostsGroups, ASingleHostSendsWhatItHas) {
+TEST(ShardsByHostsGroups, SingleHostSendsUnencodedValues) {
   const Hosts one{0, 0, 0};
   const auto inputs = gradients(3, 3 * 1001);
   EXPECT_LE(squared_error(scatter(inputs, by_hosts("int4", one)), exact_sum(inputs)), 1e-12);
@@ -284,7 +284,7 @@ std::string refused(int ranks, const CollectiveOptions& options, bool scatters =
   return errors[0];
 }
 
-TEST(ShardsByHostsErrors, SayWhatDoesNotFit) {
+TEST(ShardsByHostsErrors, ReportUnevenHostsAndWrongResidualSize) {
   const Hosts uneven{0, 0, 1}, even{0, 0, 1, 1};
   EXPECT_EQ(refused(3, by_hosts("int8", uneven)),
             "reduce_scatter needs the same number of ranks on each host, but the hosts have 2, 1: "
@@ -298,7 +298,7 @@ TEST(ShardsByHostsErrors, SayWhatDoesNotFit) {
             "the state's residual (see scattered_count) has 400 values, but this rank needs 200");
 }
 
-TEST(ShardsByHostsErrors, RanksThatGroupOtherwiseAllHearOfIt) {
+TEST(ShardsByHostsErrors, HostMismatchFailsOnAllRanks) {
   const Hosts some{0, 0, 1, 1}, others{0, 1, 0, 1};
   expect_all_fail(4, [&](Transport& transport) {
     Values input(4000), shard(1000);
@@ -310,7 +310,7 @@ TEST(ShardsByHostsErrors, RanksThatGroupOtherwiseAllHearOfIt) {
 // As many ranks as grid positions: each rank owns a shard.
 const std::vector<int> kShardDims[] = {{2, 2}, {3, 2}, {2, 3, 2}};
 
-TEST(ShardsOnGrids, AreNearTheSumWhateverTheChunks) {
+TEST(ShardsOnGrids, AreNearTheSumForAnyChunkSize) {
   for (const std::vector<int>& dims : kShardDims) {
     int ranks = 1;
     for (const int digit : dims) ranks *= digit;
@@ -330,7 +330,7 @@ TEST(ShardsOnGrids, AreNearTheSumWhateverTheChunks) {
   }
 }
 
-TEST(ShardsOnGrids, SendTheSumOfTheDimensions) {
+TEST(ShardsOnGrids, SendOneMessagePerPeerInEachDimension) {
   run_ranks(12, {}, [](Transport& transport) {
     const std::vector<int> dims{2, 3, 2};
     const CollectiveOptions options{.codec = "int8", .dims = dims};
@@ -342,7 +342,7 @@ TEST(ShardsOnGrids, SendTheSumOfTheDimensions) {
   });
 }
 
-TEST(ShardsOnGrids, ThatDoNotFitAreRefused) {
+TEST(ShardsOnGrids, RejectWrongDimsAndErrorFeedback) {
   const std::vector<int> nine{3, 3}, four{2, 2};
   EXPECT_EQ(refused(10, {.codec = "int8", .dims = nine}),
             "reduce_scatter needs dims with a product of 10, the number of ranks, not 9");

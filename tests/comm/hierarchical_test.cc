@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Hierarchical,
                          ::testing::Combine(::testing::ValuesIn(kHostsCases),
                                             ::testing::ValuesIn(kHosts)));
 
-TEST_P(Hierarchical, EndsWithTheSameBitsNearTheSum) {
+TEST_P(Hierarchical, AllRanksGetIdenticalBitsNearTheSum) {
   for (const std::size_t count : {0ul, 1ul, 511ul, 513ul, 4099ul, 50021ul}) {
     const auto inputs = gradients(ranks_of(hosts()), count);
     const auto outputs = reduce(inputs, {});
@@ -91,14 +91,14 @@ TEST_P(Hierarchical, EndsWithTheSameBitsNearTheSum) {
   }
 }
 
-TEST_P(Hierarchical, DependsNotOnTheChunks) {
+TEST_P(Hierarchical, IsIndependentOfChunkSize) {
   const auto inputs = gradients(ranks_of(hosts()), 20011, 7);
   const auto whole = reduce(inputs, {.parameter = 3, .chunk_count = std::size_t{1} << 30});
   for (const std::size_t chunk : {1ul, 4096ul, 10000ul})
     EXPECT_EQ(reduce(inputs, {.parameter = 3, .chunk_count = chunk}), whole) << chunk;
 }
 
-TEST_P(Hierarchical, AMeanIsTheSumOverRanks) {
+TEST_P(Hierarchical, MeanIsSumDividedByRanks) {
   const auto inputs = gradients(ranks_of(hosts()), 3001, 3);
   auto wanted = exact_sum(inputs);
   for (double& value : wanted) value /= ranks_of(hosts());
@@ -121,13 +121,13 @@ void expect_sum_of_ones(std::uint16_t one, const Hosts& hosts, const CollectiveO
 }
 
 // Sums of up to nine ones are exact in both types.
-TEST_P(Hierarchical, TakesHalfPrecisionGradients) {
+TEST_P(Hierarchical, SupportsHalfPrecisionGradients) {
   expect_sum_of_ones<Bf16>(0x3f80, hosts(), options());
   expect_sum_of_ones<F16>(0x3c00, hosts(), options());
 }
 
 // A workspace keeps the splits even if all other arguments change.
-TEST_P(Hierarchical, AWorkspaceServesCallsOfAllShapes) {
+TEST_P(Hierarchical, WorkspaceIsReusableAcrossCounts) {
   const auto inputs = gradients(ranks_of(hosts()), 9001, 5);
   const auto wanted = reduce(inputs, {});
   const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
@@ -162,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, HierarchicalFeedback,
                                                               "topk:density=0.05+ef", "bf16+ef"),
                                             ::testing::ValuesIn(kHosts)));
 
-TEST_P(HierarchicalFeedback, WhatIsNotSentIsKept) {
+TEST_P(HierarchicalFeedback, ResultsPlusResidualsEqualSumOfInputs) {
   const auto& [codec, hosts] = GetParam();
   if (hosts.size() == 1) return;  // nothing is encoded
   constexpr std::size_t kCount = 90001;
@@ -208,7 +208,7 @@ TEST_P(HierarchicalFeedback, WhatIsNotSentIsKept) {
     ASSERT_NEAR(sent[i], wanted[i], 5e-4) << codec << " at " << i;
 }
 
-TEST(HierarchicalCounts, EachValueIsEncodedOnceAHost) {
+TEST(HierarchicalCounts, EachHostEncodesEachValueOnce) {
   for (const Hosts& hosts : kHosts) {
     if (std::count(hosts.begin(), hosts.end(), hosts.front()) == ranks_of(hosts)) continue;
     for (const int host : hosts) {
@@ -241,7 +241,7 @@ Algorithm algorithm_on(const Link& link, int ranks, const std::string& codec) {
   return chosen;
 }
 
-TEST(HierarchicalGroups, ComeFromTheTransport) {
+TEST(HierarchicalGroups, DefaultToTransportHosts) {
   EXPECT_EQ(algorithm_on(parse_link("none,per_host=2"), 4, "int8"), Algorithm::kHierarchical);
   EXPECT_EQ(algorithm_on(parse_link("none,per_host=4"), 4, "int8"), Algorithm::kNative);
   EXPECT_EQ(algorithm_on({}, 4, "int8"), Algorithm::kTwoShot);
@@ -264,7 +264,7 @@ TEST(HierarchicalGroups, OnlyEncodedValuesLeaveAHost) {
     EXPECT_NEAR(static_cast<double>(bytes), shard * (4 + 4 + 1.0156), 0.01 * 9 * shard);
 }
 
-TEST(HierarchicalErrors, WrongArgumentsAreNamedBeforeAnythingMoves) {
+TEST(HierarchicalErrors, ReportInvalidHostsAndHostCodec) {
   const auto refused = [](const CollectiveOptions& options) -> std::string {
     std::string text;
     run_ranks(2, {}, [&](Transport& transport) {
@@ -287,7 +287,7 @@ TEST(HierarchicalErrors, WrongArgumentsAreNamedBeforeAnythingMoves) {
   }
 }
 
-TEST(HierarchicalErrors, AResidualOfAnotherCountIsAnError) {
+TEST(HierarchicalErrors, WrongResidualSizeIsRejected) {
   run_ranks(4, parse_link("none,per_host=2"), [](Transport& transport) {
     Values gradient(100000, 1.0f), residual(100000);
     StateWords words;
@@ -317,7 +317,7 @@ int failures(int ranks, Call&& call) {
   return failed;
 }
 
-TEST(HierarchicalErrors, RanksThatGroupOtherwiseAllHearOfIt) {
+TEST(HierarchicalErrors, HostMismatchFailsOnAllRanks) {
   const Hosts some{0, 0, 1, 1, 2}, others{0, 0, 1, 2, 2};
   const int failed = failures(5, [&](Transport& transport) {
     Values gradient(10000, 1.0f);
@@ -331,7 +331,7 @@ TEST(HierarchicalErrors, RanksThatGroupOtherwiseAllHearOfIt) {
 }
 
 // The first call makes the splits. A rank is missing in the second call.
-TEST(HierarchicalErrors, AMissingRankIsNoticedByTheDeadline) {
+TEST(HierarchicalErrors, StalledRankFailsOnAllRanks) {
   const Hosts hosts{0, 0, 1, 1};
   const int failed = failures(4, [&](Transport& transport) {
     Values gradient(10000, 1.0f);

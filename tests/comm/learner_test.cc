@@ -63,7 +63,7 @@ class LearnedSteps {
   Learner learner_;
 };
 
-TEST(Learner, TakesTheQuickestWhateverWasPredicted) {
+TEST(Learner, ChoosesFastestRegardlessOfPrediction) {
   for (std::size_t predicted = 0; predicted < 3; ++predicted)
     for (const std::string quickest : {"none", "bf16", "int8"}) {
       LearnedSteps run({group({"none", "bf16", "int8"}, predicted)});
@@ -75,7 +75,7 @@ TEST(Learner, TakesTheQuickestWhateverWasPredicted) {
     }
 }
 
-TEST(Learner, NeverKeepsWhatIsAPercentSlowerThanNoneOrBf16) {
+TEST(Learner, RejectsCodecOnePercentSlowerThanBf16) {
   for (const double slower : {1.011, 1.02, 1.1, 3.0}) {
     LearnedSteps run({group({"none", "bf16", "int8"}, 2)});
     run.settle({{"none", slower * 1.5}, {"bf16", 1.0}, {"int8", slower}});
@@ -83,7 +83,7 @@ TEST(Learner, NeverKeepsWhatIsAPercentSlowerThanNoneOrBf16) {
   }
 }
 
-TEST(Learner, ALookIsOneStepToWarmUpAndThreeThatCount) {
+TEST(Learner, TrialHasOneWarmupAndThreeTimedSteps) {
   LearnedSteps run({group({"none", "int8"})});
   for (const std::string codec : {"none", "int8"})
     for (int step = 0; step < 4; ++step) {
@@ -94,7 +94,7 @@ TEST(Learner, ALookIsOneStepToWarmUpAndThreeThatCount) {
   EXPECT_TRUE(run.learner().settled());
 }
 
-TEST(Learner, OfThoseThatAreAsQuickTakesWhatLosesLeast) {
+TEST(Learner, PrefersLeastLossyAmongEquallyFastCodecs) {
   LearnedSteps run({group({"none", "bf16", "int8"}, 2)});
   run.settle({{"none", 1.009}, {"bf16", 1.005}, {"int8", 1.0}});
   EXPECT_EQ(run.codec(), "none");
@@ -104,7 +104,7 @@ TEST(Learner, OfThoseThatAreAsQuickTakesWhatLosesLeast) {
 
 // Every third step is disturbed. Medians ignore the disturbance, and close results are measured
 // again.
-TEST(Learner, ADisturbedStepChangesNothing) {
+TEST(Learner, IgnoresOutlierSteps) {
   LearnedSteps run({group({"none", "bf16", "int8"})});
   const Times times{{"none", 1.04}, {"bf16", 1.02}, {"int8", 1.0}};
   int count = 0;
@@ -113,7 +113,7 @@ TEST(Learner, ADisturbedStepChangesNothing) {
   EXPECT_EQ(run.codec(), "int8") << run.learner().explain();
 }
 
-TEST(Learner, TheFirstStepOfACandidateDoesNotCount) {
+TEST(Learner, IgnoresFirstStepOfEachCandidate) {
   LearnedSteps run({group({"none", "int8"}, 1)});
   std::string last;
   run.steps(100, [&] {
@@ -126,7 +126,7 @@ TEST(Learner, TheFirstStepOfACandidateDoesNotCount) {
       << run.learner().explain();
 }
 
-TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
+TEST(Learner, SkipsCandidatesPredictedFarSlower) {
   Learner::Group all = group({"none", "bf16", "int8"}, 2);
   all.candidates[0].predicted = 6.1;
   all.candidates[1].predicted = 5.9;
@@ -140,7 +140,7 @@ TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
 
 // Calls have predicted times. The learner tries codecs with a prediction below twice the fastest
 // measured time, and no slower codecs.
-TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
+TEST(Learner, CallsSkipCandidatesPredictedOverTwiceAsSlow) {
   Learner::Group all = group({"none", "bf16", "int8"}, 2);
   all.candidates[0].predicted = 4.1;
   all.candidates[1].predicted = 3.9;
@@ -157,7 +157,7 @@ TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
   EXPECT_EQ(calls, 4 + 2 * 64 + 4) << "a look, a pause, another look";
 }
 
-TEST(Learner, AModelThatPromisedTooMuchTimeIsNotBelieved) {
+TEST(Learner, MeasurementsOverrideWrongPredictions) {
   Learner::Group all = group({"none", "int8"}, 1);
   all.candidates[0].predicted = 40;
   all.candidates[1].predicted = 10;
@@ -166,7 +166,7 @@ TEST(Learner, AModelThatPromisedTooMuchTimeIsNotBelieved) {
   EXPECT_EQ(run.codec(), "none");
 }
 
-TEST(Learner, LooksAgainWhenStepsDriftByAFifth) {
+TEST(Learner, RetriesWhenStepTimesDriftByAFifth) {
   for (const double factor : {1.25, 0.79}) {
     LearnedSteps run({group({"none", "int8"})});
     run.settle({{"none", 1.0}, {"int8", 2.0}});
@@ -179,7 +179,7 @@ TEST(Learner, LooksAgainWhenStepsDriftByAFifth) {
   }
 }
 
-TEST(Learner, LeavesAloneWhatDriftsByLess) {
+TEST(Learner, DoesNotRetryOnSmallerDrift) {
   LearnedSteps run({group({"none", "int8"})});
   run.settle({{"none", 1.0}, {"int8", 2.0}});
   run.steps(3000, [&, count = 0]() mutable {
@@ -199,13 +199,13 @@ int steps_until_it_tries(int steady) {
   return steps;
 }
 
-TEST(Learner, LooksLessOftenWhereNothingComesOfIt) {
+TEST(Learner, RetriesLessOftenAfterSteadySteps) {
   EXPECT_LE(steps_until_it_tries(20), 80);
   EXPECT_GT(steps_until_it_tries(1500), 500);
   EXPECT_LE(steps_until_it_tries(10000), 1200);
 }
 
-TEST(Learner, GroupsAreTriedOneAfterAnother) {
+TEST(Learner, ChoosesFastestCodecPerGroup) {
   LearnedSteps run({group({"none", "bf16"}), group({"none"}), group({"bf16", "int8"})});
   run.steps(200, [&] {
     return (run.codec(0) == "bf16" ? 1.0 : 2.0) + (run.codec(2) == "int8" ? 1.0 : 1.5);
@@ -225,13 +225,13 @@ TEST(Learner, AgreesOnTheSlowestRanksTime) {
   EXPECT_EQ(run.codec(), "none");
 }
 
-TEST(Learner, WhereThereIsNothingToChooseNothingIsTried) {
+TEST(Learner, SettlesAtOnceWithoutAChoice) {
   LearnedSteps run({group({"none"}), group({"bf16"})});
   EXPECT_FALSE(run.learner().has_choice());
   EXPECT_TRUE(run.learner().settled());
 }
 
-TEST(Learner, BeginsWithWhatALoadedStateHadChosen) {
+TEST(Learner, StartsWithChoiceOfLoadedState) {
   LearnedSteps run({group({"none", "bf16", "int8"})});
   run.settle({{"none", 1.0}, {"bf16", 2.0}, {"int8", 2.0}});
   run.learner().begin_with({2});
@@ -242,7 +242,7 @@ TEST(Learner, BeginsWithWhatALoadedStateHadChosen) {
   EXPECT_EQ(run.codec(), "none") << "whatever was loaded";
 }
 
-TEST(Learner, SaysWhyItTriedAgain) {
+TEST(Learner, ReportsReasonForRetry) {
   LearnedSteps run({group({"none", "int8"})});
   run.settle({{"none", 1.0}, {"int8", 2.0}});
   for (int step = 0; run.learner().settled(); ++step) run.step(step < 50 ? 1.0 : 1.5);

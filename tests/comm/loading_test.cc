@@ -52,7 +52,7 @@ Bytes saved(Transport& transport, const ReducerOptions& options, int steps,
 }
 
 // A state from before the option `lanes` became `bits`.
-TEST(Loading, AStateMayHaveAFormerNameOfAnOption) {
+TEST(Loading, AcceptsFormerOptionNameInState) {
   run_ranks(2, {}, [](Transport& transport) {
     const ReducerOptions options{.rules = {{"*", "intsum:bits=16+ef"}}};
     ReducerState state = read_state(saved(transport, options, 2));
@@ -63,7 +63,7 @@ TEST(Loading, AStateMayHaveAFormerNameOfAnOption) {
   });
 }
 
-TEST(Loading, RanksWithSavesOfUnequalSendingOrdersTakeTheOrderOfRank0) {
+TEST(Loading, AllRanksUseSendingOrderOfRank0) {
   run_ranks(2, {}, [](Transport& transport) {
     const std::array<Bytes, 2> saves = {saved(transport, summed(), 3),
                                         saved(transport, summed(), 3, kBackward)};
@@ -91,7 +91,7 @@ std::vector<std::string> errors_after(int ranks, const ReducerOptions& options,
   return errors;
 }
 
-TEST(Loading, EveryRankNamesTheStepsOfDifferentSaves) {
+TEST(Loading, MismatchedSaveStepsAreReportedOnAllRanks) {
   for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     for (const Elastic elastic : {Elastic::kOff, Elastic::kOn}) {
       ReducerOptions options = summed(order);
@@ -108,7 +108,7 @@ TEST(Loading, EveryRankNamesTheStepsOfDifferentSaves) {
     }
 }
 
-TEST(Loading, AnExactAndAPortableStateAreNamed) {
+TEST(Loading, MixedExactAndPortableStatesAreReported) {
   const auto errors = errors_after(2, summed(), [](Transport& transport, Trio& run) {
     run.step(kForward, 1);
     const Bytes portable = run.reducer.save_portable_state();
@@ -121,7 +121,7 @@ TEST(Loading, AnExactAndAPortableStateAreNamed) {
         << error;
 }
 
-TEST(Loading, OneRankThatLoadsNoStateIsNamed) {
+TEST(Loading, MissingLoadOnOneRankIsReported) {
   for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     for (const bool has_trained : {false, true}) {
       const auto errors = errors_after(2, summed(order), [&](Transport& transport, Trio& run) {
@@ -135,7 +135,7 @@ TEST(Loading, OneRankThatLoadsNoStateIsNamed) {
 }
 
 // Each rank would multiply by a different memory, and the sum of the products would be meaningless.
-TEST(Loading, SavesOfOneStepWithUnequalCodecMemoriesAreFound) {
+TEST(Loading, MismatchedCodecMemoryIsReported) {
   std::vector<std::string> errors(2);
   run_ranks(2, {}, [&](Transport& transport) {
     std::array<Bytes, 2> states;
@@ -156,7 +156,7 @@ TEST(Loading, SavesOfOneStepWithUnequalCodecMemoriesAreFound) {
         << error;
 }
 
-TEST(Loading, TheFirstStepSendsInTheLoadedOrderBeforeItEnds) {
+TEST(Loading, FirstStepSendsEarlyInTheLoadedOrder) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = summed();
     options.bucket_bytes = 4;
@@ -199,7 +199,7 @@ std::string refusal(Run& run, const Bytes& bytes,
   return error;
 }
 
-TEST(Loading, AnOrderThatIsNoPermutationIsRefused) {
+TEST(Loading, RejectsNonPermutationOrder) {
   for (const int ranks : {1, 2})
     run_ranks(ranks, {}, [](Transport& transport) {
       const Bytes state = saved(transport, summed(), 2);
@@ -212,7 +212,7 @@ TEST(Loading, AnOrderThatIsNoPermutationIsRefused) {
     });
 }
 
-TEST(Loading, RanksThatAreNoneAreRefused) {
+TEST(Loading, RejectsNonexistentRanks) {
   run_ranks(2, {}, [](Transport& transport) {
     Trio run(transport, summed());
     run.step(kForward, 1);
@@ -230,7 +230,7 @@ TEST(Loading, RanksThatAreNoneAreRefused) {
   });
 }
 
-TEST(Loading, ValuesThatAreNotFiniteAreRefusedByName) {
+TEST(Loading, RejectsNonFiniteValuesByName) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options{.codec = "int4+ef", .algorithm = Algorithm::kTwoShot};
     Training run(transport, options);

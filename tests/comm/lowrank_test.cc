@@ -50,7 +50,7 @@ TEST(LowrankReducer, LosesNothingWithOrWithoutHierarchy) {
                            .hosts = {0, 0, 1, 1}});
 }
 
-TEST(LowrankReducer, RanksEndWithTheSameBitsAndTheSameMemory) {
+TEST(LowrankReducer, RanksGetIdenticalBitsAndCodecMemory) {
   for (const bool hierarchical : {false, true})
     for (const std::string codec : {"lowrank+ef", "lowrank:rank=2,values=bf16"}) {
       std::vector<Values> outputs(4);
@@ -78,7 +78,7 @@ TEST(LowrankReducer, RanksEndWithTheSameBitsAndTheSameMemory) {
     }
 }
 
-TEST(LowrankReducer, MatricesShareMessagesAndOthersGoAsBf16) {
+TEST(LowrankReducer, MatricesUseLowrankAndOthersBf16) {
   run_ranks(3, {}, [](Transport& transport) {
     const std::vector<std::pair<std::size_t, std::size_t>> shapes = {
         {100, 200}, {64, 64}, {1, 20000}, {9, 600}, {300, 40}};
@@ -107,7 +107,7 @@ TEST(LowrankReducer, MatricesShareMessagesAndOthersGoAsBf16) {
   });
 }
 
-TEST(LowrankReducer, ARuleSendsWhatItDoesNotFitAsBf16) {
+TEST(LowrankReducer, RuleFallsBackToBf16ForVectors) {
   run_ranks(2, {}, [](Transport& transport) {
     Values vector(20000), matrix(20000);
     GradientReducer reducer(transport, {.rules = {{"*", "lowrank+ef"}}});
@@ -157,7 +157,7 @@ TEST(LowrankReducer, ThePortableStateKeepsTheWarmStart) {
     });
 }
 
-TEST(LowrankReducer, SchedulesBeginAnewWithAnotherRank) {
+TEST(LowrankReducer, ScheduledRankChangeRestartsCold) {
   run_ranks(3, {}, [](Transport& transport) {
     Training run(transport,
                  {.rules = {{"*", "int8"}, {"*", "lowrank", 2}, {"*", "lowrank:rank=2", 4}}});
@@ -171,7 +171,7 @@ TEST(LowrankReducer, SchedulesBeginAnewWithAnotherRank) {
   });
 }
 
-TEST(LowrankReducer, AStateOfAnotherShapeIsRefused) {
+TEST(LowrankReducer, StateWithDifferentShapeIsRejected) {
   run_ranks(1, {}, [](Transport& transport) {
     Training run(transport, {.codec = "lowrank"});
     const auto state = run.reducer.save_state();
@@ -183,7 +183,7 @@ TEST(LowrankReducer, AStateOfAnotherShapeIsRefused) {
   });
 }
 
-TEST(LowrankReducer, WithoutShapesAndInShardsItIsRefusedBeforeAnythingIsSent) {
+TEST(LowrankReducer, MissingShapeAndShardsAreRejectedBeforeSending) {
   run_ranks(2, {}, [](Transport& transport) {
     Values whole(20000), shard(10000);
     const CollectiveOptions options{.codec = "lowrank"};

@@ -73,7 +73,7 @@ class Mean : public ::testing::TestWithParam<std::tuple<MeanCase, int>> {
   }
 };
 
-TEST_P(Mean, OfEqualValuesIsThatValue) {
+TEST_P(Mean, PreservesEqualValues) {
   for (const std::string codec : {"none", "f16"})
     for (const float value : {65504.0f, -60000.0f, 0x1p-24f, 3 * 0x1p-24f, 0.3f})
       expect<F16>(codec, value);
@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 using Dims = std::vector<int>;
 
-TEST(MeanOfParts, OnGridsIsThatValueToo) {
+TEST(MeanOfParts, GridsPreserveEqualValues) {
   for (const auto& [ranks, dims] :
        {std::pair{64, Dims{4, 4, 4}}, {64, Dims{8, 8}}, {37, Dims{18, 2}}, {13, Dims{4, 3}}})
     for (const float value : {65504.0f, 0x1p-24f})
@@ -110,7 +110,7 @@ TEST(MeanOfParts, OnGridsIsThatValueToo) {
       });
 }
 
-TEST(MeanOfParts, ReducedToOneRankOrScatteredIsThatValueToo) {
+TEST(MeanOfParts, ReduceAndReduceScatterPreserveEqualValues) {
   for (const float value : {65504.0f, 0x1p-24f}) {
     const CollectiveOptions mean{.codec = "none", .reduction = Reduction::kMean};
     expect_mean<F16>(8, value, 0, [&](Transport& transport, std::vector<F16>& values) {
@@ -135,7 +135,7 @@ TEST(MeanOfParts, ReducedToOneRankOrScatteredIsThatValueToo) {
   }
 }
 
-TEST(MeanOfParts, OfAReducerIsThatValueToo) {
+TEST(MeanOfParts, ReducerPreservesEqualValues) {
   for (const float value : {65504.0f, 0x1p-24f})
     expect_mean<F16>(5, value, 0, [&](Transport& transport, std::vector<F16>& values) {
       GradientReducer reducer(transport, {.rules = {{"*", "none"}}});
@@ -146,7 +146,7 @@ TEST(MeanOfParts, OfAReducerIsThatValueToo) {
 }
 
 // hadamard's error may push a decoded value several times beyond the encoded values.
-TEST(MeanOfParts, OfAnyCodecIsFinite) {
+TEST(MeanOfParts, StaysFiniteForEveryCodec) {
   std::vector<std::string> specs = test::framed_specs();
   for (const std::string& spec : specs) {
     if (spec.find("+ef") != std::string::npos) continue;

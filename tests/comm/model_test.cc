@@ -28,12 +28,12 @@ double seconds_of(const std::string& spec, Algorithm algorithm, std::size_t coun
       .seconds;
 }
 
-TEST(CostModel, OneRankAndNoValuesCostNothing) {
+TEST(CostModel, SingleRankOrNoValuesCostNothing) {
   EXPECT_EQ(seconds_of("int8", Algorithm::kTwoShot, 1 << 20, 1, figures(kGbit)), 0);
   EXPECT_EQ(seconds_of("int8", Algorithm::kTwoShot, 0, 4, figures(kGbit)), 0);
 }
 
-TEST(CostModel, LongGradientsTakeTheWiresTime) {
+TEST(CostModel, LargeGradientsAreBandwidthBound) {
   for (const int ranks : {2, 4, 8, 64}) {
     const std::size_t count = std::size_t{1} << 26;
     const double wire = 2.0 * (ranks - 1) / ranks * 4 * static_cast<double>(count) * kGbit;
@@ -71,7 +71,7 @@ TEST(CostModel, ShortGradientsTakeLatencies) {
   EXPECT_NEAR(seconds_of("none", Algorithm::kNative, 65536, 4, slow), 6 * latency, 0.2 * latency);
 }
 
-TEST(CostModel, NothingGetsQuickerByMoreOfAnything) {
+TEST(CostModel, CostGrowsWithCountAndSlowerLinks) {
   for (const char* spec : {"none", "bf16", "int8", "topk:density=0.01"}) {
     const auto codec = make_codec(spec);
     for (const Algorithm algorithm : possible_algorithms(*codec, Dtype::kF32)) {
@@ -89,7 +89,7 @@ TEST(CostModel, NothingGetsQuickerByMoreOfAnything) {
   }
 }
 
-TEST(CostModel, ASumIsEncodedOnceForAllItsPayloads) {
+TEST(CostModel, ReduceCostGrowsPerAdditionalPayload) {
   CostFigures sums = figures(kGbit);
   sums.codec = {.reduce = {1e-3, 0}, .reduce_more = {1e-5, 0}};
   const auto codec = make_codec("int8");
@@ -97,7 +97,7 @@ TEST(CostModel, ASumIsEncodedOnceForAllItsPayloads) {
   EXPECT_DOUBLE_EQ(predict_allreduce(question, sums).work_seconds, 1e-3 + 15 * 1e-5);
 }
 
-TEST(CostModel, ChunksHideWorkBehindTheWire) {
+TEST(CostModel, ChunkingOverlapsWorkWithTransfer) {
   CostFigures balanced = figures(kGbit);
   for (WorkCost* cost : fields_of(balanced.codec)) cost->per_value = 2e-9;
   const auto codec = make_codec("int8");
@@ -109,7 +109,7 @@ TEST(CostModel, ChunksHideWorkBehindTheWire) {
   EXPECT_GT(cut, whole.work_seconds);
 }
 
-TEST(CostModel, HierarchySparesASharedLink) {
+TEST(CostModel, HierarchyIsFasterOnASharedLink) {
   CostFigures shared = figures(kGbit);
   shared.network.ranks_per_host = 8;
   shared.network.local = {1e-6, kGbit / 100, 1e-7};
@@ -142,7 +142,7 @@ double gain(std::size_t count, int ranks) {
 }
 
 // Messages cost little on grids, and raw values stay slower with every algorithm.
-TEST(CostModel, ManyRanksGainAsFewDo) {
+TEST(CostModel, SpeedupHoldsForManyRanks) {
   for (const int ranks : {32, 64, 256, 1024, 4096}) {
     EXPECT_GT(gain(std::size_t{1} << 26, ranks), ranks == 32 ? 2.5 : 3.4) << ranks;
     EXPECT_GT(gain(std::size_t{1} << 18, ranks), 1.4) << ranks;
@@ -150,7 +150,7 @@ TEST(CostModel, ManyRanksGainAsFewDo) {
 }
 
 // 512 units on 1,024 ranks: half of the shards are empty.
-TEST(CostModel, ShardsThatHoldNothingCostNothing) {
+TEST(CostModel, EmptyShardsDoNotInflateTraffic) {
   const auto int8 = make_codec("int8");
   const CostQuestion question{
       .codec = int8.get(), .count = 1 << 18, .ranks = 1024, .dims = {32, 32}};
@@ -165,7 +165,7 @@ std::vector<int> best_dims(std::size_t count, int ranks, double error_growth = 2
       .dims;
 }
 
-TEST(CostModel, TakesMoreDimensionsWhereMessagesAreWhatCosts) {
+TEST(CostModel, ChoosesMoreDimensionsWhenMessagesDominate) {
   for (const int ranks : {2, 8, 32}) EXPECT_EQ(best_dims(1 << 18, ranks), std::vector{ranks});
   EXPECT_EQ(best_dims(1 << 18, 1024), (std::vector{16, 8, 8}));
   EXPECT_EQ(best_dims(1 << 18, 1024, 1.5), (std::vector{32, 32}));
@@ -174,7 +174,7 @@ TEST(CostModel, TakesMoreDimensionsWhereMessagesAreWhatCosts) {
   EXPECT_GT(best_dims(1 << 18, 251).size(), 1u);
 }
 
-TEST(CostModel, DimensionsThatAreGivenStay) {
+TEST(CostModel, KeepsGivenDimensions) {
   const auto int8 = make_codec("int8");
   const CostQuestion question{
       .codec = int8.get(), .count = 1 << 18, .ranks = 256, .dims = {256}, .error_growth = 1};
@@ -185,7 +185,7 @@ TEST(CostModel, DimensionsThatAreGivenStay) {
 
 // One of 37 ranks owns nothing: the 18 ranks of a group receive all of its values and send back the
 // whole sum.
-TEST(CostModel, WhoOwnsNothingCostsItsGroup) {
+TEST(CostModel, RankWithoutPartsAddsCostToItsGroup) {
   const auto int8 = make_codec("int8");
   CostQuestion question{.codec = int8.get(), .count = 1 << 26, .ranks = 36, .dims = {18, 2}};
   const double all_own = predict_allreduce(question, figures(kGbit)).seconds;
@@ -229,7 +229,7 @@ TEST(CostModel, HalvingAndDoublingIsLatencyAndBytes) {
               8e-3 + wire + 2 * 4 * (1 << 20) * 1e-9, 1e-6);
 }
 
-TEST(CostModel, NonsenseIsRefused) {
+TEST(CostModel, RejectsInvalidFiguresAndRankCount) {
   for (const double nonsense : {-1.0, std::nan(""), HUGE_VAL}) {
     EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 4, figures(nonsense)),
                  InvalidArgumentError);

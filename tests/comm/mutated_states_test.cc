@@ -127,7 +127,7 @@ void expect_finite(const ReducerState& state) {
       for (const float value : *values) ASSERT_TRUE(std::isfinite(value));
 }
 
-TEST(MutatedStates, AreRefusedOrKeptInEveryField) {
+TEST(MutatedStates, AreRejectedOrFullyRestored) {
   int taken = 0, refused = 0;
   run_ranks(2, {}, [&](Transport& transport) {
     Trained run(transport);

@@ -76,7 +76,7 @@ ReducerOptions ready_order(const std::string& codec) {
 
 class OrderOfReady : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
-TEST_P(OrderOfReady, HasTheBitsOfALearnedOrder) {
+TEST_P(OrderOfReady, MatchesLearnedOrderBitwise) {
   const auto& [codec, ranks] = GetParam();
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
     run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
@@ -89,7 +89,7 @@ TEST_P(OrderOfReady, HasTheBitsOfALearnedOrder) {
     });
 }
 
-TEST_P(OrderOfReady, CanBeWaitedForInTheMiddleOfAnyStep) {
+TEST_P(OrderOfReady, HandlesCanBeAwaitedMidStep) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
     ReadyModel model(transport, ready_order(codec)), plain(transport, ready_order(codec));
@@ -109,7 +109,7 @@ TEST_P(OrderOfReady, CanBeWaitedForInTheMiddleOfAnyStep) {
   });
 }
 
-TEST_P(OrderOfReady, WhatTakesNoPartKeepsItsResidual) {
+TEST_P(OrderOfReady, UnusedParameterKeepsItsResidual) {
   const auto& [codec, ranks] = GetParam();
   for (const Transactional transactions : {Transactional::kOff, Transactional::kOn})
     run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
@@ -146,7 +146,7 @@ TEST_P(OrderOfReady, ADiscardedStepOfSomeParametersLeavesNoTrace) {
   });
 }
 
-TEST_P(OrderOfReady, GoesOnFromAState) {
+TEST_P(OrderOfReady, ContinuesFromSavedState) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
     ReadyModel first(transport, ready_order(codec)), second(transport, ready_order(codec));
@@ -204,7 +204,7 @@ TEST(ReadyTogether, ShareAMessage) {
 }
 
 // Layers are dropped at random, so each step uses another set of parameters.
-TEST(ReadyTogether, OfEverOtherSetsKeepFewMessages) {
+TEST(ReadyTogether, ChangingSetsKeepMessageCountBounded) {
   constexpr std::size_t kParameters = 10, kCount = 600;
   run_ranks(2, {}, [](Transport& transport) {
     const ReducerOptions options{.codec = "int4+ef", .order = SendingOrder::kReadyOrder};
@@ -237,7 +237,7 @@ TEST(ReadyTogether, OfEverOtherSetsKeepFewMessages) {
 }
 
 // Without a check, equal sizes would sum different parameters.
-TEST(ReadyTogether, OfDifferentParametersIsAnErrorOnAllRanks) {
+TEST(ReadyTogether, ParameterMismatchFailsOnAllRanks) {
   for (const std::string codec : {"none", "int8+ef"})
     run_ranks(2, {}, [&](Transport& transport) {
       const ReducerOptions options{
@@ -250,7 +250,7 @@ TEST(ReadyTogether, OfDifferentParametersIsAnErrorOnAllRanks) {
     });
 }
 
-TEST(ReadyTogether, TheSameTwiceIsRefused) {
+TEST(ReadyTogether, RejectsDuplicateParameter) {
   for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     run_ranks(2, {}, [&](Transport& transport) {
       GradientReducer reducer(transport, {.codec = "none", .order = order});
@@ -265,7 +265,7 @@ TEST(ReadyTogether, TheSameTwiceIsRefused) {
     });
 }
 
-TEST(ReadyTogether, AMistakeInOneOfThemLeavesTheOthersAsTheyWere) {
+TEST(ReadyTogether, RejectedCallLeavesOtherParametersUnchanged) {
   for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     run_ranks(2, {}, [&](Transport& transport) {
       GradientReducer reducer(transport, {.codec = "none", .order = order});
@@ -281,7 +281,7 @@ TEST(ReadyTogether, AMistakeInOneOfThemLeavesTheOthersAsTheyWere) {
     });
 }
 
-TEST(ReadyTogether, InALearnedOrderIsAsOneByOne) {
+TEST(ReadyTogether, MatchesSeparateCallsInLearnedOrder) {
   run_ranks(2, {}, [](Transport& transport) {
     ReadyModel model(transport, {.codec = "int8"}), plain(transport, {.codec = "int8"});
     for (int step = 0; step < 2; ++step) {

@@ -62,7 +62,7 @@ struct Segments {
   Execution execution;
 };
 
-TEST(Overlap, OfACodecsCallIsRefused) {
+TEST(Overlap, IsRejectedInCodecCalls) {
   Segments call;
   call.encode({0, 256}, {512, 768}, {512, 768}, 2048);
   call.encode({0, 0}, {512, 768}, {768 + 256, 768 + 512}, 2048);
@@ -76,7 +76,7 @@ TEST(Overlap, OfACodecsCallIsRefused) {
   expect_refused([&] { call.decode(2048, {0, 2040}); });
 }
 
-TEST(Overlap, OfACollectivesStateIsRefused) {
+TEST(Overlap, IsRejectedInCollectiveState) {
   run_ranks(2, {}, [](Transport& transport) {
     Values values(600);
     CollectiveState state;
@@ -94,7 +94,7 @@ TEST(Overlap, OfACollectivesStateIsRefused) {
   });
 }
 
-TEST(Overlap, OfGradientsOfOneStepIsRefused) {
+TEST(Overlap, IsRejectedAmongGradientsOfAStep) {
   run_ranks(2, {}, [](Transport& transport) {
     Values memory(300, 1.0f), free(100, 1.0f);
     GradientReducer reducer(transport, {.codec = "none"});
@@ -116,7 +116,7 @@ TEST(Overlap, OfGradientsOfOneStepIsRefused) {
 }
 
 // Clearing the missing parameter's memory would change the gradient of the other parameter.
-TEST(Reducer, AMissingParameterInTheMemoryOfAnotherIsAnError) {
+TEST(Reducer, MissingParameterOverlappingAnotherIsRejected) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(1000, 1.0f);
     GradientReducer reducer(

@@ -33,7 +33,7 @@ TEST(Parts, ShardsAreWholeUnits) {
   EXPECT_EQ(shard_length(1 << 20, 64, 512, 64, 31 * 512), 32u * 512);
 }
 
-TEST(Parts, WhatARankOwnsDependsOnTheUnit) {
+TEST(Parts, OwnedCountDependsOnUnit) {
   EXPECT_EQ(owned_count(5000, 0, 2), 2560u);
   EXPECT_EQ(owned_count(5000, 0, 2, 0, 4096), 4096u);
   EXPECT_EQ(owned_count(5000, 1, 2, 0, 4096), 904u);
@@ -63,7 +63,7 @@ TEST(Parts, OwnersRotateWithTheParameter) {
             512u);
 }
 
-TEST(Parts, ARankThatIsNotThereIsAnError) {
+TEST(Parts, RejectsInvalidRank) {
   EXPECT_THROW(owned_count(10, 4, 4), InvalidArgumentError);
   EXPECT_THROW(owned_count(10, -1, 4), InvalidArgumentError);
 }

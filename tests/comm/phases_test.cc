@@ -22,7 +22,7 @@ ReducerOptions scheduled(std::vector<ReducerRule> rules = kSchedule) {
 
 std::string codec_of(Training& run) { return run.reducer.parameter_statistics().front().codec; }
 
-TEST(Phases, EachStepGoesByTheCodecOfItsPhaseAllWithFeedback) {
+TEST(Phases, EachStepUsesCodecOfItsPhaseWithFeedback) {
   run_ranks(3, {}, [](Transport& transport) {
     Training run(transport, scheduled());
     const std::vector<std::string> codecs = {
@@ -39,7 +39,7 @@ TEST(Phases, EachStepGoesByTheCodecOfItsPhaseAllWithFeedback) {
   });
 }
 
-TEST(Phases, TheBytesAreThoseOfThePhase) {
+TEST(Phases, SentBytesFollowThePhase) {
   run_ranks(2, {}, [](Transport& transport) {
     Training run(transport, scheduled());
     std::vector<std::uint64_t> sent;
@@ -55,7 +55,7 @@ TEST(Phases, TheBytesAreThoseOfThePhase) {
 }
 
 // Residuals of owners are kept even if the next codec has none.
-TEST(Phases, NothingIsLostAtAChange) {
+TEST(Phases, ResultsPlusResidualsEqualInputsAcrossPhases) {
   for (const int ranks : {1, 2, 4}) {
     run_ranks(ranks, {}, [&](Transport& transport) {
       Training run(transport, scheduled());
@@ -74,7 +74,7 @@ TEST(Phases, NothingIsLostAtAChange) {
   }
 }
 
-TEST(Phases, ACheckpointInTheMiddleOfAPhaseGoesOnBitForBit) {
+TEST(Phases, CheckpointInAnyPhaseContinuesBitForBit) {
   for (const int stop : {1, 2, 3, 4, 5, 6}) {
     run_ranks(4, {}, [&](Transport& transport) {
       Training first(transport, scheduled());
@@ -91,7 +91,7 @@ TEST(Phases, ACheckpointInTheMiddleOfAPhaseGoesOnBitForBit) {
   }
 }
 
-TEST(Phases, APortableStateGoesOnInItsPhaseOnOtherRanks) {
+TEST(Phases, PortableStateKeepsPhaseWithOtherRankCount) {
   std::vector<std::byte> state;
   run_ranks(4, {}, [&](Transport& transport) {
     Training run(transport, scheduled());
@@ -109,7 +109,7 @@ TEST(Phases, APortableStateGoesOnInItsPhaseOnOtherRanks) {
   });
 }
 
-TEST(Phases, ADiscardedStepAtAChangeLeavesNoTrace) {
+TEST(Phases, DiscardedStepAtPhaseChangeLeavesNoTrace) {
   run_ranks(3, {}, [](Transport& transport) {
     ReducerOptions options = scheduled();
     Training plain(transport, options);
@@ -126,7 +126,7 @@ TEST(Phases, ADiscardedStepAtAChangeLeavesNoTrace) {
 }
 
 // Joined steps enter a phase without residuals of owners; discard_step() restores the residuals.
-TEST(Phases, JoinedStepsDiscardedAfterAChangeLoseNothing) {
+TEST(Phases, DiscardingJoinedStepsAcrossPhasesLosesNothing) {
   run_ranks(4, {}, [](Transport& transport) {
     ReducerOptions options = scheduled();
     options.transactional = Transactional::kOn;
@@ -166,7 +166,7 @@ TEST(Phases, SavingBeforeAStepIsDiscardedChangesNothing) {
   });
 }
 
-TEST(Phases, AStateFitsTheSameCodecWithoutASchedule) {
+TEST(Phases, StateLoadsIntoSameCodecWithoutSchedule) {
   run_ranks(2, {}, [](Transport& transport) {
     const std::string codec = "topk:density=0.01+ef";
     Training first(transport, scheduled({{"*", "bf16"}, {"*", codec, 1}}));
@@ -178,7 +178,7 @@ TEST(Phases, AStateFitsTheSameCodecWithoutASchedule) {
   });
 }
 
-TEST(Phases, SchedulesThatContradictOnTwoRanksEndBothAtOnce) {
+TEST(Phases, ScheduleMismatchFailsOnAllRanks) {
   run_ranks(2, {}, [](Transport& transport) {
     const std::uint32_t from = transport.rank() == 0 ? 2 : 3;
     Training run(transport, scheduled({{"*", "bf16"}, {"*", "int4+ef", from}}));
@@ -186,7 +186,7 @@ TEST(Phases, SchedulesThatContradictOnTwoRanksEndBothAtOnce) {
   });
 }
 
-TEST(Phases, ThePatternThatMatchesFirstHasTheSchedule) {
+TEST(Phases, FirstMatchingPatternSetsTheSchedule) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(
         transport, scheduled({{"*.bias", "bf16"}, {"*", "int8"}, {"*", "int4", 1}, {"*", "f16"}}));
@@ -203,7 +203,7 @@ TEST(Phases, ThePatternThatMatchesFirstHasTheSchedule) {
   });
 }
 
-TEST(Phases, ShardsFollowTheirScheduleToo) {
+TEST(Phases, ShardsFollowTheSchedule) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = scheduled({{"*", "none"}, {"*", "int8+ef", 1}});
     options.order = SendingOrder::kReadyOrder;
@@ -226,7 +226,7 @@ void expect_refused(const std::vector<ReducerRule>& rules, const std::string& pa
   });
 }
 
-TEST(Phases, ASchedulesMistakesAreNamed) {
+TEST(Phases, InvalidSchedulesAreRejectedWithReason) {
   expect_refused({{"*", "int8", 5}}, "\"*\" begins with step 5");
   expect_refused({{"*", "bf16"}, {"w", "int8", 5}}, "\"w\" begins with step 5");
   expect_refused({{"*", "bf16"}, {"*", "auto", 5}}, "contains codec auto");

@@ -86,7 +86,7 @@ TEST(Plan, EverySentMessageIsExpected) {
   EXPECT_GT(compared, 1000u);
 }
 
-TEST(Plan, OwnersShareAllValuesOnce) {
+TEST(Plan, OwnedCountsSumToParameterCount) {
   for (const int ranks : {2, 3, 8}) {
     const std::vector<ExchangeParameter> params = {
         {.parameter = 1, .count = 10'000, .codec = make_codec("int8")}};

@@ -110,13 +110,13 @@ TEST_P(Reducers, EveryGradientIsTheMeanOnAllRanks) {
   EXPECT_LE(squared_error_of_mean(results.front(), ranks, 0), allowed);
 }
 
-TEST_P(Reducers, TheCallersThreadGivesTheSameBits) {
+TEST_P(Reducers, CallerProgressMatchesThreadProgressBitwise) {
   const auto& [codec, ranks] = GetParam();
   EXPECT_EQ(train(ranks, 3, {.codec = codec, .progress = ProgressBy::kCaller}),
             train(ranks, 3, {.codec = codec}));
 }
 
-TEST_P(Reducers, BucketsAndChunksChangeNoBits) {
+TEST_P(Reducers, BucketAndChunkSizesDoNotChangeWeightBits) {
   const auto& [codec, ranks] = GetParam();
   // Results of small parameters depend on the other parameters of the message, and the test ignores
   // the bits.
@@ -140,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          "blocktopk:density=0.05+ef", "topk:density=0.05+ef"),
                        ::testing::Values(1, 2, 4)));
 
-TEST(Reducer, RanksMayBeReadyInAnyOrder) {
+TEST(Reducer, ReadyOrderMayDifferPerRank) {
   std::vector<std::vector<Values>> results(3);
   run_ranks(3, {}, [&](Transport& transport) {
     ReducerModel model(transport.rank());
@@ -189,7 +189,7 @@ TEST(Reducer, SendsWhileTheTrainerComputes) {
   });
 }
 
-TEST(Reducer, HandlesTellWhenTheirParameterIsThere) {
+TEST(Reducer, HandlesReportCompletion) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerModel model(transport.rank());
     GradientReducer reducer(transport, {.codec = "none", .bucket_bytes = 1});
@@ -210,7 +210,7 @@ TEST(Reducer, HandlesTellWhenTheirParameterIsThere) {
   });
 }
 
-TEST(Reducer, AStepMayBeFlushedAndTheNextBegun) {
+TEST(Reducer, FlushAllowsNextStepBeforeWait) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(10000);
     GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
@@ -228,7 +228,7 @@ TEST(Reducer, AStepMayBeFlushedAndTheNextBegun) {
   });
 }
 
-TEST(Reducer, ReadyMayBringAnotherSpan) {
+TEST(Reducer, ReadyAcceptsDifferentSpanOfSameSize) {
   run_ranks(2, {}, [](Transport& transport) {
     Values first(5000), other(5000, 2.0f), wrong(4999);
     GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
@@ -241,7 +241,7 @@ TEST(Reducer, ReadyMayBringAnotherSpan) {
   });
 }
 
-TEST(Reducer, AMissingParameterIsAnErrorOnAllRanks) {
+TEST(Reducer, MissingParameterFailsOnAllRanks) {
   std::atomic<int> errors = 0;
   run_ranks(3, {}, [&](Transport& transport) {
     ReducerModel model(transport.rank());
@@ -282,7 +282,7 @@ TEST(Reducer, AMissingParameterMayCountAsInactive) {
   });
 }
 
-TEST(Reducer, NamesAreChecked) {
+TEST(Reducer, InvalidCallsAndNamesAreRejected) {
   run_ranks(1, {}, [](Transport& transport) {
     Values gradient(10);
     GradientReducer reducer(transport, {.rules = {{"*.weight", "int8"}, {"b*", "bf16"}}});
@@ -297,7 +297,7 @@ TEST(Reducer, NamesAreChecked) {
   });
 }
 
-TEST(Reducer, RulesAndDefaultsChooseTheCodec) {
+TEST(Reducer, DefaultRulesUseBf16ForSmallParameters) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerModel model(transport.rank());
     GradientReducer by_default(transport, {.codec = "int4+ef"});
@@ -334,7 +334,7 @@ TEST(Reducer, ExplainCountsParametersAndMessages) {
   });
 }
 
-TEST(Reducer, ACodecThatLosesNothingIsForSmallParametersToo) {
+TEST(Reducer, LosslessCodecAppliesToSmallParameters) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerModel model(transport.rank());
     GradientReducer reducer(transport, {.codec = "none"});
@@ -347,7 +347,7 @@ TEST(Reducer, ACodecThatLosesNothingIsForSmallParametersToo) {
   });
 }
 
-TEST(Reducer, RanksWithOtherParametersGetAnError) {
+TEST(Reducer, ParameterMismatchFailsOnAllRanks) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(5000 + static_cast<std::size_t>(transport.rank()));
     GradientReducer reducer(transport, {.codec = "int8"});
@@ -358,7 +358,7 @@ TEST(Reducer, RanksWithOtherParametersGetAnError) {
   });
 }
 
-TEST(Reducer, AStalledRankEndsTheOthersAtTheDeadline) {
+TEST(Reducer, StalledRankFailsOtherRanksAtTimeout) {
   run_ranks(3, {}, [](Transport& transport) {
     Values gradient(50000);
     GradientReducer reducer(transport,

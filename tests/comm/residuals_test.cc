@@ -10,7 +10,7 @@
 namespace tersor {
 namespace {
 
-TEST(Residuals, PlacedAnewTheyBeginAnew) {
+TEST(Residuals, UseMemoryResetsParameters) {
   const auto backend = make_memory_backend(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 1);
   residuals.use_memory(*backend);
@@ -25,7 +25,7 @@ TEST(Residuals, PlacedAnewTheyBeginAnew) {
   EXPECT_TRUE(residuals.current_owner(1).empty());
 }
 
-TEST(Residuals, JoinedStepsGoBackToTheValuesBeforeThem) {
+TEST(Residuals, DiscardRestoresValuesBeforeJoinedSteps) {
   const auto backend = make_memory_backend(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 2);
   residuals.use_memory(*backend);

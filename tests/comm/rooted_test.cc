@@ -30,7 +30,7 @@ class Rooted : public ::testing::TestWithParam<int> {
   std::vector<int> roots() const { return {0, ranks() / 2, ranks() - 1}; }
 };
 
-TEST_P(Rooted, ABroadcastLeavesTheRootsValuesOnAll) {
+TEST_P(Rooted, BroadcastDeliversRootValuesToAllRanks) {
   for (const std::string& codec : kCodecs)
     for (const std::size_t count : kRootedCounts)
       for (const int root : roots()) {
@@ -87,7 +87,7 @@ TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
 
 // Long f32 inputs of a lossless codec use a chain: each rank adds its values and sends the sum
 // towards the root.
-TEST_P(Rooted, ALongReduceIsTheSumAlongTheChain) {
+TEST_P(Rooted, LongReduceEqualsSumAlongTheChain) {
   constexpr std::size_t kLong = 500'003;
   for (const int root : {0, ranks() / 2}) {
     auto inputs = gradients(ranks(), kLong);
@@ -109,7 +109,7 @@ TEST_P(Rooted, ALongReduceIsTheSumAlongTheChain) {
 }
 
 // The mean of finite values is finite, even if their sum overflows.
-TEST_P(Rooted, ALongMeanStaysWithinTheRangeOfItsValues) {
+TEST_P(Rooted, LongMeanDoesNotOverflow) {
   constexpr std::size_t kLong = 500'003;
   Values mean(kLong);
   run_ranks(ranks(), {}, [&](Transport& transport) {
@@ -121,7 +121,7 @@ TEST_P(Rooted, ALongMeanStaysWithinTheRangeOfItsValues) {
 }
 
 // Values rounded at every rank and short inputs use two-shot.
-TEST(RootedChain, IsForLongF32ThatLosesNothing) {
+TEST(RootedChain, IsUsedOnlyForLongLosslessF32Sums) {
   const auto algorithm = [](std::size_t count, CollectiveOptions options, Dtype dtype) {
     Algorithm found = Algorithm::kAuto;
     run_ranks(4, {}, [&](Transport& transport) {
@@ -150,7 +150,7 @@ TEST(RootedChain, IsForLongF32ThatLosesNothing) {
   EXPECT_EQ(algorithm(kLong, {.codec = "none", .dims = dims}, Dtype::kF32), Algorithm::kTwoShot);
 }
 
-TEST_P(Rooted, AGatherGivesTheRootTheBitsOfAnAllgather) {
+TEST_P(Rooted, GatherMatchesAllgatherOnTheRoot) {
   for (const std::string& codec : kCodecs)
     for (const std::size_t count : kRootedCounts)
       for (const int root : roots())
@@ -164,7 +164,7 @@ TEST_P(Rooted, AGatherGivesTheRootTheBitsOfAnAllgather) {
         });
 }
 
-TEST_P(Rooted, AScatterDealsOutTheRootsValues) {
+TEST_P(Rooted, ScatterDistributesTheRootsValues) {
   for (const std::string& codec : kCodecs)
     for (const std::size_t count : kRootedCounts)
       for (const int root : roots()) {
@@ -185,7 +185,7 @@ TEST_P(Rooted, AScatterDealsOutTheRootsValues) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Rooted, ::testing::Values(1, 2, 3, 4, 8));
 
 // Short messages use a tree, long messages a chain: either way, each rank sends to few ranks.
-TEST(RootedMessages, OfABroadcastAreFew) {
+TEST(RootedMessages, BroadcastSendsFewMessagesPerRank) {
   for (const std::size_t count : {std::size_t{1000}, std::size_t{1} << 20}) {
     std::uint64_t all = 0;
     std::mutex mutex;
@@ -201,7 +201,7 @@ TEST(RootedMessages, OfABroadcastAreFew) {
   }
 }
 
-TEST(RootedErrors, SayWhatDoesNotFit) {
+TEST(RootedErrors, ReportReasonForInvalidArguments) {
   EXPECT_EQ(refused([](Transport& ranks, Values& values) { broadcast(ranks, values, 2); }),
             "root is 2: give a rank from 0 to 1");
   EXPECT_EQ(refused([](Transport& ranks, Values& values) { broadcast(ranks, values, -1); }),
@@ -222,7 +222,7 @@ TEST(RootedErrors, SayWhatDoesNotFit) {
             std::string::npos);
 }
 
-TEST(RootedErrors, RanksOfOtherRootsMeet) {
+TEST(RootedErrors, RootMismatchIsDetected) {
   EXPECT_THROW(run_ranks(2, {},
                          [](Transport& transport) {
                            Values values(1000, 1.0f);

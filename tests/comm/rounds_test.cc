@@ -25,7 +25,7 @@ std::vector<Values> summed(const std::vector<Values>& inputs, const CollectiveOp
   });
 }
 
-TEST(Rounds, AllRanksEndWithTheSameBitsNearTheSum) {
+TEST(Rounds, AllRanksGetIdenticalBitsNearTheSum) {
   for (const std::string spec : kSpecs)
     for (const int ranks : {1, 2, 3, 5, 8})
       for (const std::size_t count : {1, 255, 513, 5000, 70001}) {
@@ -41,7 +41,7 @@ TEST(Rounds, AllRanksEndWithTheSameBitsNearTheSum) {
       }
 }
 
-TEST(Rounds, BitsDependOnNeitherChunksNorTheOrderOfRanks) {
+TEST(Rounds, BitsAreIndependentOfChunksAndRankOrder) {
   auto inputs = gradients(4, 70001);
   const CollectiveOptions options{.codec = "intsum:bits=16", .reduction = Reduction::kMean};
   const Values wanted = summed(inputs, options).front();
@@ -54,7 +54,7 @@ TEST(Rounds, BitsDependOnNeitherChunksNorTheOrderOfRanks) {
   EXPECT_EQ(summed(inputs, options).front(), wanted);
 }
 
-TEST(Rounds, AKnownScaleTakesHalfTheMessages) {
+TEST(Rounds, FixedScaleHalvesTheMessages) {
   const auto messages = [](const char* codec) {
     std::uint64_t sent = 0;
     run_ranks(4, {}, [&](Transport& transport) {
@@ -80,7 +80,7 @@ TEST(Rounds, GoBetweenTheHostsOfAHierarchy) {
   EXPECT_LT(squared_error(outputs.front(), exact_sum(inputs)), 1e-6);
 }
 
-TEST(Rounds, WhatFeedbackLeavesOutIsInTheResiduals) {
+TEST(Rounds, ResultsPlusResidualsEqualSumOfInputs) {
   constexpr std::size_t kValues = 20000;
   const auto inputs = gradients(3, kValues);
   std::vector<Values> residuals(3, Values(kValues, 0.25f));
@@ -98,7 +98,7 @@ TEST(Rounds, WhatFeedbackLeavesOutIsInTheResiduals) {
     ASSERT_NEAR(outputs.front()[i] + after[i], wanted[i] + before[i], 1e-5) << i;
 }
 
-TEST(Rounds, ANanPoisonsItsBlockOnAllRanks) {
+TEST(Rounds, NaNFillsExactlyItsBlockOnAllRanks) {
   auto inputs = gradients(3, 2000);
   inputs[1][700] = std::numeric_limits<float>::quiet_NaN();
   for (const char* codec : {"intsum", "intsum:scale=0.1"})
@@ -115,7 +115,7 @@ TEST(Rounds, TheReducerLosesNothing) {
 }
 
 // With equal random numbers in all steps, errors of slowly changing gradients would add up.
-TEST(Rounds, EachStepOfAReducerRoundsDifferently) {
+TEST(Rounds, ReducerRoundsEachStepDifferently) {
   for (const char* codec : {"intsum:rounding=stochastic", "intsum:scale=0.05,rounding=stochastic"})
     run_ranks(2, {}, [&](Transport& transport) {
       Training run(transport, {.codec = codec});
@@ -126,7 +126,7 @@ TEST(Rounds, EachStepOfAReducerRoundsDifferently) {
 
 // If all gradients are equal, the error of a mean equals each rank's own error. Levels are shared,
 // and a fixed scale's clipping is included.
-TEST(Rounds, TheReducersErrorIsThatOfRanksWhoShareScales) {
+TEST(Rounds, MeasuredErrorMatchesActualError) {
   for (const std::string spec :
        {"intsum", "intsum:bits=16", "intsum:scale=0.02", "intsum:scale=0.5"})
     for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
@@ -147,7 +147,7 @@ TEST(Rounds, TheReducersErrorIsThatOfRanksWhoShareScales) {
     }
 }
 
-TEST(Rounds, WhatHasNoFramesIsRefusedBeforeAnythingIsSent) {
+TEST(Rounds, UnsupportedCollectivesAreRejectedBeforeSending) {
   run_ranks(2, {}, [](Transport& transport) {
     Values whole(2000), shard(1000);
     const CollectiveOptions options{.codec = "intsum"};
@@ -160,7 +160,7 @@ TEST(Rounds, WhatHasNoFramesIsRefusedBeforeAnythingIsSent) {
   });
 }
 
-TEST(Rounds, MoreRanksThanAnAccumulatorHoldsAreRefusedByName) {
+TEST(Rounds, TooManyRanksForAccumulatorAreRejected) {
   run_ranks(130, {}, [](Transport& transport) {
     Values gradient(10);
     expect_error<InvalidArgumentError>([&] { allreduce(transport, gradient, {.codec = "intsum"}); },

@@ -17,7 +17,7 @@ double allowed_error(const std::string& codec) {
 
 class Shards : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
-TEST_P(Shards, ReduceScatterKeepsTheOwnShardOfTheSum) {
+TEST_P(Shards, ReduceScatterReturnsOwnShardOfTheSum) {
   const auto& [codec, ranks] = GetParam();
   for (const std::size_t count : {0ul, 1ul, 300ul, 5003ul}) {
     const auto inputs = gradients(ranks, count * static_cast<std::size_t>(ranks));
@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          "nvfp4:result=int8"),
                        ::testing::Values(1, 2, 3, 4, 8)));
 
-TEST(ReduceScatter, WithFeedbackKeepsWhatIsNotSent) {
+TEST(ReduceScatter, ResultsPlusResidualsEqualSumOfInputs) {
   constexpr int kRanks = 3, kSteps = 5;
   constexpr std::size_t kShard = 2000, kCount = kShard * kRanks;
   for (const std::string codec :
@@ -85,7 +85,7 @@ TEST(ReduceScatter, WithFeedbackKeepsWhatIsNotSent) {
   }
 }
 
-TEST(ReduceScatter, ShardsThatDoNotFitAreAnError) {
+TEST(ReduceScatter, MismatchedShardsAreRejected) {
   run_ranks(2, {}, [](Transport& transport) {
     Values input(1001), shard(500);
     EXPECT_THROW(reduce_scatter(transport, input, shard), InvalidArgumentError);

@@ -12,7 +12,7 @@ namespace tersor::testing {
 namespace {
 
 // The transport provides the hosts. Hosts with unequal numbers of ranks use the direct algorithm.
-TEST(ScatteringByHosts, SaysHowItGoes) {
+TEST(ScatteringByHosts, ReportsAlgorithmInStatisticsAndExplain) {
   for (const int ranks : {3, 4})
     run_ranks(ranks, parse_link("none,per_host=2"), [ranks](Transport& transport) {
       GradientReducer reducer(transport, {.codec = "int8", .algorithm = Algorithm::kHierarchical});
@@ -29,7 +29,7 @@ TEST(ScatteringByHosts, SaysHowItGoes) {
     });
 }
 
-TEST(ScatteringByHosts, ARankMayBringNothing) {
+TEST(ScatteringByHosts, RankMayContributeNothing) {
   run_ranks(4, {}, [](Transport& transport) {
     Model model(transport, options_of("int8", {4, {0, 0, 1, 1}}));
     const Values all = model.step(0);
@@ -41,7 +41,7 @@ TEST(ScatteringByHosts, ARankMayBringNothing) {
   });
 }
 
-TEST(ScatteringByHosts, UnequalNumbersOfRanksAreRefused) {
+TEST(ScatteringByHosts, UnevenHostsAreRejected) {
   run_ranks(3, {}, [](Transport& transport) {
     GradientReducer reducer(transport, {.algorithm = Algorithm::kHierarchical, .hosts = {0, 0, 1}});
     expect_error<InvalidArgumentError>(

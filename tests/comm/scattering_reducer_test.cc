@@ -59,7 +59,7 @@ Values by_collective(Transport& transport, const Model& model, const ReducerOpti
 
 class Scattering : public ::testing::TestWithParam<std::tuple<std::string, RanksOnHosts>> {};
 
-TEST_P(Scattering, GivesTheBitsOfTheCollective) {
+TEST_P(Scattering, MatchesCollectiveBitwise) {
   const auto& [codec, setup] = GetParam();
   const ReducerOptions options = options_of(codec, setup);
   const auto found = train(setup.ranks, options);
@@ -70,7 +70,7 @@ TEST_P(Scattering, GivesTheBitsOfTheCollective) {
   });
 }
 
-TEST_P(Scattering, DependsNeitherOnWhoSendsNorOnMessages) {
+TEST_P(Scattering, IsIndependentOfProgressModeAndMessageSize) {
   const auto& [codec, setup] = GetParam();
   const auto wanted = train(setup.ranks, options_of(codec, setup));
   ReducerOptions other = options_of(codec, setup);
@@ -83,7 +83,7 @@ TEST_P(Scattering, DependsNeitherOnWhoSendsNorOnMessages) {
 
 // A host sends the residual with the sum even if a rank has no gradient. Therefore the test skips
 // hosts.
-TEST_P(Scattering, ParametersThatBringNothingKeepTheirResiduals) {
+TEST_P(Scattering, NonContributingParameterKeepsItsResidual) {
   const auto& [codec, setup] = GetParam();
   if (!setup.hosts.empty()) return;
   run_ranks(setup.ranks, {}, [&, &codec = codec, &setup = setup](Transport& transport) {
@@ -113,7 +113,7 @@ TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
   });
 }
 
-TEST_P(Scattering, GoesOnFromAnExactState) {
+TEST_P(Scattering, ContinuesFromExactState) {
   const auto& [codec, setup] = GetParam();
   run_ranks(setup.ranks, {}, [&, &codec = codec, &setup = setup](Transport& transport) {
     const ReducerOptions options = options_of(codec, setup);
@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          RanksOnHosts{6, {0, 1, 0, 1, 0, 1}},
                                          RanksOnHosts{6, {0, 0, 1, 1, 2, 2}})));
 
-TEST(ScatteringReducer, SharesMessagesButNotWithWhatIsAllreduced) {
+TEST(ScatteringReducer, SharesMessagesExceptWithAllreducedParameters) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(transport, {.codec = "bf16"});
     std::vector<Values> gradients(4, Values(100, 1.0f)), shards(4, Values(50));
@@ -159,7 +159,7 @@ TEST(ScatteringReducer, SharesMessagesButNotWithWhatIsAllreduced) {
   });
 }
 
-TEST(ScatteringReducer, SendsWhileTheNextOnesAreComputed) {
+TEST(ScatteringReducer, SendsBeforeAllParametersAreReady) {
   run_ranks(2, {}, [](Transport& transport) {
     Values first(20000, 1.0f), second(20000, 2.0f), one(10000), two(10000);
     GradientReducer reducer(transport, {.codec = "int8", .bucket_bytes = 1});
@@ -180,7 +180,7 @@ TEST(ScatteringReducer, SendsWhileTheNextOnesAreComputed) {
   });
 }
 
-TEST(ScatteringReducer, TheShardMayLieInTheGradient) {
+TEST(ScatteringReducer, ShardMayAliasTheGradient) {
   run_ranks(3, {}, [](Transport& transport) {
     Values gradient = gaussian(9000, static_cast<std::uint64_t>(transport.rank()));
     Values copy = gradient, shard(3000);
@@ -197,7 +197,7 @@ TEST(ScatteringReducer, TheShardMayLieInTheGradient) {
   });
 }
 
-TEST(ScatteringReducer, AutoChoosesByWhatAReduceScatterTakes) {
+TEST(ScatteringReducer, AutoUsesReduceScatterCostPrediction) {
   run_ranks(4, {}, [](Transport& transport) {
     for (const double seconds_per_byte : {1e-6, 1e-9, 1e-15}) {
       Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = seconds_per_byte}});
@@ -219,7 +219,7 @@ TEST(ScatteringReducer, AutoChoosesByWhatAReduceScatterTakes) {
 }
 
 // 61 rows on 4 ranks are padded to 64 rows, and the padded count exceeds 4,096 values.
-TEST(ScatteringReducer, PaddingMakesNoParameterLarge) {
+TEST(ScatteringReducer, PaddingDoesNotCountTowardsParameterSize) {
   for (const int ranks : {3, 4})
     run_ranks(ranks, {}, [ranks](Transport& transport) {
       const Layer layer{"w", 61, 65};
@@ -234,7 +234,7 @@ TEST(ScatteringReducer, PaddingMakesNoParameterLarge) {
     });
 }
 
-TEST(ScatteringReducer, WhatDoesNotFitIsRefused) {
+TEST(ScatteringReducer, InvalidShapesAndCallsAreRejected) {
   run_ranks(2, {}, [](Transport& transport) {
     const GradientShape shape{.count = 101, .collective = Collective::kReduceScatter};
     const auto message = [](const auto& call) {
@@ -266,7 +266,7 @@ TEST(ScatteringReducer, WhatDoesNotFitIsRefused) {
   });
 }
 
-TEST(ScatteringReducer, RanksThatMeanDifferentCollectivesHearOfIt) {
+TEST(ScatteringReducer, CollectiveMismatchFailsOnAllRanks) {
   expect_all_fail(2, [](Transport& transport) {
     GradientReducer reducer(transport, {.codec = "none"});
     const bool scatters = transport.rank() == 0;

@@ -120,7 +120,7 @@ const OwingCase kOwingCases[] = {{2, kShards},
                                  {4, Collective::kAllreduce, {0, 0, 1, 1}}};
 
 // Between numbers of ranks with different padding, between hosts, and between both collectives.
-TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
+TEST(ScatteringState, RestoresResidualsOnAnyRanksInEitherCollective) {
   for (const OwingCase& from : {OwingCase{3, kShards}, OwingCase{4, kShards, {0, 0, 1, 1}}}) {
     const std::vector<std::byte> state = state_of(from);
     const std::vector<double> wanted = owed_by(from, state);

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kSentCounts[] = {0, 1, 513, 70'003};
 
 // Results equal a broadcast, for codecs of fixed and of variable size.
-TEST(Sending, ArrivesAsItsCodecLeavesIt) {
+TEST(Sending, MatchesBroadcastForEachCodec) {
   for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "hadamard:bits=4",
                                   "topk:density=0.2", "blocktopk:density=0.2"})
     for (const std::size_t count : kSentCounts)
@@ -32,7 +32,7 @@ TEST(Sending, ArrivesAsItsCodecLeavesIt) {
       });
 }
 
-TEST(Sending, ArrivesInPiecesAsAtOnce) {
+TEST(Sending, ChunkedTransferMatchesUnchunked) {
   for (const std::string codec :
        {"none", "int8:rounding=stochastic", "hadamard:bits=4", "topk:density=0.2"})
     run_ranks(2, {}, [&](Transport& transport) {
@@ -54,7 +54,7 @@ TEST(Sending, ArrivesInPiecesAsAtOnce) {
 
 // Several messages in both directions at once, with collectives of all ranks in between, waited for
 // in any order.
-TEST(Sending, MessagesComeInTheOrderOfSending) {
+TEST(Sending, MessagesArriveInSendOrder) {
   run_ranks(4, {}, [](Transport& transport) {
     const int rank = transport.rank(), next = (rank + 1) % 4, before = (rank + 3) % 4;
     constexpr std::size_t kMessages = 5;
@@ -78,7 +78,7 @@ TEST(Sending, MessagesComeInTheOrderOfSending) {
   });
 }
 
-TEST(Sending, IsDoneWhenTestSaysSo) {
+TEST(Sending, TestReportsCompletion) {
   run_ranks(2, parse_link("1Gbit,2ms"), [](Transport& transport) {
     Values values(10'000, 3.0f);
     if (transport.rank() == 0) return send(transport, values, 1).wait();
@@ -90,7 +90,7 @@ TEST(Sending, IsDoneWhenTestSaysSo) {
   });
 }
 
-TEST(Sending, WaitsWhereItGoesBeforeItIsDone) {
+TEST(Sending, DestructorWaitsForCompletion) {
   run_ranks(2, parse_link("1Gbit,2ms"), [](Transport& transport) {
     Values values(10'000, 3.0f), found(10'000);
     if (transport.rank() == 0) {
@@ -102,7 +102,7 @@ TEST(Sending, WaitsWhereItGoesBeforeItIsDone) {
   });
 }
 
-TEST(SendingErrors, SayWhatDoesNotFit) {
+TEST(SendingErrors, ReportReasonForInvalidArguments) {
   EXPECT_EQ(refused([](Transport& ranks, Values& values) { send(ranks, values, ranks.rank()); }),
             "send on rank 1: peer is 1: give another rank from 0 to 1");
   EXPECT_EQ(refused([](Transport& ranks, Values& values) { receive(ranks, values, 2); }),
@@ -118,7 +118,7 @@ TEST(SendingErrors, SayWhatDoesNotFit) {
 }
 
 // Both ranks receive an error in this call or the next.
-TEST(SendingErrors, EndsThatDoNotMeet) {
+TEST(SendingErrors, MismatchedEndsFailOnBothRanks) {
   for (const auto& [codec, count] :
        {std::pair("int4", std::size_t{1000}), {"int8", std::size_t{1001}}}) {
     std::vector<std::string> said(2);
@@ -140,7 +140,7 @@ TEST(SendingErrors, EndsThatDoNotMeet) {
   }
 }
 
-TEST(SendingErrors, APeerThatIsGone) {
+TEST(SendingErrors, DisconnectedPeerFailsReceive) {
   EXPECT_THROW(run_ranks(2, {},
                          [](Transport& transport) {
                            Values values(100);
@@ -150,7 +150,7 @@ TEST(SendingErrors, APeerThatIsGone) {
 }
 
 // An isolated channel refuses `abort`.
-TEST(SendingErrors, APeerThatIsGoneFromAnIsolatedChannel) {
+TEST(SendingErrors, DestructorIgnoresLostPeerOnIsolatedChannel) {
   run_ranks(2, {}, [](Transport& transport) {
     const std::unique_ptr<Transport> isolated = transport.isolated_channel();
     Values values(100);

@@ -106,7 +106,7 @@ TEST(ParameterServers, BulkSynchronousIsAnAllreduceByOneShot) {
 }
 
 // Worker 0 trains on its pulled weights. All workers receive the same weights in each clock.
-TEST(ParameterServers, WorkersPullWhatAllHavePushed) {
+TEST(ParameterServers, PulledWeightsIncludeAllPushes) {
   for (const int first : {0, 1, 2}) {  // all servers work, too; one of them; none
     const ServedRun run{.ranks = 4,
                         .servers = 2,
@@ -135,7 +135,7 @@ TEST(ParameterServers, WorkersPullWhatAllHavePushed) {
 }
 
 // The last push waits there for the other worker's push of the same clock.
-TEST(ParameterServers, WhoServesTooLeavesAfterItsLastPush) {
+TEST(ParameterServers, ServingWorkerMayLeaveAfterLastPush) {
   const ServedRun run{
       .ranks = 2, .first_worker = 0, .options = {.push = "none", .reduction = Reduction::kSum}};
   const ServedWeights weights = run.run([](ParameterClient& client, int worker) {
@@ -149,7 +149,7 @@ TEST(ParameterServers, WhoServesTooLeavesAfterItsLastPush) {
 }
 
 // Residuals join the next push, so the pushes sum to the gradients except for the last residual.
-TEST(ParameterServers, WorkersKeepWhatTheirCodecLeavesOut) {
+TEST(ParameterServers, ErrorFeedbackReducesErrorOfPushes) {
   const auto moved_by = [](const std::string& codec) {
     const ServedRun run{.ranks = 2, .options = {.push = codec}};
     return run.run([](ParameterClient& client, int worker) {
@@ -198,7 +198,7 @@ void serve_mortals(Update update, const ServerOptions& options,
     });
 }
 
-TEST(ParameterServers, AWorkerThatIsGoneHoldsNobodyUp) {
+TEST(ParameterServers, LostWorkerDoesNotBlockOthers) {
   serve_mortals(
       sgd_update(1.0f), {.workers = {1, 2, 3}},
       [](ParameterClient& client, int worker) {
@@ -218,7 +218,7 @@ TEST(ParameterServers, AWorkerThatIsGoneHoldsNobodyUp) {
       });
 }
 
-TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
+TEST(ParameterServers, FailedUpdateIsReportedToAllWorkers) {
   std::atomic<int> told = 0;
   const Update fails = [](std::span<const UpdatePart>) { throw std::runtime_error("no disk"); };
   serve_mortals(
@@ -240,7 +240,7 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
 }
 
 // Like a machine without power, the worker closes nothing. Others wait until the server's timeout.
-TEST(ParameterServers, AWorkerThatIsSilentHoldsNobodyUpForEver) {
+TEST(ParameterServers, SilentWorkerBlocksOthersOnlyUntilTimeout) {
   std::atomic<int> trained = 0;
   serve_mortals(
       sgd_update(1.0f), {.workers = {1, 2, 3}},
@@ -264,7 +264,7 @@ TEST(ParameterServers, AWorkerThatIsSilentHoldsNobodyUpForEver) {
 }
 
 // The server's timeout expires before the clients' timeout, also during leave().
-TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
+TEST(ParameterServers, SilentWorkerFailsAloneWithEqualTimeouts) {
   std::atomic<int> left = 0;
   const auto train = [&](ParameterClient& client, int worker) {
     ServedWeights gradient = gradient_of(worker, 0);
@@ -290,7 +290,7 @@ TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
   EXPECT_EQ(left, 2);
 }
 
-TEST(ParameterServers, AServersLimitIsBelowItsClients) {
+TEST(ParameterServers, RejectsStragglerTimeoutAndReportsUnjoinedWorkers) {
   auto transports = make_inprocess_transports(1);
   const auto transport = std::move(transports[0]);
   const auto isolated = transport->isolated_channel();
@@ -301,7 +301,7 @@ TEST(ParameterServers, AServersLimitIsBelowItsClients) {
 }
 
 // Worker 1 requests weights and receives nothing: the server keeps the unsent messages.
-TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
+TEST(ParameterServers, ServerBoundsPullsOfNonReceivingWorker) {
   constexpr std::uint64_t kPulls = 80, kAhead = 128 / 4;
   const std::vector<std::size_t> counts = {1 << 20};
   std::atomic<bool> over = false;
@@ -330,7 +330,7 @@ TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
 }
 
 // A worker on the server's rank rethrows the update's exception. Other workers receive its text.
-TEST(ParameterServers, AnUpdateThatFailsIsToldToTheRankThatServesToo) {
+TEST(ParameterServers, FailedUpdateIsReportedToServingWorker) {
   auto transports = make_inprocess_transports(2);
   std::vector<std::jthread> threads;
   std::atomic<int> told = 0;
@@ -360,7 +360,7 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToTheRankThatServesToo) {
   EXPECT_EQ(told, 2);
 }
 
-TEST(ParameterServers, AGradientThatIsNotFiniteIsNotSent) {
+TEST(ParameterServers, NonFiniteGradientIsNotPushed) {
   const ServedRun run{.ranks = 3, .options = {.push = "none", .reduction = Reduction::kSum}};
   const ServedWeights weights = run.run([](ParameterClient& client, int worker) {
     ServedWeights gradient = gradient_of(worker, 0);
@@ -373,7 +373,7 @@ TEST(ParameterServers, AGradientThatIsNotFiniteIsNotSent) {
   EXPECT_FLOAT_EQ(weights[1][77], -2.0f);
 }
 
-TEST(ParameterServers, WhoHasOtherOptionsIsToldAndTheOthersGoOn) {
+TEST(ParameterServers, PushWithWrongShapeIsRejected) {
   ServedRun run{.ranks = 4, .options = {.staleness = 2}};
   std::atomic<int> refused = 0;
   run.run([&](ParameterClient& client, int) {

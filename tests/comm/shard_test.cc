@@ -31,7 +31,7 @@ std::vector<std::byte> frame_of(const ServerOptions& options, ServedWeights grad
   return {bytes.begin(), bytes.end()};
 }
 
-TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
+TEST(ParameterShards, StalenessBoundLimitsPulls) {
   for (const std::uint32_t bound : {0u, 1u, 3u, kNoBound}) {
     const ServerOptions options{.push = "int8", .staleness = bound, .workers = {5, 7}};
     ParameterShard shard = shard_of(options);
@@ -56,7 +56,7 @@ TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
   }
 }
 
-TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
+TEST(ParameterShards, PushesWaitUntilAllWorkersJoin) {
   const ServerOptions options{.push = "int8", .workers = {0, 1}};
   ParameterShard shard = shard_of(options);
   const auto frame = frame_of(options, gradient_of(0, 0));
@@ -74,7 +74,7 @@ TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
   EXPECT_EQ(other.statistics().pushes, 1u);
 }
 
-TEST(ParameterShards, NothingMovesBeforeAllHaveComeWhateverTheBound) {
+TEST(ParameterShards, UpdatesWaitForAllWorkersWithStalenessBound) {
   const ServerOptions options{.push = "none", .staleness = 3, .workers = {0, 1}};
   ParameterShard shard = shard_of(options);
   shard.join(0);
@@ -91,7 +91,7 @@ TEST(ParameterShards, NothingMovesBeforeAllHaveComeWhateverTheBound) {
 }
 
 // The server enforces a memory bound, because a worker may violate the protocol.
-TEST(ParameterShards, AThirdUnansweredPushIsRefused) {
+TEST(ParameterShards, ThirdUnansweredPushIsRejected) {
   for (const std::uint32_t bound : {0u, 3u}) {  // 3: no update before worker 1 has joined
     const ServerOptions options{.push = "none", .staleness = bound, .workers = {0, 1}};
     ParameterShard shard = shard_of(options);
@@ -112,7 +112,7 @@ TEST(ParameterShards, AThirdUnansweredPushIsRefused) {
   }
 }
 
-TEST(ParameterShards, APushThatDecodesToWhatIsNotFiniteMovesNothing) {
+TEST(ParameterShards, NonFinitePushIsRejectedWithoutUpdate) {
   for (const std::uint32_t bound : {0u, kNoBound})
     for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
       ServerOptions options{.push = "none", .staleness = bound};
@@ -145,7 +145,7 @@ TEST(ParameterShards, APushThatDecodesToWhatIsNotFiniteMovesNothing) {
     }
 }
 
-TEST(ParameterShards, OnlyASilentWorkerThatHoldsOthersUpIsLeftOut) {
+TEST(ParameterShards, OnlySilentBlockingWorkerIsExcluded) {
   const auto later = Clock::now() + std::chrono::hours(1);
   for (const bool pulls : {true, false}) {
     const ServerOptions options{.push = "none", .workers = {0, 1, 2}};
@@ -170,7 +170,7 @@ TEST(ParameterShards, OnlyASilentWorkerThatHoldsOthersUpIsLeftOut) {
   }
 }
 
-TEST(ParameterShards, WhoIsLostBeforeItCameIsNamed) {
+TEST(ParameterShards, WorkerLostBeforeJoiningIsReported) {
   ParameterShard shard = shard_of({.workers = {0, 1}});
   shard.join(0);
   shard.leave(1, true);
@@ -179,7 +179,7 @@ TEST(ParameterShards, WhoIsLostBeforeItCameIsNamed) {
   EXPECT_TRUE(shard.may_pull(0, 0));
 }
 
-TEST(ParameterShards, AnUpdateThatFailsEndsAllCalls) {
+TEST(ParameterShards, AllCallsFailAfterFailedUpdate) {
   const ServerOptions options{.push = "none", .workers = {0, 1}};
   ParameterShard shard =
       shard_of(options, [](std::span<const UpdatePart>) { throw std::runtime_error("no disk"); });
@@ -214,7 +214,7 @@ TEST(ParameterShards, AServerWithoutValuesUpdatesNothing) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
+TEST(ParameterShards, InvalidPushesAreRejectedWithoutUpdate) {
   for (const std::uint32_t bound : {0u, 2u}) {
     const ServerOptions options{.push = "int8", .staleness = bound};
     ParameterShard shard = shard_of(options);
@@ -246,7 +246,7 @@ TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
 }
 
 // A worker decodes the server's weights and keeps the residuals of pushes.
-TEST(ParameterShards, FramesGoByAnyWay) {
+TEST(ParameterShards, FramesRoundTripWithErrorFeedback) {
   const ServerOptions options{.push = "topk:density=0.1+ef", .pull = "none"};
   ParameterShard shard = shard_of(options);
   WorkerFrames frames(kServed, options, 3);
@@ -265,14 +265,14 @@ TEST(ParameterShards, FramesGoByAnyWay) {
   EXPECT_EQ(weights[4], shard.weights(4));
 }
 
-TEST(ParameterShards, OptionsThatNoServerTakes) {
+TEST(ParameterShards, RejectsUnsupportedCodecs) {
   EXPECT_THROW(shard_of({.push = "intsum"}), InvalidArgumentError);
   EXPECT_THROW(shard_of({.push = "lowrank:rank=2"}), InvalidArgumentError);
   EXPECT_THROW(shard_of({.push = "auto"}), InvalidArgumentError);
   EXPECT_THROW(shard_of({.pull = "int8+ef"}), InvalidArgumentError);
 }
 
-TEST(ParameterShards, MomentumIsTheTextbooks) {
+TEST(ParameterShards, MomentumMatchesTextbookFormula) {
   const Update update = sgd_update(0.5f, 0.9f);
   Values weights = {1.0f}, gradient = {2.0f};
   const UpdatePart part{3, weights, gradient};

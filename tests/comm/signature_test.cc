@@ -98,7 +98,7 @@ Bytes& segment(Bytes& bytes, std::uint64_t first_index) {
       .text(kSpec);
 }
 
-TEST(Signatures, AreThoseOfTheFormat) {
+TEST(Signatures, MatchDocumentedFormat) {
   const CollectiveOptions options = {.codec = kSpec, .seed = kSeed};
   const auto of = [&](const std::function<void(Transport&, Values&)>& body) {
     return gather(gradients(2, kSignedCount), body)[0].signature;
@@ -125,7 +125,7 @@ TEST(Signatures, AreThoseOfTheFormat) {
             segment(shards, kSignedCount).hash());
 }
 
-TEST(Signatures, NameTheRootThatIsNotZero) {
+TEST(Signatures, IncludeNonzeroRoot) {
   const CollectiveOptions options = {.codec = kSpec};
   const auto of = [&](const std::function<void(Transport&, Values&)>& body) {
     return gather(gradients(2, kSignedCount), body)[0].signature;
@@ -146,7 +146,7 @@ TEST(Signatures, NameTheRootThatIsNotZero) {
             segment(scatters, kSignedCount).hash());
 }
 
-TEST(Signatures, OfAHierarchyNameItsHosts) {
+TEST(Signatures, HierarchicalSignatureIncludesHosts) {
   std::vector<std::uint64_t> found(3);
   on_ranks(gradients(3, kSignedCount), [&](Transport& transport, Values& values) {
     Gathered gathered;
@@ -168,7 +168,7 @@ TEST(Signatures, OfAHierarchyNameItsHosts) {
   EXPECT_EQ(found[0], bytes.hash());
 }
 
-TEST(Signatures, OfAReducerNameItsParameters) {
+TEST(Signatures, ReducerSignatureIncludesParameterNames) {
   const auto found = gather(gradients(2, kSignedCount), [](Transport& transport, Values& values) {
     GradientReducer reducer(transport, {.rules = {{"*", kSpec}},
                                         .reduction = Reduction::kSum,
@@ -229,7 +229,7 @@ std::vector<std::byte> bytes_of(const Buffer& frame) {
   return {frame.span().begin(), frame.span().end()};
 }
 
-TEST(RandomKeys, AreThoseOfTheFormat) {
+TEST(RandomKeys, MatchDocumentedFormat) {
   const std::vector<Values> inputs = gradients(2, kSignedCount);
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
     const auto sent = gather(inputs, [&](Transport& transport, Values& values) {

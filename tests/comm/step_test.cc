@@ -42,7 +42,7 @@ class Steps : public ::testing::Test {
   ReducerStep step_;
 };
 
-TEST_F(Steps, TheFirstOneRequestsNothingUntilTheOrderIsLearned) {
+TEST_F(Steps, FirstStepRequestsNothingUntilOrderIsLearned) {
   for (const std::uint32_t parameter : {2u, 0u, 3u}) EXPECT_FALSE(step_.ready(parameter));
   EXPECT_FALSE(step_.wanted());
   EXPECT_FALSE(step_.ready(1));
@@ -56,7 +56,7 @@ TEST_F(Steps, TheFirstOneRequestsNothingUntilTheOrderIsLearned) {
   EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0, 1}));
 }
 
-TEST_F(Steps, AMessageGoesWhenItAndAllBeforeItAreReady) {
+TEST_F(Steps, MessagesAreRequestedInOrderOnceReady) {
   learn();
   EXPECT_FALSE(step_.ready(0));
   EXPECT_FALSE(step_.ready(1)) << "the second message is ready, the first is not";
@@ -68,7 +68,7 @@ TEST_F(Steps, AMessageGoesWhenItAndAllBeforeItAreReady) {
   EXPECT_FALSE(step_.wanted());
 }
 
-TEST_F(Steps, AreCompleteWhenClosedAndAllIsBack) {
+TEST_F(Steps, CompleteOnceClosedAndAllResultsArrived) {
   learn();
   for (const std::uint32_t parameter : {3u, 2u, 1u, 0u}) step_.ready(parameter);
   step_.set_back(0);
@@ -89,7 +89,7 @@ TEST_F(Steps, AreCompleteWhenClosedAndAllIsBack) {
   EXPECT_TRUE(step_.sequence().empty());
 }
 
-TEST_F(Steps, EndOnceByFlushAndWait) {
+TEST_F(Steps, EndOnceForFlushFollowedByWait) {
   EXPECT_TRUE(step_.ends());
   step_.close();
   EXPECT_FALSE(step_.ends());
@@ -103,7 +103,7 @@ TEST_F(Steps, EndOnceByFlushAndWait) {
   EXPECT_TRUE(step_.ends()) << "another one began";
 }
 
-TEST_F(Steps, LearnTheOrderAgainWhereItIsForgotten) {
+TEST_F(Steps, RelearnOrderAfterForgettingIt) {
   learn();
   step_.forget_order();
   EXPECT_FALSE(step_.order_known());
@@ -114,14 +114,14 @@ TEST_F(Steps, LearnTheOrderAgainWhereItIsForgotten) {
   EXPECT_TRUE(step_.take_order_wanted());
 }
 
-TEST_F(Steps, AnOrderFromAStateTakesWhatIsReadyAlready) {
+TEST_F(Steps, LearnedOrderRequestsMessagesAlreadyReady) {
   step_.ready(1);
   step_.ready(0);
   EXPECT_TRUE(step_.learn({0, 1, 2, 3}, {{0, 1}, {2, 3}}));
   EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0}));
 }
 
-TEST_F(Steps, OneThatIsCompleteWithoutMessagesWantsNoOrder) {
+TEST_F(Steps, SingleRankStepNeedsNoOrder) {
   for (std::uint32_t parameter = 0; parameter < 4; ++parameter) step_.ready(parameter);
   step_.close();
   step_.complete();  // of a single rank
@@ -129,7 +129,7 @@ TEST_F(Steps, OneThatIsCompleteWithoutMessagesWantsNoOrder) {
   EXPECT_TRUE(step_.is_back(3, 0));
 }
 
-TEST_F(Steps, OfTheOrderOfReadyRequestAtOnceAndOnlyWhatIsReady) {
+TEST_F(Steps, ReadyOrderRequestsReadyMessagesImmediately) {
   step_.set_parameters(4, SendingOrder::kReadyOrder);
   EXPECT_TRUE(step_.order_known());
   const std::uint32_t both = step_.add_message({3, 2}), one = step_.add_message({1});
@@ -182,7 +182,7 @@ void expect_woken(const std::function<void(ReducerStep&)>& change,
 }
 
 // Callers need no explicit notification.
-TEST(SharedStep, WhoWaitsIsWokenByWhatChangedOnceTheLockIsLetGo) {
+TEST(SharedStep, UnlockAfterChangeWakesWaiters) {
   expect_woken([](ReducerStep& step) { step.fail(std::make_exception_ptr(1)); },
                [](ReducerStep& step) { return step.failed(); });
   expect_woken([](ReducerStep& step) { step.set_back(1); },

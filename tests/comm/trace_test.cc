@@ -39,7 +39,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-TEST(Trace, HoldsWhatEachStepDid) {
+TEST(Trace, ContainsEventsOfEachStep) {
   constexpr int kSteps = 3;
   const Folder folder;
   run_ranks(2, {}, [&](Transport& transport) {
@@ -71,7 +71,7 @@ TEST(Trace, HoldsWhatEachStepDid) {
   }
 }
 
-TEST(Trace, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
+TEST(Trace, UnwritableFileIsRejectedBeforeFirstStep) {
   run_ranks(1, {}, [](Transport& transport) {
     EXPECT_THROW(GradientReducer(transport, {.trace = "/no/such/folder/trace.json"}),
                  InvalidArgumentError);
@@ -79,7 +79,7 @@ TEST(Trace, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
   });
 }
 
-TEST(Trace, TwoReducersAtOnceHaveAFileEach) {
+TEST(Trace, ConcurrentReducersWriteSeparateFiles) {
   const Folder folder;
   run_ranks(1, {}, [&](Transport& transport) {
     for (int times = 0; times < 2; ++times) {

@@ -37,7 +37,7 @@ std::vector<std::string> choices(int ranks, const AutoOptions& options, std::siz
   return all;
 }
 
-TEST(Tuner, ASlowLinkTakesTheFewestBytesThatAreAllowed) {
+TEST(Tuner, SlowLinkUsesFewestAllowedBytes) {
   const std::size_t count = 1 << 22;
   EXPECT_EQ(choices(4, given(kSlow), count)[0].substr(0, 5), "int8 ");
   EXPECT_EQ(choices(4, given(kSlow, {"int8", "int4"}), count)[0].substr(0, 5), "int4 ");
@@ -46,7 +46,7 @@ TEST(Tuner, ASlowLinkTakesTheFewestBytesThatAreAllowed) {
 }
 
 // The tuner measures the codecs. On a busy machine, a single measurement may be wrong.
-TEST(Tuner, AnInfiniteLinkTakesNoCodec) {
+TEST(Tuner, InfinitelyFastLinkUsesNoCodec) {
   std::string choice;
   for (int attempt = 0; attempt < 10 && choice != "none "; ++attempt)
     choice = choices(4, given(kInfinite), 1 << 22)[0].substr(0, 5);
@@ -55,7 +55,7 @@ TEST(Tuner, AnInfiniteLinkTakesNoCodec) {
       << "a 16-bit gradient is no shorter as bf16";
 }
 
-TEST(Tuner, RemembersFewOfManySizes) {
+TEST(Tuner, KeepsBoundedNumberOfSizes) {
   run_ranks(1, {}, [](Transport& transport) {
     Tuner tuner(transport, given(kSlow));
     std::size_t after_some = 0;
@@ -71,7 +71,7 @@ TEST(Tuner, RemembersFewOfManySizes) {
   });
 }
 
-TEST(Tuner, AllRanksDecideAlike) {
+TEST(Tuner, AllRanksMakeTheSameChoice) {
   for (const int ranks : {1, 2, 3, 4})
     for (const std::size_t count : {0, 1, 1000, 100'000, 4'000'000}) {
       AutoOptions measured{.codecs = {"int8", "int4"}};
@@ -80,7 +80,7 @@ TEST(Tuner, AllRanksDecideAlike) {
     }
 }
 
-TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
+TEST(Tuner, AllreduceFollowsTunerWithIdenticalBits) {
   const auto inputs = gradients(3, 60'000);
   std::string explanation;
   const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& values) {
@@ -109,7 +109,7 @@ TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
 
 // More dimensions save messages, and `error_growth` limits the dimensions. Messages and bytes cost
 // far more than the ranks' own work even on a busy machine, so int8 is fastest.
-TEST(Tuner, ManyRanksGoOnTheGridThatTheModelCallsQuickest) {
+TEST(Tuner, ManyRanksUseThePredictedFastestGrid) {
   const auto inputs = gradients(40, 30'001);
   const std::pair<double, std::vector<int>> bounds[] = {{2, {5, 4, 2}}, {1.5, {8, 5}}, {1, {40}}};
   for (const auto& [error_growth, dims] : bounds) {
@@ -129,7 +129,7 @@ TEST(Tuner, ManyRanksGoOnTheGridThatTheModelCallsQuickest) {
   }
 }
 
-TEST(Tuner, AGridThatIsDecidedIsPredicted) {
+TEST(Tuner, PredictionUsesGivenGrid) {
   run_ranks(6, {}, [&](Transport& transport) {
     Tuner tuner(transport, given(kSlow));
     const std::vector<int> dims = {3, 2};
@@ -140,7 +140,7 @@ TEST(Tuner, AGridThatIsDecidedIsPredicted) {
   });
 }
 
-TEST(Tuner, WrongOptionsAreRefusedBeforeAnythingMoves) {
+TEST(Tuner, InvalidOptionsAreRejected) {
   run_ranks(2, {}, [](Transport& transport) {
     EXPECT_THROW(Tuner(transport, {.codecs = {"int9"}}), InvalidArgumentError);
     EXPECT_THROW(Tuner(transport, {.codecs = {"auto"}}), InvalidArgumentError);
@@ -169,7 +169,7 @@ TEST(Tuner, WrongOptionsAreRefusedBeforeAnythingMoves) {
   });
 }
 
-TEST(Tuner, ARankThatStaysAwayEndsInAnErrorWithinTheDeadline) {
+TEST(Tuner, AbsentRankRaisesTimelyError) {
   const auto start = Clock::now();
   EXPECT_THROW(run_ranks(3, {},
                          [](Transport& transport) {
@@ -209,7 +209,7 @@ TEST(TunedReducer, ChoosesForLargeParametersAndKeepsRanksEqual) {
 }
 
 // The accuracy of the choice is tested in tests/clock.
-TEST(TunedReducer, MeasuresALinkThatNobodyTold) {
+TEST(TunedReducer, MeasuresUnspecifiedLink) {
   std::vector<std::string> codecs(2), explanations(2);
   run_ranks(2, parse_link("100Mbit,100us"), [&](Transport& transport) {
     const auto rank = static_cast<std::size_t>(transport.rank());

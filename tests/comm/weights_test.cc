@@ -65,7 +65,7 @@ double samples_of(const Transport& transport) {
   return kSamples[static_cast<std::size_t>(transport.rank())];
 }
 
-TEST(Weights, TheMeanIsOverSamples) {
+TEST(Weights, MeanIsWeightedBySamples) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
     for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
       for (const char* codec : {"none", "bf16", "int8+ef"}) {
@@ -85,7 +85,7 @@ TEST(Weights, TheMeanIsOverSamples) {
 }
 
 // Gradients are integers, and all factors are exact.
-TEST(Weights, WhatCanBeExactIs) {
+TEST(Weights, ExactFactorsGiveExactMean) {
   run_ranks(4, {}, [](Transport& transport) {
     WeighedRun run(transport, weighed());
     run.reducer.weigh(samples_of(transport));
@@ -97,7 +97,7 @@ TEST(Weights, WhatCanBeExactIs) {
 }
 
 // Equal weights give the bits of a step without weights. Weights may change between steps.
-TEST(Weights, EqualOnesChangeNothing) {
+TEST(Weights, EqualWeightsMatchUnweightedSteps) {
   for (const char* codec : {"none", "int8+ef", "topk:density=0.05+ef", "hadamard:bits=1+ef"}) {
     std::vector<Values> plain(3), equal(3);
     run_ranks(3, {}, [&](Transport& transport) {
@@ -118,7 +118,7 @@ TEST(Weights, EqualOnesChangeNothing) {
 
 // Gradients are the same in each step. The withheld residuals arrive eventually, in units of the
 // mean, although weights change in between.
-TEST(Weights, ResidualsGoOn) {
+TEST(Weights, ResidualsPersistWhenWeightsChange) {
   constexpr int kSteps = 150;
   for (const char* codec : {"int8+ef", "blocktopk:density=0.1+ef", "hadamard:bits=2+ef"})
     run_ranks(4, {}, [&](Transport& transport) {
@@ -137,7 +137,7 @@ TEST(Weights, ResidualsGoOn) {
     });
 }
 
-TEST(Weights, OfShardsToo) {
+TEST(Weights, ApplyToShards) {
   run_ranks(4, {}, [](Transport& transport) {
     GradientReducer reducer(transport, weighed());
     reducer.add("w", {.count = kWeighed, .collective = Collective::kReduceScatter});
@@ -151,7 +151,7 @@ TEST(Weights, OfShardsToo) {
   });
 }
 
-TEST(Weights, ByHostsToo) {
+TEST(Weights, ApplyWithHierarchicalAlgorithm) {
   run_ranks(4, {.ranks_per_host = 2}, [](Transport& transport) {
     ReducerOptions options = weighed("int8+ef");
     options.algorithm = Algorithm::kHierarchical;
@@ -160,7 +160,7 @@ TEST(Weights, ByHostsToo) {
   });
 }
 
-TEST(Weights, HalvesAreScaledInTheirOwnType) {
+TEST(Weights, ApplyToBf16Gradients) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(transport, weighed());
     std::vector<std::uint16_t> ones(100, 0x3f80);  // 1 in bf16
@@ -173,7 +173,7 @@ TEST(Weights, HalvesAreScaledInTheirOwnType) {
 }
 
 // The sending thread still executes the previous step.
-TEST(Weights, TheNextStepMayBeWeighedBeforeTheLastIsThere) {
+TEST(Weights, NextStepMayBeWeighedBeforePreviousCompletes) {
   run_ranks(2, {.latency = std::chrono::milliseconds(5)}, [](Transport& transport) {
     WeighedRun run(transport, weighed());
     for (int step = 0; step < 4; ++step) {
@@ -190,7 +190,7 @@ TEST(Weights, TheNextStepMayBeWeighedBeforeTheLastIsThere) {
 }
 
 // The exchange of weights begins in weigh() and uses the parameters.
-TEST(Weights, AParameterIsAddedBeforeAStepIsWeighed) {
+TEST(Weights, AddAndLoadStateAreRejectedAfterWeigh) {
   run_ranks(2, {}, [](Transport& transport) {
     WeighedRun run(transport, weighed());
     const auto state = [&] {
@@ -219,7 +219,7 @@ TEST(Weights, AParameterIsAddedBeforeAStepIsWeighed) {
   });
 }
 
-TEST(Weights, AStepWithoutGradientsIsOneToo) {
+TEST(Weights, WeightOfInactiveRankCounts) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = weighed();
     options.missing = MissingGradient::kInactive;
@@ -234,7 +234,7 @@ TEST(Weights, AStepWithoutGradientsIsOneToo) {
   });
 }
 
-TEST(Weights, BadOnesAreRefusedAndChangeNothing) {
+TEST(Weights, InvalidWeighCallsAreRejectedWithoutEffect) {
   run_ranks(2, {}, [](Transport& transport) {
     const auto text = [](const auto& call) { return error_of<InvalidArgumentError>(call); };
     WeighedRun plain(transport, {.codec = "none"}), run(transport, weighed());
@@ -258,7 +258,7 @@ TEST(Weights, BadOnesAreRefusedAndChangeNothing) {
   });
 }
 
-TEST(Weights, NoSamplesAtAllAreRefusedOnAllRanksWhichMayTellOthers) {
+TEST(Weights, ZeroOrInfiniteTotalIsRejectedAndMayBeRetried) {
   for (const int ranks : {1, 3})
     for (const double bad : {0.0, std::numeric_limits<double>::max()})
       run_ranks(ranks, {}, [&](Transport& transport) {
@@ -274,7 +274,7 @@ TEST(Weights, NoSamplesAtAllAreRefusedOnAllRanksWhichMayTellOthers) {
 }
 
 // Ranks with and without weights detect the mismatch at once, not after the timeout.
-TEST(Weights, RanksThatDisagreeAreTold) {
+TEST(Weights, WeightedOptionMismatchFailsOnAllRanks) {
   std::vector<std::string> texts(2);
   run_ranks(2, {}, [&](Transport& transport) {
     const bool weighs = transport.rank() == 0;
@@ -291,7 +291,7 @@ TEST(Weights, RanksThatDisagreeAreTold) {
 }
 
 // Rank 2 leaves before sending a weight. Rank 1 has already sent a weight.
-TEST(Weights, ALossMeanwhileIsOneLikeAnyOther) {
+TEST(Weights, RankLossWhileWeighingIsRecoverable) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller}) {
     auto transports = make_inprocess_transports(4);
     std::vector<std::jthread> threads;

@@ -18,13 +18,13 @@ constexpr std::size_t kPowers = kernels::ChecksumNumbers::kPowers;
 constexpr std::size_t kGroups = kPowers * kPowers / kernels::kChecksumColumns;
 constexpr std::size_t kLong = (kGroups + 1) * kernels::kChecksumGroup + 5;
 
-TEST(LongFramesOnADevice, HaveTheHostsChecksums) {
+TEST(LongFramesOnADevice, ChecksumsMatchHost) {
   Pair pair("none", {kLong}, {});
   pair.expect_same_encode();
   pair.expect_same_reduce(2);
 }
 
-TEST(LongFramesOnADevice, AreRefusedWhereAFarWordIsDamaged) {
+TEST(LongFramesOnADevice, RejectsDamageNearTheEnd) {
   CodecHarness device("none", {kLong}, {.memory = Memory::kDevice});
   std::vector<GuardedBytes> frames;
   for (int i = 0; i < 2; ++i) frames.push_back(device.encode());

@@ -63,7 +63,7 @@ TEST_P(NativeRoundsOn, SeveralLaunches) {
   pair.expect_same();
 }
 
-TEST_P(NativeRoundsOn, Nothing) {
+TEST_P(NativeRoundsOn, EmptyInput) {
   for_each_type({}, {}, [](RoundsPair& pair) { pair.expect_same(); });
   for_each_type({0, 0}, {}, [](RoundsPair& pair) { pair.expect_same(); });
 }

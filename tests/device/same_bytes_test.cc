@@ -103,7 +103,7 @@ TEST_P(SameBytes, ManyFrames) {
   pair.expect_same_reduce(40);
 }
 
-TEST_P(SameBytes, Nothing) {
+TEST_P(SameBytes, EmptyInput) {
   for_each_type({}, {}, [](Pair& pair) { pair.expect_same_encode(); });
   for_each_type({0, 0}, {}, [](Pair& pair) {
     pair.expect_same_encode();

@@ -13,7 +13,7 @@ class DeviceRanks : public OnMemory {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, DeviceRanks, ::testing::ValuesIn(fabrics()), fabric_name);
 
-TEST_P(DeviceRanks, TakeDeviceMemory) {
+TEST_P(DeviceRanks, TransportTraits) {
   run(1, [](const Rank& rank) {
     Transport& transport = rank.transport;
     EXPECT_TRUE(transport.traits().device);
@@ -25,7 +25,7 @@ TEST_P(DeviceRanks, TakeDeviceMemory) {
 }
 
 // One rank uses host memory. The transmitted bytes are the same.
-TEST_P(DeviceRanks, MeetRanksOnTheHost) {
+TEST_P(DeviceRanks, ExchangeWithRanksOnHostMemory) {
   run(2, [](const Rank& rank) {
     const auto own = pattern(20'001, rank.rank(), 0);
     const bool host = rank.rank() == 0;
@@ -41,7 +41,7 @@ TEST_P(DeviceRanks, MeetRanksOnTheHost) {
 }
 
 /// Sums and maxima of device values have the same bits as on the host.
-TEST_P(DeviceRanks, SumsHaveTheBitsOfTheHost) {
+TEST_P(DeviceRanks, SumsAndMaximaMatchHostBits) {
   on_all_ranks([](const Rank& rank) {
     for (const std::size_t count : {0u, 3u, 257u, 5'001u, 17'003u})
       for (const auto call : {&Transport::sum, &Transport::maximum}) {
@@ -59,7 +59,7 @@ TEST_P(DeviceRanks, SumsHaveTheBitsOfTheHost) {
   });
 }
 
-TEST_P(DeviceRanks, RefuseWhatIsNotOnTheDevice) {
+TEST_P(DeviceRanks, RejectMixedMemory) {
   run(2, [](const Rank& rank) {
     std::vector<float> host(100);
     RankBytes device(rank, host);
@@ -87,7 +87,7 @@ TEST_P(DeviceRanks, ARankThatIsLateIsNamed) {
   }
 }
 
-TEST_P(DeviceRanks, PoisonEndsWhatIsUnderWay) {
+TEST_P(DeviceRanks, FailedRankAbortsPendingExchange) {
   if (GetParam().most_ranks < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     const Rank rank(transport, GetParam());
@@ -99,7 +99,7 @@ TEST_P(DeviceRanks, PoisonEndsWhatIsUnderWay) {
 }
 
 // A frame fault detected on a device ends the next collective on all ranks.
-TEST_P(DeviceRanks, FaultsOfFramesAreThrownAtTheNextBegin) {
+TEST_P(DeviceRanks, FrameFaultIsThrownAtNextBegin) {
   if (GetParam().most_ranks < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     const Rank rank(transport, GetParam());

@@ -136,7 +136,7 @@ TEST(TopkDecodeOnADevice, DamagedIndices) {
             1u);
 }
 
-TEST(TopkDecodeOnADevice, AnyBytesAtAll) {
+TEST(TopkDecodeOnADevice, RejectsArbitraryBytes) {
   Decoders decoders("topk:density=0.01,values=int8", 70'001, Dtype::kBf16);
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -94,7 +94,7 @@ class Decoder {
   GuardedBytes frame_, workspace_;
 };
 
-TEST(TopkDecodeOnADevice, IndicesBeyondFourThousandMillion) {
+TEST(TopkDecodeOnADevice, IndicesBeyond32Bits) {
   constexpr std::size_t kBegins[] = {0, kBillions - 100, kBillions, kBillions + 65'536,
                                      kCount - 9'000};
   for (const Memory memory : {Memory::kHost, Memory::kDevice}) {

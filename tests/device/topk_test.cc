@@ -173,7 +173,7 @@ TEST(TopkOnADevice, HardGradients) {
       });
 }
 
-TEST(TopkOnADevice, PathsThatNobodyForces) {
+TEST(TopkOnADevice, UnforcedPaths) {
   const auto path_of = [&](const char* name, std::size_t count) {
     ForcedPair pair(kOptions[0], count, {}, nullptr);
     const auto kind = std::ranges::find(hard_values(), std::string_view(name), &ValueKind::name);

@@ -54,7 +54,7 @@ class CollectivesOnDevice : public OnDeviceFabric {
   }
 };
 
-TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, AllreduceMatchesHostBits) {
   const Case cases[] = {
       {Algorithm::kTwoShot, "int8"},
       {Algorithm::kTwoShot, "int8+ef"},
@@ -79,7 +79,7 @@ TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
       }
 }
 
-TEST_P(CollectivesOnDevice, SixteenBitGradientsToo) {
+TEST_P(CollectivesOnDevice, SixteenBitGradientsMatchHostBits) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16})
     for (const char* codec :
          {"int8", "int4+ef", "hadamard:bits=3+ef", "blocktopk:values=int4+ef", "topk:density=0.1"})
@@ -102,7 +102,7 @@ TEST_P(CollectivesOnDevice, NativeSums) {
 
 // Two rounds or, with a fixed scale, one. Sums are exact, so the bits equal the host's bits for
 // every order of additions.
-TEST_P(CollectivesOnDevice, SumsOfWholeNumbersGiveTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, IntsumMatchesHostBits) {
   for (const char* codec : {"intsum", "intsum:bits=16+ef", "intsum:bits=32,rounding=stochastic",
                             "intsum:scale=0.05", "intsum:bits=16,scale=0.001+ef"})
     for (const std::size_t count : {1ul, 600ul, 7001ul})
@@ -116,7 +116,7 @@ TEST_P(CollectivesOnDevice, SumsOfWholeNumbersGiveTheBitsOfHosts) {
 }
 
 // Ranks of one host first, a host with a single rank, and hosts with unequal numbers of ranks.
-TEST_P(CollectivesOnDevice, HierarchicalGivesTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, HierarchicalAllreduceMatchesHostBits) {
   for (const std::vector<int>& hosts :
        {std::vector{0, 0, 1, 1}, std::vector{0, 1, 0}, std::vector{0, 0, 0}})
     for (const char* codec : {"int8", "int4+ef"}) {
@@ -131,7 +131,7 @@ TEST_P(CollectivesOnDevice, HierarchicalGivesTheBitsOfHosts) {
     }
 }
 
-TEST_P(CollectivesOnDevice, ShardsGiveTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, ReduceScatterAndAllgatherMatchHostBits) {
   for (const char* codec : {"int8", "topk:density=0.1", "none"})
     for (const std::size_t count : {1ul, 2500ul}) {
       expect_as_on_hosts(reduce_scatter_steps, {.codec = codec, .count = count}, 3);
@@ -139,7 +139,7 @@ TEST_P(CollectivesOnDevice, ShardsGiveTheBitsOfHosts) {
     }
 }
 
-TEST_P(CollectivesOnDevice, ShardsByHostsAndOnGridsGiveTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, HierarchicalAndGridShardsMatchHostBits) {
   for (const char* codec : {"int8", "topk:density=0.1", "none"})
     for (const Steps steps : {reduce_scatter_steps, allgather_steps}) {
       Case wanted{.codec = codec, .count = 2500, .dims = {2, 2}};
@@ -150,14 +150,14 @@ TEST_P(CollectivesOnDevice, ShardsByHostsAndOnGridsGiveTheBitsOfHosts) {
     }
 }
 
-TEST_P(CollectivesOnDevice, RowsGiveTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, AllToAllMatchesHostBits) {
   for (const char* codec : {"int8:rounding=stochastic", "int4", "hadamard", "blocktopk:density=0.1",
                             "topk:density=0.1", "bf16", "none"})
     for (const std::size_t columns : {5ul, 300ul, 512ul})
       expect_as_on_hosts(all_to_all_steps, {.codec = codec, .count = columns, .steps = 4}, 3);
 }
 
-TEST_P(CollectivesOnDevice, RowsByHostsAndOnGridsGiveTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, HierarchicalAndGridAllToAllMatchesHostBits) {
   for (const std::size_t columns : {5ul, 512ul}) {
     Case wanted{.codec = "int8", .count = columns, .steps = 4, .dims = {2, 2}};
     expect_as_on_hosts(all_to_all_steps, wanted, 4);
@@ -194,21 +194,21 @@ TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
   });
 }
 
-TEST_P(CollectivesOnDevice, OneRanksValuesGiveTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, RootedCollectivesMatchHostBits) {
   for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk:density=0.05"})
     for (const std::size_t count : {0ul, 1ul, 2500ul, 9001ul})
       for (const int ranks : {1, 2, 4})
         expect_as_on_hosts(rooted_steps, {.codec = codec, .count = count}, ranks);
 }
 
-TEST_P(CollectivesOnDevice, GridsGiveTheBitsOfHosts) {
+TEST_P(CollectivesOnDevice, GridAllreduceMatchesHostBits) {
   for (const std::string codec : {"int8+ef", "hadamard:bits=1", "blocktopk:density=0.05+ef"})
     expect_as_on_hosts(
         allreduce_steps,
         {.algorithm = Algorithm::kTwoShot, .codec = codec, .count = 20'003, .dims = {2, 2}}, 4);
 }
 
-TEST_P(CollectivesOnDevice, ChunksChangeNoBits) {
+TEST_P(CollectivesOnDevice, ChunkingDoesNotChangeBits) {
   const Case whole{.algorithm = Algorithm::kTwoShot, .codec = "int8+ef", .count = 9001};
   Case cut = whole;
   cut.chunk_count = 512;
@@ -217,7 +217,7 @@ TEST_P(CollectivesOnDevice, ChunksChangeNoBits) {
 }
 
 // Mixed memory is refused before anything is sent, and the transport still works.
-TEST_P(CollectivesOnDevice, MixedMemoryIsRefused) {
+TEST_P(CollectivesOnDevice, RejectsMixedMemory) {
   run(2, [](Transport& transport, StreamView stream) {
     const Location device{Memory::kDevice, stream};
     PlacedValues gradient(1000, Dtype::kF32, device), shard(500, Dtype::kF32, {});

@@ -54,7 +54,7 @@ class ReducerOnDevice : public OnDeviceFabric {
   }
 };
 
-TEST_P(ReducerOnDevice, TrainsAsOnHosts) {
+TEST_P(ReducerOnDevice, TrainingMatchesHost) {
   for (const int ranks : {2, 3})
     expect_as_on_hosts(ranks, [](Transport& transport, const Location& location) {
       return train(transport, location, options_of(location));
@@ -74,7 +74,7 @@ TEST_P(ReducerOnDevice, ParametersMayBeAddedBetweenSteps) {
   });
 }
 
-TEST_P(ReducerOnDevice, HierarchicallyToo) {
+TEST_P(ReducerOnDevice, HierarchicalTrainingMatchesHost) {
   expect_as_on_hosts(3, [](Transport& transport, const Location& location) {
     ReducerOptions options = options_of(location);
     options.algorithm = Algorithm::kHierarchical;
@@ -83,7 +83,7 @@ TEST_P(ReducerOnDevice, HierarchicallyToo) {
   });
 }
 
-TEST_P(ReducerOnDevice, ParametersWithoutGradientKeepTheirResiduals) {
+TEST_P(ReducerOnDevice, InactiveParametersMatchHost) {
   expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
     ReducerOptions options = options_of(location);
     options.missing = MissingGradient::kInactive;
@@ -97,7 +97,7 @@ TEST_P(ReducerOnDevice, ParametersWithoutGradientKeepTheirResiduals) {
   });
 }
 
-TEST_P(ReducerOnDevice, DiscardedStepsAreUndone) {
+TEST_P(ReducerOnDevice, DiscardedStepMatchesHost) {
   expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
     ReducerOptions options = options_of(location);
     options.transactional = Transactional::kOn;
@@ -113,7 +113,7 @@ TEST_P(ReducerOnDevice, DiscardedStepsAreUndone) {
   });
 }
 
-TEST_P(ReducerOnDevice, GoesOnFromAState) {
+TEST_P(ReducerOnDevice, ContinuesFromSavedState) {
   expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
     std::vector<std::byte> state;
     {
@@ -128,7 +128,7 @@ TEST_P(ReducerOnDevice, GoesOnFromAState) {
 }
 
 // The gradient of a rank without samples must not be read.
-TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
+TEST_P(ReducerOnDevice, WeightedStepsMatchHost) {
   expect_as_on_hosts(3, [](Transport& transport, const Location& location) {
     ReducerOptions options = options_of(location);
     options.weighted = Weighted::kOn;
@@ -144,7 +144,7 @@ TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
 }
 
 // Continues from a state, so residuals and the codec's memory are saved and loaded.
-TEST_P(ReducerOnDevice, MatricesOfLowRankGoOnFromTheirMemory) {
+TEST_P(ReducerOnDevice, RestoredLowRankStateMatchesHost) {
   if (!GetParam().own_sums) GTEST_SKIP() << "bare values are added by the library below";
   for (const bool hierarchical : {false, true})
     expect_as_on_hosts(3, [hierarchical](Transport& transport, const Location& location) {
@@ -195,7 +195,7 @@ Outcome scatter(Transport& transport, const Location& location, const ReducerOpt
   return outcome;
 }
 
-TEST_P(ReducerOnDevice, ScattersAsOnHosts) {
+TEST_P(ReducerOnDevice, ReduceScatterMatchesHost) {
   for (const int ranks : {1, 2, 3})
     for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
       expect_as_on_hosts(ranks, [order](Transport& transport, const Location& location) {
@@ -205,7 +205,7 @@ TEST_P(ReducerOnDevice, ScattersAsOnHosts) {
       });
 }
 
-TEST_P(ReducerOnDevice, ScattersByHostsAsOnHosts) {
+TEST_P(ReducerOnDevice, HierarchicalReduceScatterMatchesHost) {
   expect_as_on_hosts(4, [](Transport& transport, const Location& location) {
     ReducerOptions options = options_of(location);
     options.algorithm = Algorithm::kHierarchical;
@@ -215,7 +215,7 @@ TEST_P(ReducerOnDevice, ScattersByHostsAsOnHosts) {
 }
 
 // Native sums may come from the library below.
-TEST_P(ReducerOnDevice, GoesOnFromAPortableState) {
+TEST_P(ReducerOnDevice, ContinuesFromPortableState) {
   const auto run = [](Transport& transport, const Location& location) {
     Model first(transport, location, options_of(location));
     first.step(0);
@@ -257,7 +257,7 @@ TEST_P(ReducerOnDevice, HandlesAndStatistics) {
 }
 
 // f32 and bf16 residuals, next to parameters without residuals.
-TEST_P(ReducerOnDevice, NormsOfResidualsAreThoseOfHosts) {
+TEST_P(ReducerOnDevice, ResidualNormsMatchHost) {
   for (const Dtype residuals : {Dtype::kF32, Dtype::kBf16}) {
     const auto norms = [&](Transport& transport, const Location& location) {
       ReducerOptions options = options_of(location);
@@ -273,7 +273,7 @@ TEST_P(ReducerOnDevice, NormsOfResidualsAreThoseOfHosts) {
   }
 }
 
-TEST_P(ReducerOnDevice, CountsOverflowsAsHostsDo) {
+TEST_P(ReducerOnDevice, OverflowCountsMatchHost) {
   const auto overflows = [](Transport& transport, const Location& location) {
     GradientReducer reducer(transport, {.codec = "f16", .stream = location.stream});
     PlacedValues gradient(6400, Dtype::kF32, location);
@@ -295,7 +295,7 @@ TEST_P(ReducerOnDevice, CountsOverflowsAsHostsDo) {
 }
 
 // Buffers and messages are recreated between steps. Residuals of owners move to senders.
-TEST_P(ReducerOnDevice, LearnsHowToGo) {
+TEST_P(ReducerOnDevice, AutoLearningSettlesEquallyOnAllRanks) {
   std::vector<Values> all(2);
   run(2, [&](Transport& transport, StreamView stream) {
     const Location location{Memory::kDevice, stream};
@@ -320,7 +320,7 @@ TEST_P(ReducerOnDevice, LearnsHowToGo) {
 
 // Ranks differ in an option outside of the signature. No rank gets a sum, and the next step raises
 // the error.
-TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
+TEST_P(ReducerOnDevice, SubsequentStepReportsFrameMismatch) {
   run(2, [](Transport& transport, StreamView stream) {
     const Location location{Memory::kDevice, stream};
     ReducerOptions options = options_of(location);
@@ -337,7 +337,7 @@ TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
   });
 }
 
-TEST_P(ReducerOnDevice, MixedMemoryIsRefused) {
+TEST_P(ReducerOnDevice, RejectsMixedMemory) {
   run(2, [](Transport& transport, StreamView stream) {
     PlacedValues device(100, Dtype::kF32, {Memory::kDevice, stream}), host(100, Dtype::kF32, {});
     GradientReducer reducer(transport, {.stream = stream});

@@ -20,7 +20,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, FaultsInProcess,
                          ::testing::ValuesIn(test::seeds_of(kVariable, kSeeds)),
                          [](const auto& seed) { return std::to_string(seed.param); });
 
-TEST_P(FaultsInProcess, EndInTimeOnAllRanks) {
+TEST_P(FaultsInProcess, AllRanksEndInTime) {
   const Scenario scenario = draw_scenario(GetParam(), Home::kThreads);
   for (const std::string& complaint : complaints_in_process(scenario, world_of_threads))
     ADD_FAILURE() << complaint << "\n"
@@ -28,7 +28,7 @@ TEST_P(FaultsInProcess, EndInTimeOnAllRanks) {
                   << " tersor_faults_test";
 }
 
-TEST_P(FaultsInProcess, ElasticReducersGoOn) {
+TEST_P(FaultsInProcess, ElasticReducersContinue) {
   const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kThreads);
   for (const std::string& complaint :
        complaints_in_process(plan, [&] { return elastic_world(plan); }))
@@ -46,10 +46,10 @@ void expect_sound_in_process(const Plan& plan) {
                   << " tersor_faults_test";
 }
 
-TEST_P(FaultsInProcess, ParameterServersGoOn) {
+TEST_P(FaultsInProcess, ParameterServersContinue) {
   expect_sound_in_process(draw_served_plan(GetParam()));
 }
-TEST_P(FaultsInProcess, GossipGoesOn) { expect_sound_in_process(draw_gossip_plan(GetParam())); }
+TEST_P(FaultsInProcess, GossipContinues) { expect_sound_in_process(draw_gossip_plan(GetParam())); }
 
 }  // namespace
 }  // namespace tersor::faults

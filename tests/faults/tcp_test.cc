@@ -88,7 +88,7 @@ std::vector<std::string> complaints_of(const Scenario& scenario, int rank, const
   return complaints;
 }
 
-TEST_P(TcpFaults, EndInTimeOnAllProcesses) {
+TEST_P(TcpFaults, AllProcessesEndInTime) {
   const Scenario scenario = draw_scenario(GetParam(), Home::kProcesses);
   Processes processes(scenario.ranks, [&](int rank, const fs::path& folder) {
     return complaints_of(scenario, rank, folder);
@@ -128,7 +128,7 @@ void expect_processes_go_on(const Plan& plan, const std::set<int>& fatal, const 
     ADD_FAILURE() << complaint << repeat(plan);
 }
 
-TEST_P(TcpFaults, ElasticProcessesGoOn) {
+TEST_P(TcpFaults, ElasticProcessesContinue) {
   const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kProcesses);
   std::set<int> fatal;
   for (const Victim& one : plan.victims) fatal.insert(one.rank);
@@ -157,11 +157,11 @@ void expect_threads_go_on(const Plan& plan) {
 TEST_P(TcpFaults, ParameterServersThreadsGoOn) {
   expect_threads_go_on(draw_served_plan(GetParam()));
 }
-TEST_P(TcpFaults, ParameterServersProcessesGoOn) {
+TEST_P(TcpFaults, ParameterServerProcessesContinue) {
   expect_processes_go_on(draw_served_plan(GetParam()));
 }
 TEST_P(TcpFaults, GossipThreadsGoOn) { expect_threads_go_on(draw_gossip_plan(GetParam())); }
-TEST_P(TcpFaults, GossipProcessesGoOn) { expect_processes_go_on(draw_gossip_plan(GetParam())); }
+TEST_P(TcpFaults, GossipProcessesContinue) { expect_processes_go_on(draw_gossip_plan(GetParam())); }
 
 }  // namespace
 }  // namespace tersor::faults

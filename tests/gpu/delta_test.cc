@@ -62,7 +62,7 @@ TEST(DeltaOnADevice, WritesAndRestoresAllDtypes) {
   }
 }
 
-TEST(DeltaOnADevice, LongTensorsHaveStartsAndGroups) {
+TEST(DeltaOnADevice, WritesLongTensors) {
   Versions versions;
   versions.add("bf16", DeltaDtype::kBf16, 66 * kDeltaBlock + 1);
   versions.add("f64", DeltaDtype::kF64, 5 * kDeltaBlock);
@@ -75,7 +75,7 @@ TEST(DeltaOnADevice, LongTensorsHaveStartsAndGroups) {
   EXPECT_EQ(weights.values(), versions.now);
 }
 
-TEST(DeltaOnADevice, FaultsAreNamedBeforeAWrite) {
+TEST(DeltaOnADevice, RejectsInvalidInputBeforeWriting) {
   const Versions versions = all_dtypes(1000);
   const Bytes delta = versions.encode();
   const Stream stream;
@@ -96,7 +96,7 @@ TEST(DeltaOnADevice, FaultsAreNamedBeforeAWrite) {
 
 /// Forged deltas with right checksums of the frame: a result that the host accepts is the host's
 /// result, and all other deltas are refused. No access leaves the memory of the call.
-TEST(DeltaOnADevice, ForgedDeltasGiveTheResultOfTheHostOrAnError) {
+TEST(DeltaOnADevice, ForgedDeltasMatchHostOrFail) {
   Versions versions;
   versions.add("a", DeltaDtype::kBf16, 3000);
   fill(versions, 0, 20, 1000);

@@ -66,7 +66,7 @@ std::vector<Values> on_mortal_ranks(Memory memory) {
   return all;
 }
 
-TEST(ElasticOnDevice, ThoseLeftGoOnAsOnHosts) {
+TEST(ElasticOnDevice, RemainingRanksContinueWithHostResults) {
   const auto found = on_mortal_ranks(Memory::kDevice), wanted = on_mortal_ranks(Memory::kHost);
   ASSERT_EQ(wanted[0].size(), 4 * kLeftCount);
   EXPECT_EQ(wanted[1], wanted[0]);

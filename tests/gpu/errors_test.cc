@@ -28,7 +28,7 @@ std::string encode_error(ConstValueSpan gradient, ByteSpan frame, StreamView str
   return error_of<InvalidArgumentError>([&] { codec->encode(call, frame); });
 }
 
-TEST(GpuErrors, AHostPointerGivenAsDeviceMemory) {
+TEST(GpuErrors, RejectsHostPointerAsDeviceMemory) {
   if (attribute(cudaDevAttrPageableMemoryAccess) != 0)
     GTEST_SKIP() << "this device reads the host's memory";
   const std::vector<float> host(1000);
@@ -45,7 +45,7 @@ TEST(GpuErrors, AHostPointerGivenAsDeviceMemory) {
             std::string::npos);
 }
 
-TEST(GpuErrors, ASegmentOfMoreThanSixteenGibibytes) {
+TEST(GpuErrors, RejectsSegmentsOver16GiB) {
   const BlocktopkBlock block({.density = 0.25, .values = BlocktopkValues::kBf16});
   const std::size_t blocks = (std::size_t{1} << 32) / (block.high_words() + block.value_words());
   const Segment segments[] = {{.count = 4096}, {.count = blocks * BlocktopkBlock::kValues}};
@@ -55,7 +55,7 @@ TEST(GpuErrors, ASegmentOfMoreThanSixteenGibibytes) {
             std::string::npos);
 }
 
-TEST(GpuErrors, ACodecsMemoryOnTheHost) {
+TEST(GpuErrors, RejectsCodecMemoryOnHost) {
   const auto codec = make_codec("lowrank");
   const Segment segment{.count = 64 * 64, .rows = 64, .columns = 64};
   const Plan plan = codec->plan({.segments = {&segment, 1}, .memory = Memory::kDevice});
@@ -74,7 +74,7 @@ TEST(GpuErrors, ACodecsMemoryOnTheHost) {
       << error;
 }
 
-TEST(GpuErrors, AForeignStream) {
+TEST(GpuErrors, RejectsStreamOfAnotherDevice) {
   int devices = 0;
   check_cuda(cudaGetDeviceCount(&devices));
   if (devices < 2) GTEST_SKIP() << "there is one device only";
@@ -87,7 +87,7 @@ TEST(GpuErrors, AForeignStream) {
   EXPECT_NE(error.find("the stream belongs to device 1"), std::string::npos) << error;
 }
 
-TEST(GpuErrors, AnImpossibleSize) {
+TEST(GpuErrors, RejectsImpossibleSizes) {
   EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemoryError);
   const Buffer still_works(4096, Memory::kDevice);
   EXPECT_NE(still_works.pointer(), nullptr);
@@ -97,7 +97,7 @@ TEST(GpuErrors, AnImpossibleSize) {
       InvalidArgumentError);
 }
 
-TEST(GpuErrors, AnErrorOfTheCallersBeforeStaysTheCallers) {
+TEST(GpuErrors, KeepsEarlierCudaErrorOfCaller) {
   const std::vector<float> gradient(5'000, 1.0f);
   const Stream stream;
   for (const char* spec : {"int8+ef", "topk:density=0.1+ef"}) {  // one launch, and several
@@ -111,14 +111,14 @@ TEST(GpuErrors, AnErrorOfTheCallersBeforeStaysTheCallers) {
   }
 }
 
-TEST(GpuErrors, WhatWasThrownIsNotLeftBehind) {
+TEST(GpuErrors, ThrownErrorsClearLastCudaError) {
   EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemoryError);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_THROW(kernels::check_cuda(cudaSetDevice(1 << 20), "choosing a device"), CudaError);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST(GpuErrors, WorkThatIsNotDoneIsNoError) {
+TEST(GpuErrors, UnfinishedEventLeavesNoCudaError) {
   const Stream stream;
   std::atomic<bool> goes_on{false};
   check_cuda(cudaLaunchHostFunc(
@@ -136,7 +136,7 @@ TEST(GpuErrors, WorkThatIsNotDoneIsNoError) {
   EXPECT_TRUE(event.done());
 }
 
-TEST(GpuErrors, MixedMemoryIsNamed) {
+TEST(GpuErrors, ReportsMixedMemory) {
   std::vector<float> host(300);
   const Buffer gradient(1200, Memory::kDevice), frame(2048, Memory::kDevice);
   const Segment segment{.count = 300};

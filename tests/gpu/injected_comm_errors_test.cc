@@ -112,7 +112,7 @@ TEST_F(InjectedErrors, Reducer) {
 }
 
 // The codec changes at step 1. Errors between the steps are reported on all ranks, too.
-TEST_F(InjectedErrors, ReducerThatChangesItsCodec) {
+TEST_F(InjectedErrors, ReducerWithCodecSchedule) {
   const std::vector<ReducerRule> rules{{"*", "bf16"}, {"*", "lowrank:rank=2+ef", 1}};
   for (const cudaError_t error : kErrors)
     expect_errors(scene_of("reducer with a schedule",

@@ -116,7 +116,7 @@ TEST_F(InjectedErrors, MemoryStreamsAndEvents) {
     expect_errors({"owners", [] { return std::make_unique<Owners>(); }}, error);
 }
 
-TEST_F(InjectedErrors, CallsOfCodecs) {
+TEST_F(InjectedErrors, CodecCalls) {
   for (const char* spec :
        {"none", "bf16", "f16+ef", "int8", "int8:rounding=stochastic+ef", "int4", "int4+ef",
         "topk:density=0.1", "topk:density=0.1+ef", "lowrank:rank=1+ef"})
@@ -124,7 +124,7 @@ TEST_F(InjectedErrors, CallsOfCodecs) {
       expect_errors({spec, [spec] { return std::make_unique<Calls>(spec, How::kQueued); }}, error);
 }
 
-TEST_F(InjectedErrors, CallsOfCodecsInACapture) {
+TEST_F(InjectedErrors, CapturedCodecCalls) {
   for (const char* spec : {"none", "int8+ef", "topk:density=0.1"})
     for (const cudaError_t error : kInjectedErrors)
       expect_errors(
@@ -133,7 +133,7 @@ TEST_F(InjectedErrors, CallsOfCodecsInACapture) {
           error);
 }
 
-TEST_F(InjectedErrors, NativeCallsOfCodecs) {
+TEST_F(InjectedErrors, NativeCodecCalls) {
   for (const char* spec : {"none", "bf16", "f16"})
     for (const cudaError_t error : kInjectedErrors)
       expect_errors({spec, [spec] { return std::make_unique<NativeCalls>(spec); }}, error);
@@ -158,7 +158,7 @@ std::string output_of_process(std::size_t call, cudaError_t error) {
 }
 
 /// Makes the calls required once per process.
-TEST(GpuFirstCalls, AreMade) {
+TEST(GpuFirstCalls, CompleteWithoutErrors) {
   Calls calls("int8", How::kQueued);
   EXPECT_NO_THROW(calls.run());
 }

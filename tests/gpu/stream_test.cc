@@ -29,7 +29,7 @@ void expect_same(const DeviceCodec& a, const DeviceCodec& b) {
 }
 
 /// Replays advance the step. Each replay uses new random numbers and sends the remaining residuals.
-TEST_P(OnStream, GraphsGiveTheBytesOfCalls) {
+TEST_P(OnStream, GraphsMatchDirectCalls) {
   const Stream stream;
   const std::vector<float> gradient = gaussian(kCount, 1);
   DeviceCodec called(spec(), gradient), replayed(spec(), gradient);

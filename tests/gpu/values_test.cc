@@ -35,7 +35,7 @@ TEST(GpuValues, ConversionsOfAllKindsOfNumbers) {
 }
 
 /// More than 2^32 values. The last units must equal the same values encoded separately.
-TEST(GpuValues, MoreThanFourThousandMillion) {
+TEST(GpuValues, CountsBeyond32Bits) {
   constexpr std::size_t kCount = (std::size_t{1} << 32) + 70'001, kTail = 70'001 + 512;
   std::size_t free_bytes = 0, all = 0;
   check_cuda(cudaMemGetInfo(&free_bytes, &all));

@@ -50,7 +50,7 @@ std::vector<std::byte> reference_plane(const std::vector<std::uint8_t>& numbers,
   return plane;
 }
 
-TEST(Bits, FieldsAndCodesHaveTheBytesOfTheFormat) {
+TEST(Bits, FieldsAndCodesMatchFixedBytes) {
   std::byte bytes[64] = {};
   PlaneWriter writer(bytes);
   writer.put(5, 3);                          // 101
@@ -67,7 +67,7 @@ TEST(Bits, FieldsAndCodesHaveTheBytesOfTheFormat) {
   EXPECT_EQ(wide_field_at(bytes, 11, 64), 0xfedcba9876543210u);
 }
 
-TEST(Bits, QuotientsHaveTheBytesOfTheFormat) {
+TEST(Bits, QuotientsMatchFixedBytes) {
   for_each_bits_isa([] {
     std::vector<std::uint8_t> numbers = {0, 1, 2, 3, 9, 0, 0, 31};
     numbers.resize(8 + kPackedSlack);
@@ -94,7 +94,7 @@ void expect_same_planes(const std::vector<std::uint8_t>& numbers, std::size_t co
   for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(found[i], numbers[i] >> shift);
 }
 
-TEST(Bits, EveryInstructionSetWritesAndReadsTheSamePlanes) {
+TEST(Bits, InstructionSetsMatchReferencePlanes) {
   for_each_bits_isa([] {
     for (const std::size_t count : {0, 1, 5, 63, 64, 65, 255, 1000, 4096})
       for (unsigned shift = 0; shift <= 4; ++shift)
@@ -102,7 +102,7 @@ TEST(Bits, EveryInstructionSetWritesAndReadsTheSamePlanes) {
   });
 }
 
-TEST(Bits, LongCodesMayFollowEachOther) {
+TEST(Bits, ConsecutiveLongCodes) {
   for_each_bits_isa([] {
     for (const unsigned least : {2, 4, 6, 100, 180, 247})
       for (std::uint64_t seed = 0; seed < 20; ++seed) {
@@ -115,7 +115,7 @@ TEST(Bits, LongCodesMayFollowEachOther) {
   });
 }
 
-TEST(Bits, PlanesOfBitsComeBack) {
+TEST(Bits, BitPlanesRoundTrip) {
   for_each_bits_isa([] {
     for (const std::size_t count : {64, 128, 4096}) {
       const std::vector<std::uint8_t> numbers = byte_list(count, 7 * count);
@@ -134,7 +134,7 @@ TEST(Bits, PlanesOfBitsComeBack) {
   });
 }
 
-TEST(Bits, TooManyZerosAmongManyCodesAreRefused) {
+TEST(Bits, RejectsCodesWithMoreThan255Zeros) {
   for_each_bits_isa([] {
     for (std::size_t words = 7; words < 20; ++words)
       for (unsigned bit = 0; bit < 32; ++bit) {
@@ -151,7 +151,7 @@ TEST(Bits, TooManyZerosAmongManyCodesAreRefused) {
   });
 }
 
-TEST(Bits, BrokenPlanesAreRefused) {
+TEST(Bits, RejectsBrokenPlanes) {
   for_each_bits_isa([] {
     std::uint8_t numbers[8 + kPackedSlack];
     const auto read = [&](std::vector<std::uint32_t> words, std::size_t count) {
@@ -173,7 +173,7 @@ TEST(Bits, BrokenPlanesAreRefused) {
   });
 }
 
-TEST(Bits, PlanesOfAnyBytesAreReadAlikeAndNotBeyondTheirEnds) {
+TEST(Bits, ArbitraryPlanesMatchReferenceWithinBounds) {
   for_each_bits_isa([] {
     for (std::uint64_t seed = 0; seed < 3000; ++seed) {
       const std::size_t words = bits_random(seed) % 12, count = bits_random(~seed) % 200;
@@ -194,7 +194,7 @@ TEST(Bits, PlanesOfAnyBytesAreReadAlikeAndNotBeyondTheirEnds) {
   });
 }
 
-TEST(Bits, TheWidthIsTheBestOfAll) {
+TEST(Bits, BestWidthIsOptimal) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     std::vector<std::uint32_t> numbers(1 + bits_random(seed) % 50);
     for (std::size_t i = 0; i < numbers.size(); ++i)

@@ -135,7 +135,7 @@ std::string describe(const CastRange& range) {
          std::to_string(static_cast<int>(range.noise.rounding));
 }
 
-TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
+TEST_P(Cast, EncodeAndResidualMatchReference) {
   for (int round = 0; round < 30; ++round)
     for (const std::size_t count : kCastCounts)
       for (const Dtype dtype : kCastDtypes) {
@@ -169,7 +169,7 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
       }
 }
 
-TEST_P(Cast, ReducesInTheOrderOfRanks) {
+TEST_P(Cast, ReducesInRankOrder) {
   for (int round = 0; round < 5; ++round)
     for (const std::size_t count : kCastCounts)
       for (const std::size_t ranks : {1, 2, 5}) {
@@ -247,7 +247,7 @@ TEST_P(Cast, DecodesInOrderWithOneRounding) {
         }
 }
 
-TEST(F16, CountsFromTheMidpointBeyondTheLargestOn) {
+TEST(F16, CountsOverflowsFromRoundingMidpoint) {
   const float largest = std::nextafter(65520.0f, 0.0f);
   const float gradient[] = {65520.0f, -65520.0f, largest, -largest, 3e38f, INFINITY, std::nanf("")};
   for (const Isa isa : available_isas()) {

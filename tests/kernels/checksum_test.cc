@@ -73,7 +73,7 @@ class ChecksumOnIsa : public ::testing::TestWithParam<Isa> {
   std::mt19937_64 random_{1};
 };
 
-TEST_P(ChecksumOnIsa, MayBeSummedInPieces) {
+TEST_P(ChecksumOnIsa, PiecesSumToTheWhole) {
   for (const std::size_t count : {0, 1, 2, 15, 16, 17, 63, 1000, 4099, 40'000}) {
     const auto words = random_words(count);
     for (const std::uint64_t first : {0ull, 13ull, 16'383ull, (1ull << 31) - 5, (1ull << 40) + 3}) {
@@ -99,7 +99,7 @@ TEST_P(ChecksumOnIsa, TheLargestWordsDoNotOverflow) {
   }
 }
 
-TEST_P(ChecksumOnIsa, TheFirstRowMayLieElsewhere) {
+TEST_P(ChecksumOnIsa, FirstRowMayBeStoredSeparately) {
   for (const std::size_t count : {0, 1, 4, 1000}) {
     const auto row = random_words(kChecksumColumns), words = random_words(count);
     EXPECT_EQ(checksum_behind(row.data(), words.data(), count),
@@ -107,7 +107,7 @@ TEST_P(ChecksumOnIsa, TheFirstRowMayLieElsewhere) {
   }
 }
 
-TEST_P(ChecksumOnIsa, SeesWordsSwappedZeroedShiftedAndCopied) {
+TEST_P(ChecksumOnIsa, DetectsSwappedFilledShiftedAndCopiedWords) {
   const auto sound = random_words(60'000);  // of several groups
   const std::uint64_t expected = checksum(sound.data(), sound.size(), 16);
   const auto expect_seen = [&](const std::vector<std::int32_t>& words, const char* how) {
@@ -135,7 +135,7 @@ TEST_P(ChecksumOnIsa, SeesWordsSwappedZeroedShiftedAndCopied) {
 }
 
 /// A bit flipped, set or cleared in every 2^n-th word.
-TEST_P(ChecksumOnIsa, SeesABitOfEverySoManyWords) {
+TEST_P(ChecksumOnIsa, DetectsPeriodicBitChanges) {
   const auto sound = random_words(60'000);
   const std::uint64_t expected = checksum(sound.data(), sound.size(), 16);
   for (std::size_t period = 1; period <= 32'768; period *= 2)
@@ -303,7 +303,7 @@ TEST(Checksum, RectanglesOfFlippedBitsAreFound) {
 }
 
 /// Zeros after the end do not change the sum, but the header contains the payload's length.
-TEST(Checksum, ZerosBehindTheEndAreFoundByTheLength) {
+TEST(Checksum, AppendedZerosAreDetectedByLength) {
   constexpr std::size_t kWords = 1000, kLength = offsetof(FrameHeader, payload_bytes) / 4;
   std::vector<std::uint32_t> frame(kWords, 5);
   frame[kLength] = 4 * (kWords - kChecksumColumns);
@@ -334,7 +334,7 @@ TEST(Checksum, RandomTriplesAreFound) {
 }
 
 /// Three flips cancelling in format version 1, which used linearly increasing weights.
-TEST(Checksum, ThreeFlipsThatARampMissesAreFound) {
+TEST(Checksum, DetectsTripleFlipMissedByLinearWeights) {
   std::array<float, 40> ones;
   ones.fill(1.0f);
   std::array<std::uint32_t, 56> frame = {};

@@ -25,7 +25,7 @@ void expect_rounded(std::uint32_t bits) {
   ASSERT_EQ(f32_to_f16(value), reference::narrow(value, reference::kF16)) << std::hex << bits;
 }
 
-TEST(Convert, RoundsToNearestEvenAllOverTheRange) {
+TEST(Convert, RoundsToNearestEvenAcrossTheRange) {
   for (std::uint64_t bits = 0; bits < 1ull << 32; bits += 4093)
     ASSERT_NO_FATAL_FAILURE(expect_rounded(static_cast<std::uint32_t>(bits)));
 }
@@ -44,7 +44,7 @@ TEST(Convert, RoundsToNearestEvenAroundEveryTie) {
   }
 }
 
-TEST(Convert, EveryNanBecomesOneNan) {
+TEST(Convert, NansBecomeCanonicalNan) {
   for (const std::uint32_t bits :
        {0x7f800001u, 0x7fc00000u, 0xffc00000u, 0xff800001u, 0x7fffffffu}) {
     EXPECT_EQ(f32_to_bf16(float_of(bits)), 0x7fff);

@@ -69,7 +69,7 @@ TEST_P(Elementwise, ScalesWithOneRounding) {
                 [&](float value, float) { return reference::product(value, factor); });
 }
 
-TEST_P(Elementwise, TheMaximumKeepsNansAndPrefersPlusZero) {
+TEST_P(Elementwise, MaximumPropagatesNansAndPrefersPlusZero) {
   const auto larger = [](float a, float b) {
     if (std::isnan(a) || std::isnan(b)) return std::nanf("");
     if (a == 0 && b == 0) return std::signbit(a) && std::signbit(b) ? -0.0f : 0.0f;
@@ -122,7 +122,7 @@ TEST_P(Elementwise, IntegersWrapAround) {
   expect_integers<std::uint32_t>(Dtype::kU32, random_);
 }
 
-TEST_P(Elementwise, IntegersAreNotScaled) {
+TEST_P(Elementwise, RejectsScalingOfIntegers) {
   std::int32_t value = 1;
   EXPECT_THROW(scale_values(&value, Dtype::kI32, 1, 2), InvalidArgumentError);
 }

@@ -12,13 +12,13 @@
 namespace tersor {
 namespace {
 
-TEST(Isa, NamesGoBothWays) {
+TEST(Isa, NamesRoundTrip) {
   for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kNeon})
     EXPECT_EQ(parse_isa(isa_name(isa)), isa);
   EXPECT_THROW(parse_isa("sse9"), InvalidArgumentError);
 }
 
-TEST(Isa, TheBestIsChosenUnlessOneIsForced) {
+TEST(Isa, ChoosesBestUnlessForced) {
   const Isa before = current_isa();
   for (const Isa isa : available_isas()) {
     const reference::ForcedIsa forced(isa);
@@ -30,7 +30,7 @@ TEST(Isa, TheBestIsChosenUnlessOneIsForced) {
   }
 }
 
-TEST(Isa, OneThatIsNotThereIsRefusedWithAList) {
+TEST(Isa, RejectsUnavailableIsaAndListsAvailable) {
   const Isa foreign = available_isas().back() == Isa::kNeon ? Isa::kAvx2 : Isa::kNeon;
   try {
     force_isa(foreign);
@@ -53,7 +53,7 @@ TEST(Isa, OneThatIsNotThereIsRefusedWithAList) {
   std::exit(0);
 }
 
-TEST(IsaDeathTest, TheEnvironmentNamesOne) {
+TEST(IsaDeathTest, EnvironmentSelectsInstructionSet) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const std::string slowest(isa_name(available_isas().front()));
   EXPECT_EXIT(print_choice(slowest.c_str()), ::testing::ExitedWithCode(0), "chosen " + slowest);

@@ -29,7 +29,7 @@ constexpr Vector kVectors[] = {
      {{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}}},
 };
 
-TEST(Philox, GivesThePublishedVectors) {
+TEST(Philox, MatchesPublishedVectors) {
   for (const Vector& vector : kVectors) {
     const std::uint64_t key = static_cast<std::uint64_t>(vector.key1) << 32 | vector.key0;
     const PhiloxWords words = philox(vector.counter, key);
@@ -43,7 +43,7 @@ TEST(Philox, GivesThePublishedVectors) {
   }
 }
 
-TEST(Philox, EachElementHasAByteOfItsOwn) {
+TEST(Philox, ElementsUseDistinctNoiseBytes) {
   std::set<std::tuple<std::uint64_t, unsigned, unsigned>> positions;
   for (std::uint64_t element = 0; element < 4096; ++element)
     positions.emplace(noise_counter(element), noise_word(element), noise_byte(element));
@@ -51,7 +51,7 @@ TEST(Philox, EachElementHasAByteOfItsOwn) {
   EXPECT_EQ(noise_counter(4095), 4096u / 16 - 1) << "sixteen elements share a counter";
 }
 
-TEST(Philox, NoiseFollowsTheFormat) {
+TEST(Philox, NoiseMatchesReference) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 10000; ++round) {
     const std::uint64_t element = random() >> (random() % 60), key = random();

@@ -179,7 +179,7 @@ std::string describe(const Range& range, Dtype dtype) {
          " store " + std::to_string(static_cast<int>(range.store));
 }
 
-TEST_P(Quantize, EncodesTheBytesOfTheFormat) {
+TEST_P(Quantize, EncodeMatchesReference) {
   for (int round = 0; round < 40; ++round)
     for (const std::size_t count : kCounts)
       for (const Dtype dtype : kDtypes) {
@@ -242,7 +242,7 @@ void expect_same_values(const std::vector<std::byte>& got, const std::vector<std
   }
 }
 
-TEST_P(Quantize, DecodesAnyBytesInOrderWithOneRounding) {
+TEST_P(Quantize, DecodeMatchesReferenceForAnyBytes) {
   for (const std::size_t count : kCounts)
     for (const Dtype dtype : kDtypes)
       for (const std::size_t ranks : {0, 1, 2, 3, 5})
@@ -275,7 +275,7 @@ TEST_P(Quantize, DecodesAnyBytesInOrderWithOneRounding) {
           }
 }
 
-TEST_P(Quantize, ReducesInTheOrderOfRanks) {
+TEST_P(Quantize, ReducesInRankOrder) {
   for (int round = 0; round < 10; ++round)
     for (const std::size_t count : kCounts)
       for (const std::size_t ranks : {1, 2, 3, 8}) {
@@ -300,7 +300,7 @@ TEST_P(Quantize, ReducesInTheOrderOfRanks) {
       }
 }
 
-TEST_P(Quantize, DecodedPlusResidualIsWhatWasToBeSent) {
+TEST_P(Quantize, DecodedPlusResidualEqualsGradient) {
   constexpr std::size_t kCount = 1 << 17;
   auto gradient = reference::values_of_all_kinds(kCount, random_);
   std::vector<float> residual(kCount), scales(kCount / codec_.block), decoded(kCount);
@@ -316,7 +316,7 @@ TEST_P(Quantize, DecodedPlusResidualIsWhatWasToBeSent) {
   }
 }
 
-TEST_P(Quantize, StochasticRoundingIsRightOnAverage) {
+TEST_P(Quantize, StochasticRoundingIsUnbiased) {
   constexpr std::size_t kCount = 1 << 20;
   for (const float value : {0.1f, 0.5f, -0.77f}) {
     std::vector<float> gradient(kCount, value), scales(kCount / codec_.block), decoded(kCount);

@@ -36,9 +36,9 @@ TEST(Threads, ZeroMeansAllCores) {
   EXPECT_EQ(Threads(0).count(), std::max(1u, std::thread::hardware_concurrency()));
 }
 
-TEST(Threads, TooManyAreRefused) { EXPECT_THROW(Threads(1u << 20), InvalidArgumentError); }
+TEST(Threads, TooManyAreRejected) { EXPECT_THROW(Threads(1u << 20), InvalidArgumentError); }
 
-TEST(Threads, WorkTogetherWithTheCaller) {
+TEST(Threads, CallerTakesPartInRun) {
   Threads pool(2);
   std::atomic<int> inside{0};
   std::set<std::thread::id> ids;
@@ -53,7 +53,7 @@ TEST(Threads, WorkTogetherWithTheCaller) {
   EXPECT_TRUE(ids.contains(std::this_thread::get_id()));
 }
 
-TEST(Threads, ThrowTheFirstErrorAndGoOn) {
+TEST(Threads, ErrorsPropagateAndPoolRemainsUsable) {
   for (const unsigned threads : {1u, 3u}) {
     Threads pool(threads);
     for (int round = 0; round < 20; ++round) {
@@ -92,7 +92,7 @@ bool rounds_to_nearest() {
   return one + little == 1 && -one - little == -1;
 }
 
-TEST(Threads, TasksSeeTheDefaultFloatModeWhateverTheCallersIs) {
+TEST(Threads, TasksRunInDefaultFloatMode) {
   Threads pool(3);
   std::fesetround(FE_UPWARD);
   EXPECT_FALSE(rounds_to_nearest());
@@ -104,7 +104,7 @@ TEST(Threads, TasksSeeTheDefaultFloatModeWhateverTheCallersIs) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(FloatMode, IsSetAndPutBack) {
+TEST(FloatMode, IsSetAndRestored) {
   std::fesetround(FE_DOWNWARD);
   {
     const kernels::DefaultFloatMode mode;

@@ -285,7 +285,7 @@ std::size_t k_of(std::size_t count, double density) {
   return std::min(count, std::max<std::size_t>(1, static_cast<std::size_t>(k)));
 }
 
-TEST(Topk, NothingOfNothing) {
+TEST(Topk, EmptyInput) {
   for (const unsigned threads : {1u, 3u}) {
     const Outcome outcome = encode({.gradient = {}, .residual = {}, .k = 0}, threads);
     EXPECT_EQ(outcome.result.selected, 0u);
@@ -355,7 +355,7 @@ TEST_F(TopkExact, WithoutResidual) {
       }
 }
 
-TEST_F(TopkExact, AFactorOfZeroForgetsTheResidual) {
+TEST_F(TopkExact, ZeroResidualFactorDropsResidual) {
   expect_exact_everywhere(
       {.gradient = gaussian(70001, 8), .residual = gaussian(70001, 9), .k = 700, .b = 0});
 }
@@ -394,7 +394,7 @@ TEST_F(TopkExact, HostileInputs) {
   }
 }
 
-TEST_F(TopkExact, ForcesTakeThePathsTheyAreNamedFor) {
+TEST_F(TopkExact, ForcesSelectExpectedPaths) {
   const Case test{.gradient = gaussian(1000003, 11), .residual = gaussian(1000003, 12), .k = 10001};
   const std::pair<TopkForce, TopkPath> expected[] = {{TopkForce::kNothing, TopkPath::kHit},
                                                      {TopkForce::kTooFew, TopkPath::kGather},
@@ -405,7 +405,7 @@ TEST_F(TopkExact, ForcesTakeThePathsTheyAreNamedFor) {
       EXPECT_EQ(encode(test, threads, force).result.path, path) << name_of(force);
 }
 
-TEST_F(TopkExact, TenStepsOfFeedbackSendEverything) {
+TEST_F(TopkExact, TenStepsWithFeedbackMatchReference) {
   constexpr std::size_t kCount = 100003;
   std::vector<float> residual(kCount, 0.0f);
   for (unsigned step = 0; step < 10; ++step) {
@@ -492,7 +492,7 @@ TEST_F(TopkPoison, SendsNansAndKeepsTheOldResidual) {
           }
 }
 
-TEST_F(TopkPoison, ManyOfThemLeaveNoSpaceForCandidates) {
+TEST_F(TopkPoison, ManyNonFiniteValues) {
   constexpr std::size_t kCount = 600011;
   Case test{.gradient = gaussian(kCount, 15), .residual = gaussian(kCount, 16), .k = 601};
   for (std::size_t i = 0; i < kCount; ++i)
@@ -514,7 +514,7 @@ TEST_F(TopkPoison, WithoutResidual) {
   expect_poison(test, encode(test, 2), true);
 }
 
-TEST_F(TopkPoison, AnOverflowOfBf16CountsAsNotFinite) {
+TEST_F(TopkPoison, Bf16OverflowCountsAsNonFinite) {
   for (const bool values : {false, true}) {
     Case test{.gradient = gaussian(5000, 18), .residual = gaussian(5000, 19), .k = 50};
     test.gradient[77] = 3.4e38f;
@@ -530,7 +530,7 @@ TEST_F(TopkPoison, AnOverflowOfBf16CountsAsNotFinite) {
 
 // The workspace for large counts is 1/16 of the gradient plus the payload. Each thread beyond two
 // adds memory pages.
-TEST(TopkWorkspace, IsSmallBesideTheGradient) {
+TEST(TopkWorkspace, IsSmallComparedWithGradient) {
   constexpr std::size_t kBytesAThread = std::size_t{1} << 19;
   for (const std::size_t count : {std::size_t{1} << 24, std::size_t{1} << 26, std::size_t{1} << 33})
     for (const double density : {1e-6, 1e-3, 0.01})
@@ -543,7 +543,7 @@ TEST(TopkWorkspace, IsSmallBesideTheGradient) {
       }
 }
 
-TEST(TopkErrors, AreNamed) {
+TEST(TopkErrors, RejectsInvalidTasks) {
   Threads threads(1);
   const std::vector<float> gradient(100, 1.0f);
   Payload payload(100, 10, Dtype::kF32);

@@ -127,7 +127,7 @@ TEST_F(MpiCollectives, ReducerHasTheBitsOfThreads) {
 }
 
 // One rank uses another instruction set; the bytes must be equal.
-TEST_F(MpiCollectives, RanksMayHaveOtherInstructionSets) {
+TEST_F(MpiCollectives, MixedInstructionSetsGiveEqualBits) {
   for (const char* codec : {"int8:rounding=stochastic", "hadamard", "blocktopk"}) {
     Values usual = gaussian(kCount, static_cast<std::uint64_t>(transport_->rank())), mixed = usual;
     allreduce(*transport_, usual, {.codec = codec});

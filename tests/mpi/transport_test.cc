@@ -47,7 +47,7 @@ TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
   transport.barrier({.name = "test"}).wait_synchronize();
 }
 
-TEST(MpiTransport, IsMadeByTheMainThreadWhereMpiLetsInNoOther) {
+TEST(MpiTransport, CreationOffMainThreadRequiresThreadMultiple) {
   if (multiple()) GTEST_SKIP() << "MPI lets all threads in";
   std::jthread([] {
     EXPECT_THROW(make_mpi_transport(MPI_COMM_WORLD), InvalidArgumentError);
@@ -55,7 +55,7 @@ TEST(MpiTransport, IsMadeByTheMainThreadWhereMpiLetsInNoOther) {
 }
 
 // Poison from another thread is reported by the next call at the latest, with every thread level.
-TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
+TEST(MpiTransport, AbortFromAnotherThreadReachesAllRanks) {
   const auto start = Clock::now();
   const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
   Transport& transport = *owned_transport;
@@ -70,11 +70,11 @@ TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-TEST(MpiTransport, RefusesNoCommunicator) {
+TEST(MpiTransport, RejectsNullCommunicator) {
   EXPECT_THROW(make_mpi_transport(MPI_COMM_NULL), InvalidArgumentError);
 }
 
-TEST(MpiTransport, RefusesTwoGroups) {
+TEST(MpiTransport, RejectsIntercommunicator) {
   int rank = 0, ranks = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -87,12 +87,10 @@ TEST(MpiTransport, RefusesTwoGroups) {
   MPI_Comm_free(&half);
 }
 
-TEST(MpiTransport, ASecondSessionIsRefused) {
-  EXPECT_THROW(MpiSession session, InvalidArgumentError);
-}
+TEST(MpiTransport, RejectsSecondSession) { EXPECT_THROW(MpiSession session, InvalidArgumentError); }
 
 // The caller's own messages, with any tag and from any rank, never match the transport's messages.
-TEST(MpiTransport, LeavesTheCallersMessagesAlone) {
+TEST(MpiTransport, DoesNotMatchCallerMessages) {
   const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
   Transport& transport = *owned_transport;
   const int ranks = transport.ranks(), rank = transport.rank();
@@ -112,7 +110,7 @@ std::size_t available_bytes() {
 }
 
 // More bytes than an int can count, between two ranks. The test checks every 4096th byte.
-TEST(MpiTransport, CarriesMoreThanTwoGibibytes) {
+TEST(MpiTransport, TransfersMoreThanTwoGibibytes) {
   constexpr std::size_t kBytes = (std::size_t{1} << 31) + 12'345;
   if (available_bytes() < 4 * kBytes) GTEST_SKIP() << "needs 9 GB of memory";
   const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
@@ -168,7 +166,7 @@ void receive_refused_ones(int count) {
 }
 
 // Headers announcing more or fewer bytes than the message contains, and a truncated header.
-TEST(MpiTransport, RefusesMessagesOfAnotherLength) {
+TEST(MpiTransport, RejectsMessagesWithWrongLength) {
   constexpr int kHeadBytes = sizeof(MessageHead);
   constexpr int kLengths[] = {kHeadBytes + 4, kHeadBytes + 12, kHeadBytes - 1};
   int rank = 0;
@@ -185,7 +183,7 @@ TEST(MpiTransport, RefusesMessagesOfAnotherLength) {
   MPI_Comm_free(&own);
 }
 
-TEST(MpiTransport, ManyInARowLeaveNothingBehind) {
+TEST(MpiTransport, CreatesManyTransportsInSequence) {
   for (int round = 0; round < 50; ++round) {
     const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
     Transport& transport = *owned_transport;

@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 
-TEST(NcclFaults, DisagreementIsSaidOnAllRanks) {
+TEST(NcclFaults, OperationMismatchFailsOnAllRanks) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
     sum_up(rank, rank.operation(rank.rank() == 1 ? "reduce_scatter" : "allreduce"));
@@ -34,7 +34,7 @@ TEST(NcclFaults, DisagreementIsSaidOnAllRanks) {
   EXPECT_THAT(run.errors[1], HasSubstr("rank 0 calls allreduce, rank 2 calls allreduce"));
 }
 
-TEST(NcclFaults, OtherArgumentsAreADisagreement) {
+TEST(NcclFaults, ArgumentMismatchFailsOnAllRanks) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     sum_up(rank, rank.operation("allreduce", rank.rank() == 0 ? 1 : 2));
@@ -42,7 +42,7 @@ TEST(NcclFaults, OtherArgumentsAreADisagreement) {
   EXPECT_THAT(run.errors, Each(HasSubstr("calls allreduce with other arguments")));
 }
 
-TEST(NcclFaults, OptionsThatDifferAreNamedOnAllRanks) {
+TEST(NcclFaults, AllRanksReportDifferingOptions) {
   WatchedNccl nccl;
   std::vector<std::set<std::string>> named(3);
   run_nccl(nccl, 3, [&](NcclRank& rank) {
@@ -76,7 +76,7 @@ NcclRun lose_a_rank(WatchedNccl& nccl, Whose whose, std::chrono::milliseconds ti
       whose);
 }
 
-TEST(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
+TEST(NcclFaults, MissingRankCausesTimeout) {
   WatchedNccl nccl;
   const auto start = Clock::now();
   const NcclRun run = lose_a_rank(nccl, Whose::kCallers, 300ms);
@@ -88,7 +88,7 @@ TEST(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
                       Not(HasSubstr("abort your communicator"))));
 }
 
-TEST(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
+TEST(NcclFaults, RevokesCallerCommunicatorAndAbortsOwn) {
   {
     WatchedNccl nccl;
     lose_a_rank(nccl, Whose::kCallers, 100ms);
@@ -106,7 +106,7 @@ TEST(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
 
 // Without ncclCommRevoke, the caller's communicators are not freed. The error explains the required
 // action.
-TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
+TEST(NcclFaults, OlderNcclRequiresAbortByCaller) {
   WatchedNccl nccl(22'703);
   const std::vector<ncclComm_t> clique = nccl.make_clique(2);
   std::vector<std::string> errors(2);
@@ -137,7 +137,7 @@ TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
   EXPECT_EQ(errors[1], "");
 }
 
-TEST(NcclFaults, AnErrorOfNcclIsSticky) {
+TEST(NcclFaults, NcclErrorIsSticky) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
@@ -153,7 +153,7 @@ TEST(NcclFaults, AnErrorOfNcclIsSticky) {
                                          "network error (socket closed)")));
 }
 
-TEST(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
+TEST(NcclFaults, AbortRevokesCommunicatorAndFailsNextCall) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     rank.transport.abort("the trainer has had enough");
@@ -164,7 +164,7 @@ TEST(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
 }
 
 // NCCL makes connections at the first use, with waits on the host.
-TEST(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
+TEST(NcclFaults, BlockingNcclCallFailsAtTimeout) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     Operation operation = rank.operation("allreduce");
@@ -176,7 +176,7 @@ TEST(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
   EXPECT_THAT(run.errors, Each(HasSubstr("a call of NCCL did not return in time")));
 }
 
-TEST(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
+TEST(NcclFaults, InvalidFrameFailsNextCall) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
@@ -189,7 +189,7 @@ TEST(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }
 
-TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
+TEST(NcclFaults, RejectsInvalidArgumentsAndStaysUsable) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     std::vector<std::byte> host(100);
@@ -235,7 +235,7 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }
 
-TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
+TEST(NcclFaults, RejectsUnusableCommunicators) {
   WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   const auto refusal = [](ncclComm_t handle) {
@@ -250,7 +250,7 @@ TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
   EXPECT_THAT(refusal(communicator), HasSubstr("was aborted or has failed"));
 }
 
-TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
+TEST(NcclFaults, IncompleteCommunicatorCreationTimesOut) {
   WatchedNccl nccl;
   const std::filesystem::path file =
       ::testing::TempDir() + "tersor_nccl_alone_" + std::to_string(getpid());
@@ -266,7 +266,7 @@ TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
               HasSubstr("did not write"));
 }
 
-TEST(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
+TEST(NcclFaults, IncompleteChannelCreationTimesOut) {
   WatchedNccl nccl;
   const std::vector<ncclComm_t> clique = nccl.make_clique(2);
   std::vector<std::string> errors(2);

@@ -105,7 +105,7 @@ TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
   fabric.remove(queue);
 }
 
-TEST_F(NcclMeeting, PythonsPackageIsFoundBesideThePythonOfThePath) {
+TEST_F(NcclMeeting, FindsPythonPackageNextToPythonOnPath) {
   const fs::path packages = folder_ / "venv/lib/python3.11/site-packages/nvidia/nccl/lib";
   fs::create_directories(packages);
   fs::create_directories(folder_ / "venv/bin");
@@ -117,14 +117,14 @@ TEST_F(NcclMeeting, PythonsPackageIsFoundBesideThePythonOfThePath) {
   EXPECT_EQ(nccl::find_python_library((folder_ / "empty").string()), std::nullopt);
 }
 
-TEST(NcclLibrary, ItsVersionIsWrittenAsNcclWritesIt) {
+TEST(NcclLibrary, FormatsVersionLikeNccl) {
   EXPECT_EQ(nccl::version_name(22'809), "2.28.9");
   EXPECT_EQ(nccl::version_name(21'403), "2.14.3");
   EXPECT_EQ(nccl::version_name(2'708), "2.7.8");
 }
 
 // The machine's NCCL library, if installed, answers without a GPU.
-TEST(NcclLibrary, TheInstalledOneIsFound) {
+TEST(NcclLibrary, FindsInstalledLibrary) {
   void* installed = dlopen("libnccl.so.2", RTLD_NOW);
   if (installed == nullptr) GTEST_SKIP() << "no libnccl.so.2 where the loader looks";
   EXPECT_THAT(nccl_library(), StartsWith("NCCL 2."));

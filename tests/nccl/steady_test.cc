@@ -62,7 +62,7 @@ void warm_up(NcclRank& rank, StepMemory& memory) {
   }
 }
 
-TEST(NcclSteady, NcclIsToldOfMemoryOnce) {
+TEST(NcclSteady, RegistersMemoryOnce) {
   WatchedNccl nccl;
   int warm = 0;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
@@ -79,7 +79,7 @@ TEST(NcclSteady, NcclIsToldOfMemoryOnce) {
   EXPECT_EQ(nccl.open_registrations(), 0);
 }
 
-TEST(NcclSteady, MemoryThatNcclRefusesIsUsedAllTheSame) {
+TEST(NcclSteady, UsesMemoryAfterFailedRegistration) {
   WatchedNccl nccl;
   nccl.refuse_registrations();
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
@@ -114,7 +114,7 @@ TEST(NcclSteady, AStepIsCapturedAndReplayed) {
   });
 }
 
-TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
+TEST(NcclSteady, RejectsCaptureOfNewOperation) {
   on_nccl(2, [](NcclRank& rank) {
     StepMemory memory;
     warm_up(rank, memory);
@@ -127,7 +127,7 @@ TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
 }
 
 // If NCCL cannot revoke communicators, the transport creates nonblocking communicators.
-TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
+TEST(NcclSteady, RunsOnNonblockingCommunicators) {
   WatchedNccl nccl(22'703);
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const auto channel = rank.transport.channel();
@@ -141,7 +141,7 @@ TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
 }
 
 // A graph's memory is reserved for the graph, so a second graph finds no memory.
-TEST(NcclSteady, EachGraphIsWarmedUpForItself) {
+TEST(NcclSteady, EachGraphRequiresOwnWarmUp) {
   on_nccl(2, [](NcclRank& rank) {
     StepMemory memory;
     warm_up(rank, memory);

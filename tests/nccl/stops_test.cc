@@ -42,7 +42,7 @@ TEST(NcclStops, NoCommunicatorWaitsForAnother) {
 }
 
 // A revoke may end before a blocking call notices the revoke.
-TEST(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
+TEST(NcclStops, AbortsUnresponsiveCallAfterRevoke) {
   WatchedNccl nccl;
   const auto body = [&](NcclRank& rank) {
     Operation operation = rank.operation("allreduce");
@@ -77,7 +77,7 @@ void lose_the_second_step(NcclRank& rank, Algorithm algorithm) {
   EXPECT_THAT(wait_for_fault(rank.transport), HasSubstr("allreduce on rank 0 of 2: not done"));
 }
 
-TEST(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
+TEST(NcclStops, DoesNotReuseFramesFromEarlierStep) {
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot})
     for_each_order(5, [&] {
       WatchedNccl nccl;
@@ -89,7 +89,7 @@ TEST(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
 
 // Replays are not library calls. The transport's thread detects the faults reported by their
 // kernels.
-TEST(NcclStops, ADamagedFrameIsToldByProgress) {
+TEST(NcclStops, ProgressReportsDamagedFrame) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
@@ -102,7 +102,7 @@ TEST(NcclStops, ADamagedFrameIsToldByProgress) {
   EXPECT_THAT(run.errors, Each(std::string()));
 }
 
-TEST(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
+TEST(NcclStops, HostGatherTimesOutWhenPolled) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     if (rank.rank() == 1) return;
@@ -165,7 +165,7 @@ TEST(NcclStops, TheWaitForAReplayEndsAtItsDeadline) {
 }
 
 // CUDA also reports an error of an earlier kernel where a thread selects its device.
-TEST(NcclStops, CommunicatorsOfABrokenDeviceAreStopped) {
+TEST(NcclStops, AbortsCommunicatorsOnBrokenDevice) {
   WatchedNccl nccl;
   const auto body = [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
@@ -197,7 +197,7 @@ TEST(NcclStops, TheWatcherStartsOnABrokenDevice) {
   ptx_device_fail("");
 }
 
-TEST(NcclStops, ARevokedCommunicatorIsNamed) {
+TEST(NcclStops, RejectsRevokedCommunicator) {
   WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   nccl.table().comm_revoke(communicator, 0);

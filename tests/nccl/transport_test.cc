@@ -14,7 +14,7 @@ std::vector<ValueSpan> parts_of(const ValueSpan& values, int ranks) {
 }
 
 // The parts lie in another order on each rank, and touch on some ranks only.
-TEST(NcclTransport, PartsAreSummedByNumberWhereverTheyLie) {
+TEST(NcclTransport, SumsPartsByIndexAtAnyAddress) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
     constexpr std::size_t kCount = 256;
@@ -38,7 +38,7 @@ TEST(NcclTransport, PartsAreSummedByNumberWhereverTheyLie) {
   EXPECT_EQ(nccl.calls("ncclAllReduce"), 3 * 2);
 }
 
-TEST(NcclTransport, OperationsOfOneCollectiveOverlapInABracket) {
+TEST(NcclTransport, OperationsOverlapWithinABracket) {
   on_all_nccl_ranks([](NcclRank& rank) {
     constexpr std::size_t kChunks = 4, kChunkBytes = 5000;
     for (int round = 0; round < 3; ++round) {
@@ -81,7 +81,7 @@ TEST(NcclTransport, BracketsKeepTheirOrderAcrossStreams) {
 }
 
 // The first stream must read a block before the second stream's receive reuses the block.
-TEST(NcclTransport, WhatAStreamReadsIsNotOverwrittenForAnother) {
+TEST(NcclTransport, SecondStreamDoesNotOverwriteBlockInUse) {
   on_nccl(2, [](NcclRank& rank) {
     constexpr std::size_t kBytes = 1000;
     const Stream second;
@@ -105,7 +105,7 @@ TEST(NcclTransport, WhatAStreamReadsIsNotOverwrittenForAnother) {
   });
 }
 
-TEST(NcclTransport, HostMemoryIsForSmallMessages) {
+TEST(NcclTransport, GathersSmallHostMessages) {
   on_all_nccl_ranks([](NcclRank& rank) {
     for (const std::size_t bytes : {0u, 1u, 1000u}) {
       const auto own = pattern(bytes, rank.rank(), 0);
@@ -122,14 +122,14 @@ TEST(NcclTransport, HostMemoryIsForSmallMessages) {
 }
 
 // All threads are on the same machine.
-TEST(NcclTransport, KnowsWhichRanksShareAHost) {
+TEST(NcclTransport, DetectsRanksOnSameHost) {
   on_nccl(3, [](NcclRank& rank) {
     EXPECT_EQ(rank.transport.hosts(), std::vector<int>(3, 0));
     EXPECT_EQ(rank.transport.channel()->hosts(), std::vector<int>(3, 0));
   });
 }
 
-TEST(NcclTransport, CountsWhatItGaveToNccl) {
+TEST(NcclTransport, CountsBytesPassedToNccl) {
   on_nccl(4, [](NcclRank& rank) {
     const auto channel = rank.transport.channel();
     DeviceBytes send(1000);
@@ -152,7 +152,7 @@ TEST(NcclTransport, CountsWhatItGaveToNccl) {
   });
 }
 
-TEST(NcclExchange, IsOneGroupOfWhatIsNotEmpty) {
+TEST(NcclExchange, SendsNonemptyMessagesInOneGroup) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [&](NcclRank& rank) {
     rank.transport.begin(rank.operation());
@@ -175,7 +175,7 @@ TEST(NcclExchange, IsOneGroupOfWhatIsNotEmpty) {
 }
 
 // A rank without messages must agree, too. A send and its receive involve no other rank.
-TEST(NcclExchange, AllRanksAgreeOnItButNotOnASend) {
+TEST(NcclExchange, RequiresAgreementUnlikeASend) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
     DeviceBytes bytes(100);
@@ -190,7 +190,7 @@ TEST(NcclExchange, AllRanksAgreeOnItButNotOnASend) {
 }
 
 // An empty gather on a device still waits for all ranks.
-TEST(NcclExchange, AGatherOfNothingIsABarrier) {
+TEST(NcclExchange, EmptyGatherUsesBarrier) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 4, [](NcclRank& rank) {
     Handle gathered = rank.transport.all_gather(rank.operation(), {}, 0);
@@ -202,7 +202,7 @@ TEST(NcclExchange, AGatherOfNothingIsABarrier) {
   EXPECT_EQ(nccl.calls("ncclAllReduce"), 2 * 4);
 }
 
-TEST(NcclExchange, RefusesHostMemory) {
+TEST(NcclExchange, RejectsHostMemory) {
   on_nccl(3, [](NcclRank& rank) {
     std::vector<std::byte> host(8);
     const SendTo send{(rank.rank() + 1) % 3, host};

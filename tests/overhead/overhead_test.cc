@@ -176,19 +176,19 @@ void expect_at_most(const idle::Counts& counts, const idle::Counts& most) {
   EXPECT_LE(counts.nccl_calls, most.nccl_calls);
 }
 
-TEST(Overhead, OfAnAllreduceIsFewCalls) {
+TEST(Overhead, AllreduceStaysWithinCallLimits) {
   for (const Case& wanted : kCases) {
     SCOPED_TRACE(wanted.name());
     expect_at_most(of_allreduce(wanted, kCount), wanted.most);
   }
 }
 
-TEST(Overhead, OfAReducersStepIsFewCalls) {
+TEST(Overhead, ReducerStepStaysWithinCallLimits) {
   expect_at_most(of_step(2, kCount), {27, 26, 140, 311, 16});
   expect_at_most(of_step(8, kCount), {151, 42, 1172, 2279, 128});
 }
 
-TEST(OverheadRealTime, OfAnAllreduceIsLittleBesideItsLaunches) {
+TEST(OverheadRealTime, AllreduceStaysWithinTimeLimit) {
   for (const Case& wanted : kCases) {
     const Cost cost = of_allreduce(wanted, kTime);
     print(wanted.name(), cost);
@@ -198,7 +198,7 @@ TEST(OverheadRealTime, OfAnAllreduceIsLittleBesideItsLaunches) {
   }
 }
 
-TEST(OverheadRealTime, OfAReducersStepIsLittleForEachBucket) {
+TEST(OverheadRealTime, ReducerStepStaysWithinTimeLimitPerBucket) {
   for (const int ranks : {2, 8}) {
     const Cost cost = of_step(ranks, kTime);
     print("step of a reducer, " + std::to_string(ranks) + " ranks", cost);

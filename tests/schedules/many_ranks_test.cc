@@ -52,7 +52,7 @@ TEST(ManyRanks, GridsOfOneToThreeDimensions) {
 }
 
 // The table's formula: 2 (p1 - 1 + p2 - 1 + …).
-TEST(ManyRanks, MessagesAreTheSumOfTheDigits) {
+TEST(ManyRanks, MessageCountFollowsGridDimensions) {
   EXPECT_EQ(messages_of(Grid(1024), 5), 2u * 1023);
   const int square[] = {32, 32}, cube[] = {16, 16, 16};
   EXPECT_EQ(messages_of(Grid(square, 1024), 5), 2u * (31 + 31));
@@ -68,25 +68,25 @@ class ShardWalkFinds : public ::testing::Test {
   std::vector<Schedule> schedules_ = schedules_of(Grid(kDigits, 6));
 };
 
-TEST_F(ShardWalkFinds, Nothing) { EXPECT_EQ(said(), ""); }
+TEST_F(ShardWalkFinds, NoErrorInValidSchedules) { EXPECT_EQ(said(), ""); }
 
-TEST_F(ShardWalkFinds, AMessageThatNobodyTakes) {
+TEST_F(ShardWalkFinds, UnreceivedMessage) {
   schedules_[2][1].receives.pop_back();
   EXPECT_EQ(said(), "step 1, rank 2: is sent more");
 }
 
-TEST_F(ShardWalkFinds, AMessageThatNobodySends) {
+TEST_F(ShardWalkFinds, UnsentMessage) {
   std::erase_if(schedules_[1][0].sends,
                 [](const StepMessage& message) { return message.peer == 2; });
   EXPECT_EQ(said(), "step 0, rank 2: waits in vain for rank 1");
 }
 
-TEST_F(ShardWalkFinds, ShardsThatAreMixedUp) {
+TEST_F(ShardWalkFinds, SwappedShards) {
   std::swap(schedules_[1][0].sends[0].shard, schedules_[1][0].sends[1].shard);
   EXPECT_EQ(said(), "step 0, rank 0: gets other shards from rank 1");
 }
 
-TEST_F(ShardWalkFinds, AContributionThatComesTwice) {
+TEST_F(ShardWalkFinds, DuplicateContribution) {
   StepMessage once_more = schedules_[3][0].receives.front();
   once_more.peer = 1;  // in rank 0's group
   schedules_[3][0].receives.push_back(once_more);
@@ -94,7 +94,7 @@ TEST_F(ShardWalkFinds, AContributionThatComesTwice) {
   EXPECT_EQ(said(), "step 2, rank 0: adds a gradient twice");
 }
 
-TEST_F(ShardWalkFinds, AContributionThatIsNotAdded) {
+TEST_F(ShardWalkFinds, MissingContribution) {
   std::erase_if(schedules_[1][0].sends,
                 [](const StepMessage& message) { return message.peer == 2; });
   std::erase_if(schedules_[2][0].receives,
@@ -104,7 +104,7 @@ TEST_F(ShardWalkFinds, AContributionThatIsNotAdded) {
   EXPECT_EQ(walk.result(4).from.count(), 5u);
 }
 
-TEST_F(ShardWalkFinds, ShardsThatAreNotDecoded) {
+TEST_F(ShardWalkFinds, UndecodedShards) {
   for (Schedule& schedule : schedules_) {
     std::erase_if(schedule[3].sends, [](const StepMessage& message) { return message.shard == 0; });
     std::erase_if(schedule[3].receives,

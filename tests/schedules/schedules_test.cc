@@ -204,7 +204,7 @@ TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
 
 // Each rank sends one message with the sum of its gradient and the received sum. The root adds
 // last.
-TEST(Schedules, AChainAddsOneRankAfterTheOther) {
+TEST(Schedules, ChainReduceAddsRanksInSequence) {
   for (const int n : rank_counts())
     for (const int root : {0, n / 2, n - 1}) {
       if (n == 1) continue;
@@ -283,7 +283,7 @@ TEST(Schedules, Hierarchies) {
     }
 }
 
-TEST(Schedules, AHierarchySendsWhatTheTableSays) {
+TEST(Schedules, HierarchicalTrafficMatchesDocumentedTable) {
   for (const int hosts : {2, 3, 4, 8})
     for (const int each : {2, 3, 4, 8}) {
       std::vector<int> numbers;
@@ -302,7 +302,7 @@ TEST(Schedules, AHierarchySendsWhatTheTableSays) {
 }
 
 // Otherwise all ranks would wait for one rank's link.
-TEST(Schedules, AtAnyTimeEachRankSendsToAnother) {
+TEST(Schedules, RanksSendToDistinctPeersInEachIteration) {
   for (const int n : {2, 3, 8, 33})
     for (const auto& schedule_by : {two_shot, one_shot})
       for (std::size_t iteration = 0; iteration < static_cast<std::size_t>(n); ++iteration) {
@@ -316,37 +316,37 @@ TEST(Schedules, AtAnyTimeEachRankSendsToAnother) {
 // Checks that the walk detects errors.
 std::string said_of(const Layout& layout) { return ScheduleWalk(layout).run(); }
 
-TEST(ScheduleWalk, AMessageThatNobodyTakes) {
+TEST(ScheduleWalk, DetectsUnreceivedMessage) {
   Layout layout = flat_layout(two_shot, 4, 4);
   layout.schedules[2][1].receives.pop_back();
   EXPECT_EQ(said_of(layout), "step 1, rank 2: does not take what rank 3 sends");
 }
 
-TEST(ScheduleWalk, AMessageThatNobodySends) {
+TEST(ScheduleWalk, DetectsUnsentMessage) {
   Layout layout = flat_layout(two_shot, 4, 4);
   layout.schedules[1][0].sends.erase(layout.schedules[1][0].sends.begin());  // to the next rank
   EXPECT_EQ(said_of(layout), "step 0, rank 2: waits in vain for rank 1");
 }
 
-TEST(ScheduleWalk, ShardsThatAreMixedUp) {
+TEST(ScheduleWalk, DetectsSwappedShards) {
   Layout layout = flat_layout(two_shot, 4, 4);
   std::swap(layout.schedules[1][0].sends[2].shard, layout.schedules[1][0].sends[3].shard);
   EXPECT_EQ(said_of(layout), "step 0, rank 0: gets another shard from rank 1");
 }
 
-TEST(ScheduleWalk, RanksThatAddInAnotherOrder) {
+TEST(ScheduleWalk, DetectsDifferentAdditionOrder) {
   Layout layout = flat_layout(one_shot, 4, 1);
   std::swap(layout.schedules[3][0].receives[0], layout.schedules[3][0].receives[1]);
   EXPECT_EQ(said_of(layout), "step 0, rank 3: adds in another order than that of shards and ranks");
 }
 
-TEST(ScheduleWalk, ARankWithFewerSteps) {
+TEST(ScheduleWalk, DetectsMissingStep) {
   Layout layout = flat_layout(two_shot, 4, 4);
   layout.schedules[3].pop_back();
   EXPECT_EQ(said_of(layout), "step 0, rank 3: has other steps");
 }
 
-TEST(ScheduleWalk, AContributionThatIsNotAdded) {
+TEST(ScheduleWalk, ValueRevealsMissingContribution) {
   Layout layout = flat_layout(one_shot, 3, 1);
   for (Schedule& schedule : layout.schedules) {
     std::erase(schedule[0].sends, StepMessage{1, 0});

@@ -47,7 +47,7 @@ std::vector<std::vector<int>> even_hosts(int hosts, int each) {
 
 // Only ranks with equal group ranks exchange data between hosts: 1 / each of a gradient, except for
 // the own host's part.
-TEST(Schedules, HierarchiesOfShards) {
+TEST(Schedules, HierarchicalShards) {
   for (const int hosts : {2, 3, 4, 8, 33})
     for (const int each : {2, 3, 4, 8})
       for (const std::vector<int>& numbers : even_hosts(hosts, each)) {
@@ -99,7 +99,7 @@ void expect_dealt(const std::vector<Group>& all_groups, std::size_t messages) {
     EXPECT_EQ(walk.sent(rank).messages, messages) << rank;
 }
 
-TEST(Schedules, RowsByHostsAndOnGrids) {
+TEST(Schedules, HierarchicalAndGridAllToAll) {
   for (const int hosts : {2, 3, 8})
     for (const int each : {2, 3, 8})
       for (const std::vector<int>& numbers : even_hosts(hosts, each)) {
@@ -116,7 +116,7 @@ TEST(Schedules, RowsByHostsAndOnGrids) {
       }
 }
 
-TEST(Schedules, GridsOfShards) {
+TEST(Schedules, GridShards) {
   const std::vector<int> digits[] = {{2, 2}, {3, 2}, {2, 3, 4}, {4, 3, 2}, {8, 8}};
   for (const std::vector<int>& given : digits) {
     SCOPED_TRACE(::testing::PrintToString(given));

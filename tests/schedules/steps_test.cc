@@ -123,7 +123,7 @@ std::string sum_of(int first, int partners, int ranks, int all_partners) {
 const std::vector<int> kRanks = {1,  2,  3,  4,  5,  6,  7,  8,  9,  12,
                                  15, 16, 17, 31, 32, 33, 48, 64, 100};
 
-TEST(HostSteps, SumsEndWithTheSameExpressionOnAllRanks) {
+TEST(HostSteps, AllRanksComputeTheSameSum) {
   for (const Algorithm algorithm : {&recursive_doubling, &halving_doubling})
     for (const int ranks : kRanks)
       for (const std::size_t count : {0u, 1u, 5u, 64u, 1001u}) {
@@ -138,7 +138,7 @@ TEST(HostSteps, SumsEndWithTheSameExpressionOnAllRanks) {
       }
 }
 
-TEST(HostSteps, MessagesAndValuesAreAsPromised) {
+TEST(HostSteps, MessageAndValueCountsMatchFormulas) {
   for (const int ranks : {2, 4, 8, 16, 64}) {
     const auto steps = static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(ranks)));
     const std::size_t count = 4096;
@@ -154,7 +154,7 @@ TEST(HostSteps, MessagesAndValuesAreAsPromised) {
   }
 }
 
-TEST(HostSteps, RoundsGatherEverybodysRecord) {
+TEST(HostSteps, RoundsGatherRecordsOfAllRanks) {
   for (const int ranks : kRanks) {
     std::vector<HostSteps> steps;
     std::vector<Items> items;
@@ -177,7 +177,7 @@ TEST(HostSteps, RoundsGatherEverybodysRecord) {
 
 // Ranks with different algorithms detect the mismatch at once: an odd rank always receives from the
 // previous rank first.
-TEST(HostSteps, NeighboursMeetFirst) {
+TEST(HostSteps, FirstStepPairsNeighbors) {
   for (const int ranks : {2, 4, 8, 64})
     for (int rank = 0; rank < ranks; ++rank)
       for (const Algorithm algorithm : {&recursive_doubling, &halving_doubling}) {
@@ -187,7 +187,7 @@ TEST(HostSteps, NeighboursMeetFirst) {
       }
 }
 
-TEST(HostSteps, TheAlgorithmDependsOnBytesAndRanks) {
+TEST(HostSteps, SelectsAlgorithmByBytesAndRanks) {
   const std::size_t kib = 1024;
   EXPECT_EQ(sum_algorithm(4, false, 8 * kib), SumAlgorithm::kDoubling);
   EXPECT_EQ(sum_algorithm(4, false, 8 * kib + 1), SumAlgorithm::kHalving);

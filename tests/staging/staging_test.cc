@@ -34,7 +34,7 @@ class Staging : public OnMemory {
 INSTANTIATE_TEST_SUITE_P(Fabrics, Staging, ::testing::ValuesIn(fabrics()), fabric_name);
 
 // Several rounds without waits. Each round reuses memory of the previous round.
-TEST_P(Staging, BytesAreRightInEveryOrder) {
+TEST_P(Staging, BytesAreCorrectInEveryOrder) {
   in_every_order([](const Rank& rank) {
     std::deque<LateBytes> sends;
     std::deque<LateCopy> came;
@@ -55,7 +55,7 @@ TEST_P(Staging, BytesAreRightInEveryOrder) {
 }
 
 // Two consecutive sums in place.
-TEST_P(Staging, SumsAreRightInEveryOrder) {
+TEST_P(Staging, SumsAreCorrectInEveryOrder) {
   in_every_order([](const Rank& rank) {
     RankBytes values(rank, std::vector<float>(3'000, 1.0f));
     for (int round = 0; round < 2; ++round)
@@ -64,7 +64,7 @@ TEST_P(Staging, SumsAreRightInEveryOrder) {
   });
 }
 
-TEST_P(Staging, ACapturedStreamIsRefused) {
+TEST_P(Staging, RejectsCapturedStream) {
   run(1, [](const Rank& rank) {
     const Operation operation = rank.operation();
     const auto stream = static_cast<cudaStream_t>(operation.stream.handle);
@@ -91,7 +91,7 @@ void one_step(const Rank& rank, RankBytes& bytes) {
   rank.transport.barrier(rank.operation()).wait_synchronize();
 }
 
-TEST_P(Staging, NothingIsAllocatedAfterTheFirstStep) {
+TEST_P(Staging, DoesNotAllocateAfterFirstStep) {
   const auto allocations = [] {
     return ptx_device_calls("cudaMalloc") + ptx_device_calls("cudaHostAlloc");
   };
@@ -107,7 +107,7 @@ TEST_P(Staging, NothingIsAllocatedAfterTheFirstStep) {
 }
 
 // The error names no rank, because this rank's own device is late.
-TEST_P(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
+TEST_P(Staging, ReportsStalledStreamAtTimeout) {
   run(1, [](const Rank& rank) {
     RankBytes values(rank, std::vector<float>(100));
     std::atomic<bool> open{false};
@@ -125,7 +125,7 @@ TEST_P(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
 }
 
 // The error appears where a pool of device 1 selects the caller's device 0 again.
-TEST(BlockPoolOfADevice, ADeviceErrorEndsNoDestructor) {
+TEST(BlockPoolOfADevice, ToleratesErrorWhileRestoringDevice) {
   kernels::use_device(1);
   host::BlockPool pool(BlockMemory::kPinned);
   kernels::use_device(0);

@@ -93,7 +93,7 @@ std::vector<GuardedBytes> frames_of_ranks(CodecHarness& harness, std::size_t ran
   return frames;
 }
 
-TEST_P(CodecConformance, RoundTripStaysWithinTheError) {
+TEST_P(CodecConformance, RoundTripErrorIsBounded) {
   for_each_isa([&] {
     for (const Dtype dtype : kGradientDtypes)
       for (const std::size_t count : kCounts) {
@@ -165,7 +165,7 @@ TEST_P(CodecConformance, ZerosStayZeros) {
   });
 }
 
-TEST_P(CodecConformance, WhatIsNotFiniteIsNeverHidden) {
+TEST_P(CodecConformance, NonFiniteValuesRemainVisible) {
   for_each_isa([&] {
     for (const Dtype dtype : kGradientDtypes)
       for (const float bad : {std::nanf(""), INFINITY, -INFINITY})
@@ -213,7 +213,7 @@ TEST_P(CodecConformance, DecodeAddsAndScales) {
   });
 }
 
-TEST_P(CodecConformance, SeveralFramesAreAddedInTheirOrder) {
+TEST_P(CodecConformance, AddsFramesInOrder) {
   for_each_isa([&] {
     for (const std::size_t ranks : {2, 3, 8, 70}) {
       const std::size_t count = grid_is_small() && ranks == 70 ? 20'001 : 70'001;
@@ -316,7 +316,7 @@ TEST_P(CodecConformance, ReduceWithoutOwnersResidual) {
   EXPECT_TRUE(same_bytes(harness.reduce(frames).span(), without_rest(reduced).span()));
 }
 
-TEST_P(CodecConformance, ChunksMakeTheSameValues) {
+TEST_P(CodecConformance, ChunkingDoesNotChangeResults) {
   if (!divisible()) GTEST_SKIP() << spec() << " is never cut";
   for_each_isa([&] {
     const std::size_t count = 19 * unit() + 272;
@@ -340,7 +340,7 @@ TEST_P(CodecConformance, ChunksMakeTheSameValues) {
   });
 }
 
-TEST_P(CodecConformance, WindowsAreParts) {
+TEST_P(CodecConformance, WindowedDecodeMatchesWholeDecode) {
   if (divisible()) GTEST_SKIP() << spec() << " is cut instead";
   for_each_isa([&] {
     CodecHarness harness(spec(), {200'000});
@@ -366,7 +366,7 @@ TEST_P(CodecConformance, WindowsAreParts) {
   });
 }
 
-TEST_P(CodecConformance, RawValuesAreTheGradientTimesTheFactor) {
+TEST_P(CodecConformance, RawValuesEqualScaledGradient) {
   if (!allows(Exchange::kNativeSum)) GTEST_SKIP() << spec() << " has no native sum";
   for_each_isa([&] {
     for (const Dtype dtype : kGradientDtypes) {

@@ -42,7 +42,7 @@ class SpoiltCall : public CodecHarness {
   std::size_t frame_space() const { return plan().frame_bytes; }
 };
 
-TEST_P(CodecConformance, WrongListsAreRefused) {
+TEST_P(CodecConformance, RejectsInvalidSpans) {
   SpoiltCall call(spec());
   GuardedValues other(300, Dtype::kBf16), integers(300, Dtype::kI32), shorter(299, Dtype::kF32);
   std::vector<ConstValueSpan> spans = {call.encode_call().gradients.begin(),
@@ -86,7 +86,7 @@ TEST_P(CodecConformance, DeviceMemoryNeedsADevice) {
                CudaError);
 }
 
-TEST_P(CodecConformance, ShortSpaceIsRefused) {
+TEST_P(CodecConformance, RejectsShortOrMisalignedBuffers) {
   CodecHarness harness(spec(), {70'001}, {.dtype = Dtype::kBf16, .threads = 2});
   const Plan plan = harness.plan();
   GuardedBytes frame(plan.frame_bytes);
@@ -112,7 +112,7 @@ TEST_P(CodecConformance, ShortSpaceIsRefused) {
   EXPECT_TRUE(says(both, "workspace"));
 }
 
-TEST_P(CodecConformance, StatesBelongToFeedback) {
+TEST_P(CodecConformance, RejectsInvalidFeedbackStates) {
   SpoiltCall call(spec());
   if (!has_feedback()) {
     GuardedValues residual(300, Dtype::kF32), rest(20, Dtype::kF32);
@@ -138,7 +138,7 @@ TEST_P(CodecConformance, StatesBelongToFeedback) {
   EXPECT_TRUE(says(with_first(shorter), "has 300 values, its span 299"));
 }
 
-TEST_P(CodecConformance, WhatIsNotOfferedIsRefused) {
+TEST_P(CodecConformance, RejectsUnsupportedCalls) {
   CodecHarness harness(spec(), {300});
   const std::vector<GuardedBytes> frames = {harness.encode()};
   GuardedValues raw(300, Dtype::kF32);
@@ -179,7 +179,7 @@ TEST_P(CodecConformance, SecondCallsAllocateNothing) {
   }
 }
 
-TEST_P(CodecConformance, TheCallersFloatModeDoesNotMatter) {
+TEST_P(CodecConformance, ResultIsIndependentOfCallerFloatMode) {
 #if defined(__x86_64__)
   if (test_device() != nullptr) GTEST_SKIP() << "a device has a mode of its own";
   CodecHarness harness(spec(), {3000, 70'001}, {.scale = 0x1p-120f});
@@ -202,7 +202,7 @@ TEST_P(CodecConformance, TheCallersFloatModeDoesNotMatter) {
 #endif
 }
 
-TEST_P(CodecConformance, TheCanonicalSpecMakesTheSameCodec) {
+TEST_P(CodecConformance, CanonicalSpecRoundTrips) {
   const auto codec = make_codec(spec());
   EXPECT_EQ(make_codec(codec->spec().text())->spec().text(), codec->spec().text());
   EXPECT_EQ(make_codec(codec->spec().text())->id(), codec->id());

@@ -15,7 +15,7 @@ namespace {
 /// Rounding error of an addition, relative to the larger operand.
 double sum_error(Dtype residual_dtype) { return residual_dtype == Dtype::kF32 ? 0x1p-23 : 0x1p-8; }
 
-TEST_P(CodecConformance, DecodedAndResidualMakeUpWhatWasSent) {
+TEST_P(CodecConformance, DecodedPlusResidualEqualsSent) {
   if (!has_feedback()) GTEST_SKIP() << spec() << " has no feedback";
   for_each_isa([&] {
     for (const Dtype residual_dtype : {Dtype::kF32, Dtype::kBf16})
@@ -36,7 +36,7 @@ TEST_P(CodecConformance, DecodedAndResidualMakeUpWhatWasSent) {
   });
 }
 
-TEST_P(CodecConformance, StatesInPlaceAndApartAgree) {
+TEST_P(CodecConformance, InPlaceAndSeparateStatesAgree) {
   if (!has_feedback()) GTEST_SKIP() << spec() << " has no feedback";
   for_each_isa([&] {
     for (const Dtype residual_dtype : {Dtype::kF32, Dtype::kBf16}) {
@@ -94,7 +94,7 @@ TEST_P(CodecConformance, InactiveSegmentsSendZerosAndKeepTheirState) {
   });
 }
 
-TEST_P(CodecConformance, WordsAreThoseOfTheNextStep) {
+TEST_P(CodecConformance, WritesWordsOfTheNextStep) {
   CodecHarness harness(spec(), {300});
   harness.words = {.step = 41, .gradient_factor = 2, .residual_factor = 3, .overflows = 9};
   StateWords next;
@@ -111,7 +111,7 @@ TEST_P(CodecConformance, WordsAreThoseOfTheNextStep) {
   EXPECT_EQ(harness.words.step, 42u);
 }
 
-TEST_P(CodecConformance, StepAndKeyComeFromTheCallWhereThereAreNoWords) {
+TEST_P(CodecConformance, UsesStepOfTheCallWithoutWords) {
   CodecHarness harness(spec(), {3000});
   harness.words.step = 5;
   const GuardedBytes with_words = harness.encode();

@@ -31,7 +31,7 @@ std::string decode_error(CodecHarness& harness, const GuardedBytes& frame) {
   return error;
 }
 
-TEST_P(CodecConformance, FramesAreTruncatedAtNoLength) {
+TEST_P(CodecConformance, RejectsTruncationAtEveryLength) {
   CodecHarness harness(spec(), kSmall);
   const GuardedBytes frame = harness.encode();
   for (std::size_t bytes = 0; bytes < frame.span().size(); ++bytes) {
@@ -42,7 +42,7 @@ TEST_P(CodecConformance, FramesAreTruncatedAtNoLength) {
   EXPECT_EQ(decode_error(harness, frame), "");
 }
 
-TEST_P(CodecConformance, LongerMemoryThanTheFrameIsFine) {
+TEST_P(CodecConformance, AcceptsMemoryBeyondTheFrame) {
   CodecHarness harness(spec(), kSmall);
   const GuardedBytes frame = harness.encode();
   GuardedBytes longer(frame.span().size() + 48);
@@ -50,7 +50,7 @@ TEST_P(CodecConformance, LongerMemoryThanTheFrameIsFine) {
   EXPECT_EQ(decode_error(harness, longer), "");
 }
 
-TEST_P(CodecConformance, ForeignHeadersAreRefusedByName) {
+TEST_P(CodecConformance, RejectsForeignHeadersAndNamesField) {
   using Change = std::pair<const char*, void (*)(FrameHeader&)>;
   const Change changes[] = {
       {"magic", [](FrameHeader& header) { ++header.magic; }},
@@ -115,7 +115,7 @@ void expect_refusal(CodecHarness& harness, const GuardedBytes& frame) {
   EXPECT_FALSE(decode_error(harness, frame).empty());
 }
 
-TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
+TEST_P(CodecConformance, ReduceRejectsDamagedFrames) {
   if (!allows(Exchange::kTwoShot)) GTEST_SKIP() << spec() << " does not reduce";
   CodecHarness harness(spec(), kSmall);
   const GuardedBytes good = harness.encode();
@@ -148,7 +148,7 @@ const std::vector<std::size_t> kRuns = {70'001, 3, 513, 40'000};
 
 // kAdd keeps the accumulator on the host. kAssign of a dense codec writes NaN, and a device writes
 // NaN in both modes because no host code waits for the checksum.
-TEST_P(CodecConformance, AWrongChecksumLosesNoAccumulator) {
+TEST_P(CodecConformance, WrongChecksumKeepsAccumulatorOrWritesNan) {
   CodecHarness harness(spec(), kRuns);
   const GuardedBytes good = harness.encode();
   GuardedBytes flipped = good;
@@ -180,7 +180,7 @@ TEST_P(CodecConformance, FlippedBitsOfLongFramesAreFound) {
   EXPECT_EQ(decode_error(harness, frame), "");
 }
 
-TEST_P(CodecConformance, TheDamagedFrameOfManyIsNamed) {
+TEST_P(CodecConformance, ReportsIndexOfDamagedFrame) {
   if (!allows(Exchange::kTwoShot)) GTEST_SKIP() << spec() << " does not reduce";
   CodecHarness harness(spec(), {40'000, 77}, {.contributions = 40});
   const GuardedBytes good = harness.encode();
@@ -227,7 +227,7 @@ void use_anyhow(CodecHarness& harness, const GuardedBytes& frame, bool reduces) 
   EXPECT_TRUE(harness.intact() && frame.intact());
 }
 
-TEST_P(CodecConformance, PayloadsOfAnyBytesTouchNothingOutside) {
+TEST_P(CodecConformance, ArbitraryPayloadsStayInBounds) {
   const bool reduces = allows(Exchange::kTwoShot);
   for_each_isa([&] {
     for (const std::size_t count : {130, 66'000}) {

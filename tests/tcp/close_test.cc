@@ -31,7 +31,7 @@ class TcpClose : public testing::Test {
   std::vector<std::unique_ptr<Transport>> transports_ = tcp_transports(2);
 };
 
-TEST_F(TcpClose, EndsWhatIsWaitedFor) {
+TEST_F(TcpClose, FailsPendingReceives) {
   const auto channel = closer().channel();
   std::string here, there;
   {
@@ -45,14 +45,14 @@ TEST_F(TcpClose, EndsWhatIsWaitedFor) {
   EXPECT_TRUE(says(error_of_receiving(closer(), 1), "aborted"));
 }
 
-TEST_F(TcpClose, TwiceIsOnce) {
+TEST_F(TcpClose, IsIdempotent) {
   closer().close();
   closer().close();
   EXPECT_TRUE(says(error_of_receiving(closer(), 1), "rank 0 closed the transport"));
 }
 
 // No rank receives the sent message, and the queued fault is never delivered.
-TEST_F(TcpClose, WithAFaultThatNobodyHasHeard) {
+TEST_F(TcpClose, SucceedsWithUndeliveredFault) {
   const auto much = pattern(std::size_t{64} << 20, 0, 1);
   const Handle sent = closer().send({.name = "send", .timeout = 20s}, 1, much);
   closer().abort("a test says so");

@@ -34,7 +34,7 @@ TEST(TcpCollectives, AllHaveTheBitsOfThreads) {
     }
 }
 
-TEST(TcpCollectives, DisagreementOfRandomOptionSetsIsNamedOnAllRanks) {
+TEST(TcpCollectives, AllRanksReportRandomOptionMismatches) {
   testing::expect_random_pairs_named(grid_is_small() ? 200 : 1000,
                                      [](const auto& body) { run_ranks(tcp_transports(3), body); });
 }

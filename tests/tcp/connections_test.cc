@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // All connections end before the receiver reads from any connection.
-TEST(TcpConnections, WhatWasSentBeforeTheSenderLeftIsRead) {
+TEST(TcpConnections, ReceivesMessageAfterSenderLeft) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   auto transports = tcp_transports(2, {.connections = 3});
   const auto sent = pattern(kBytes, 1, 0);
@@ -32,7 +32,7 @@ TEST(TcpConnections, WhatWasSentBeforeTheSenderLeftIsRead) {
 }
 
 // The payload fits into the socket's buffer, exceeds the buffer, or exceeds the receiver's credit.
-TEST(TcpConnections, ADroppedSendLeavesItsMemory) {
+TEST(TcpConnections, DroppedSendReleasesCallerMemory) {
   for (const TcpOptions& options :
        {TcpOptions{}, TcpOptions{.connections = 3},
         TcpOptions{.connections = 2, .protect = TcpProtection::kEncrypt}})

@@ -37,7 +37,7 @@ void exchange_patterns(Transport& transport) {
 }
 
 // Covers descriptors of listeners, of outgoing and accepted connections, and of polling.
-TEST(TcpDescriptors, NoProgramThatIsStartedHasThem) {
+TEST(TcpDescriptors, AreCloseOnExec) {
   const auto before = descriptors();
   std::size_t own = 0;
   const InheritedDescriptors inherited;

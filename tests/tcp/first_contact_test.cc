@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Failing, TcpFirstContact,
                            return when.param == Failing::kAtOnce ? "AtOnce" : "Later";
                          });
 
-TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
+TEST_P(TcpFirstContact, RetriesWhileNetworkIsUnavailable) {
   for (const int code : {EHOSTUNREACH, ENETUNREACH, ENETDOWN, EHOSTDOWN, ETIMEDOUT, ECONNRESET,
                          ECONNABORTED, EAGAIN, ENOBUFS, ENOMEM, EADDRNOTAVAIL}) {
     auto transports = tcp_transports(2);
@@ -46,7 +46,7 @@ TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
 
 // A rank may send, then wait for something else without polling the transport. A message queued
 // until the connection exists must still leave.
-TEST(TcpFirstMessage, WhatWasSentHasLeft) {
+TEST(TcpFirstMessage, SentMessageLeavesWithoutPolling) {
   std::promise<void> came;
   run_ranks(tcp_transports(2), [&](Transport& transport) {
     const Operation operation{.name = "message", .timeout = kLongContact};
@@ -90,7 +90,7 @@ std::string error_where_all_fail(int code, Failing when, std::chrono::millisecon
   return said;
 }
 
-TEST_P(TcpFirstContact, SaysWhyWhenItGivesUp) {
+TEST_P(TcpFirstContact, ReportsReasonAfterTimeout) {
   const auto start = Clock::now();
   const std::string error = error_where_all_fail(EHOSTUNREACH, GetParam(), 500ms);
   EXPECT_TRUE(says(error, "cannot be reached at 127.0.0.1:"));
@@ -99,7 +99,7 @@ TEST_P(TcpFirstContact, SaysWhyWhenItGivesUp) {
 }
 
 // A rank listens at the published address during the whole lifetime. Therefore a refusal is final.
-TEST_P(TcpFirstContact, AnotherOnesRefusalIsNotWaitedFor) {
+TEST_P(TcpFirstContact, RefusalFailsBeforeTimeout) {
   for (const int code : {ECONNREFUSED, EACCES}) {
     const auto start = Clock::now();
     error_where_all_fail(code, GetParam(), kLongContact);

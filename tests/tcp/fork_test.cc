@@ -69,7 +69,7 @@ class TcpFork : public ::testing::TestWithParam<bool> {};
 
 INSTANTIATE_TEST_SUITE_P(Connected, TcpFork, ::testing::Bool());
 
-TEST_P(TcpFork, SaysNoGoodbyes) {
+TEST_P(TcpFork, ChildDestructorsDoNotDisturbParent) {
   auto transports = tcp_transports(3, {.connections = 2});
   if (GetParam()) gather_all(transports);
   EXPECT_EQ(in_a_child([&] { transports.clear(); }), 0) << "it waits for threads that it has not";
@@ -77,7 +77,7 @@ TEST_P(TcpFork, SaysNoGoodbyes) {
   run_ranks(std::move(transports), gather);
 }
 
-TEST_P(TcpFork, HasNoRank) {
+TEST_P(TcpFork, ChildCannotUseTransport) {
   auto transports = tcp_transports(2);
   if (GetParam()) gather_all(transports);
   const auto use = [&] {
@@ -96,7 +96,7 @@ TEST_P(TcpFork, HasNoRank) {
 }
 
 // A forked process may create its own ranks.
-TEST(TcpForkedProcess, MakesATransportOfItsOwn) {
+TEST(TcpForkedProcess, CreatesOwnTransport) {
   auto transports = tcp_transports(2);
   EXPECT_EQ(in_a_child([] {
               const auto alone = make_tcp_transport(free_addresses(1), "a secret of the tests", 0);

@@ -67,7 +67,7 @@ Talk talk(const Secret& of_caller, const Secret& of_answerer, const Hello& hello
   return said;
 }
 
-TEST(TcpHandshake, TwoThatKnowTheSecretBelieveEachOther) {
+TEST(TcpHandshake, SharedSecretAuthenticatesBothEnds) {
   const Secret secret(kSharedSecret);
   for (const std::size_t step : {1u, 7u, 1000u}) {
     const Talk said = talk(
@@ -80,7 +80,7 @@ TEST(TcpHandshake, TwoThatKnowTheSecretBelieveEachOther) {
   }
 }
 
-TEST(TcpHandshake, AnotherSecretIsBelievedByNeither) {
+TEST(TcpHandshake, DifferentSecretsAuthenticateNeitherEnd) {
   const Secret secret(kSharedSecret), old(kOtherSecret);
   const Talk said = talk(old, secret, {.from = 1, .to = 0});
   EXPECT_FALSE(said.caller.has_value());
@@ -98,7 +98,7 @@ TEST(TcpHandshake, AStrangerReceivesNoMac) {
   EXPECT_EQ(copy_of(answerer.reply()), Bytes(sizeof(Answer), std::byte{0}));
 }
 
-TEST(TcpHandshake, BothEndsDeriveTheSameKeysOnce) {
+TEST(TcpHandshake, BothEndsDeriveTheSameFreshKeys) {
   const Secret secret(kSharedSecret);
   const Talk first = talk(secret, secret, {.from = 1}), second = talk(secret, secret, {.from = 1});
   ASSERT_TRUE(first.of_caller && first.of_answerer && second.of_caller);
@@ -108,7 +108,7 @@ TEST(TcpHandshake, BothEndsDeriveTheSameKeysOnce) {
   EXPECT_NE(first.of_caller->send, second.of_caller->send);
 }
 
-TEST(TcpHandshake, NobodyRemovesTheProtection) {
+TEST(TcpHandshake, RejectsRemovedProtection) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 1, .protection = 1});
   Answerer answerer(secret, 0);
@@ -119,7 +119,7 @@ TEST(TcpHandshake, NobodyRemovesTheProtection) {
   EXPECT_FALSE(feed(answerer, caller.reply()));
 }
 
-TEST(TcpHandshake, NothingIsSaidTwice) {
+TEST(TcpHandshake, MessagesDifferInEachHandshake) {
   const Secret secret(kSharedSecret);
   const Talk first = talk(secret, secret, {.from = 1}), second = talk(secret, secret, {.from = 1});
   EXPECT_NE(first.hello, second.hello);
@@ -128,7 +128,7 @@ TEST(TcpHandshake, NothingIsSaidTwice) {
 }
 
 // An eavesdropper replays the caller's messages.
-TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
+TEST(TcpHandshake, RejectsRepeatedCall) {
   const Secret secret(kSharedSecret);
   const Talk heard = talk(secret, secret, {.from = 1});
   Answerer answerer(secret, 0);
@@ -138,7 +138,7 @@ TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
 }
 
 // The answerer's MAC, sent back to the answerer, is not a valid proof of a caller.
-TEST(TcpHandshake, AMirrorIsNotBelieved) {
+TEST(TcpHandshake, RejectsReflectedProof) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 1});
   Answerer answerer(secret, 0);
@@ -163,7 +163,7 @@ TEST(TcpHandshake, NoRankAnswersForAnother) {
 }
 
 // A changed rank in the challenge changes the proof.
-TEST(TcpHandshake, TheAnswerersRankIsProven) {
+TEST(TcpHandshake, ProofCoversAnswererRank) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .connections = 1});
   Answerer other(secret, 2);
@@ -176,7 +176,7 @@ TEST(TcpHandshake, TheAnswerersRankIsProven) {
   EXPECT_FALSE(caller.proven());
 }
 
-TEST(TcpHandshake, AnyChangedBitIsNoticed) {
+TEST(TcpHandshake, DetectsAnyChangedBit) {
   const Secret secret(kSharedSecret);
   std::mt19937 random(7);
   for (std::size_t round = 0; round < 400; ++round) {
@@ -197,7 +197,7 @@ TEST(TcpHandshake, AnyChangedBitIsNoticed) {
   }
 }
 
-TEST(TcpHandshake, OnlyVerdictsAreVerdicts) {
+TEST(TcpHandshake, RejectsUnknownVerdicts) {
   const Secret secret(kSharedSecret);
   for (const std::uint64_t number : {std::uint64_t{0}, kLastVerdict + 1, std::uint64_t{1} << 32}) {
     Caller caller(secret, {.from = 1});
@@ -209,7 +209,7 @@ TEST(TcpHandshake, OnlyVerdictsAreVerdicts) {
   }
 }
 
-TEST(TcpHandshake, AShortSecretIsRefused) {
+TEST(TcpHandshake, RejectsShortSecret) {
   EXPECT_THROW(Secret("fifteen letters"), InvalidArgumentError);
   EXPECT_NO_THROW(Secret("sixteen letters!"));
   EXPECT_THROW(Secret(kSharedSecret).completed_by("fifteen letters"), InvalidArgumentError);
@@ -231,7 +231,7 @@ std::string proof_by(const Secret& secret) {
 // Expected values: HMAC-SHA256 of "\x01words" by Python's hmac. The keys are SHA-256 of the 64
 // digits, Argon2id of the phrase (2 passes, 64 MiB, salt "tersor tcp world"), and the HMAC of
 // "\x05" and the first key by the second key.
-TEST(TcpHandshake, APhraseIsStretched) {
+TEST(TcpHandshake, ProofsMatchReferenceValues) {
   const std::string phrase = "correct horse battery staple";
   EXPECT_EQ(proof_by(Secret(kSharedSecret)),
             "f2987a113265496e7e71590854ad8ea1d42a3a2bb6230053f906f4c8f181b33f");

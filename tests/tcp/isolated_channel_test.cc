@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Signals, TcpIsolatedChannels, ::testing::Values(SIGKILL
                            return std::string(signal.param == SIGKILL ? "killed" : "stopped");
                          });
 
-TEST_P(TcpIsolatedChannels, GoOnWithoutAProcess) {
+TEST_P(TcpIsolatedChannels, ContinueWithoutLostProcess) {
   std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
   ASSERT_NE(mkdtemp(name.data()), nullptr);
   for (const int connections : {1, 3}) {

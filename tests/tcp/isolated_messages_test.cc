@@ -35,7 +35,7 @@ void run_leaving(int ranks, const TcpOptions& options, const Body& body) {
 }
 
 // Rank 2 announces two long messages and leaves. The failing receive also drops the second message.
-TEST(TcpIsolatedMessages, AreInOrderAfterARankWithMessagesLeft) {
+TEST(TcpIsolatedMessages, StayInOrderAfterAnotherSenderLeft) {
   std::latch left(1), failed(1), sent(1), received(1);
   const std::vector<std::string> texts = {"first", "second", "third"};
   run_leaving(3, {}, [&](int rank, std::unique_ptr<Transport> transport) {
@@ -135,7 +135,7 @@ struct Numbered {
   std::uint64_t number = 0;
 };
 
-TEST(TcpIsolatedMessages, AMailboxReceivesAfterAMessageThatIsTooLong) {
+TEST(TcpIsolatedMessages, MailboxReceivesAfterOversizedMessage) {
   run_ranks(tcp_transports(2), [](Transport& transport) {
     const auto isolated = transport.isolated_channel();
     Mailbox<Numbered> mailbox(*isolated, "numbers", transport.rank() == 0 ? 10 : 2000);

@@ -77,7 +77,7 @@ TEST(TcpMeeting, InAFile) {
   EXPECT_TRUE(says(again, "exists: use a new name"));
 }
 
-TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
+TEST(TcpMeeting, RejectsForeignOrUnwritableFile) {
   const Folder folder;
   const fs::path file = folder / "meeting";
   std::ofstream(file.string() + ".table") << "a\nshopping\nlist\n";
@@ -90,7 +90,7 @@ TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
 }
 
 // Rank 0 writes last, so its check of the folder comes before the wait.
-TEST(TcpMeeting, AFolderThatIsNotThereIsNamedByAll) {
+TEST(TcpMeeting, AllRanksReportMissingFolder) {
   const Folder folder;
   std::ofstream(folder / "file") << "no folder";
   for (const int rank : {0, 1})
@@ -103,7 +103,7 @@ TEST(TcpMeeting, AFolderThatIsNotThereIsNamedByAll) {
 }
 
 // An attacker with write access to the folder came first.
-TEST(TcpMeeting, TheSecretGoesIntoNoFileThatIsThere) {
+TEST(TcpMeeting, DoesNotWriteSecretToExistingFile) {
   const Folder folder;
   const fs::path file = folder / "meeting", trap = folder / "trap";
   std::ofstream(trap) << "mine";
@@ -115,7 +115,7 @@ TEST(TcpMeeting, TheSecretGoesIntoNoFileThatIsThere) {
   EXPECT_FALSE(fs::is_symlink(file.string() + ".table"));
 }
 
-TEST(TcpMeeting, ATableThatOthersMayReadOrWriteIsNotBelieved) {
+TEST(TcpMeeting, RejectsTableAccessibleToOthers) {
   const Folder folder;
   const fs::path file = folder / "meeting", table = file.string() + ".table";
   const auto error = [&] {
@@ -136,7 +136,7 @@ TEST(TcpMeeting, ATableThatOthersMayReadOrWriteIsNotBelieved) {
 }
 
 // The previous run was killed between two writes.
-TEST(TcpMeeting, WhatARunBeforeLeftIsNoticed) {
+TEST(TcpMeeting, DetectsEntryFromPreviousRun) {
   const Folder folder;
   const fs::path file = folder / "meeting";
   std::ofstream(file.string() + ".rank-1") << "127.0.0.1:1\nhost\n";
@@ -147,7 +147,7 @@ TEST(TcpMeeting, WhatARunBeforeLeftIsNoticed) {
   EXPECT_FALSE(fs::exists(file.string() + ".rank-1")) << "the next run finds it";
 }
 
-TEST(TcpMeeting, WhoGivesUpLeavesNothing) {
+TEST(TcpMeeting, TimeoutLeavesNoFiles) {
   const Folder folder;
   const fs::path file = folder / "meeting";
   const TcpOptions hasty{.address = "127.0.0.1", .timeout = 20ms};
@@ -156,7 +156,7 @@ TEST(TcpMeeting, WhoGivesUpLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(file.parent_path()));
 }
 
-TEST(TcpMeeting, TheLongestTimeoutIsNotOver) {
+TEST(TcpMeeting, ConnectsWithMaximumTimeout) {
   MemoryStore store;
   expect_connected(2, [&](int rank) {
     return make_tcp_transport(
@@ -165,7 +165,7 @@ TEST(TcpMeeting, TheLongestTimeoutIsNotOver) {
   });
 }
 
-TEST(TcpMeeting, WhoDoesNotComeIsNamed) {
+TEST(TcpMeeting, ReportsMissingRank) {
   MemoryStore store;
   store.set("rank-1", "127.0.0.1:1\nhost\n");
   const std::string missing = error_of<TransportError>(
@@ -185,7 +185,7 @@ TEST(TcpMeeting, ByAddresses) {
 }
 
 // The address and the random secret in the store are public. The ranks' own phrase is not.
-TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
+TEST(TcpMeeting, StoreDoesNotRevealCompletedSecret) {
   MemoryStore store;
   TcpOptions options = kLoopback;
   options.secret = "a phrase that the ranks share";
@@ -205,13 +205,13 @@ TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
             tcp::Verdict::kWelcome);
 }
 
-TEST(TcpMeeting, ATransportOfOneRankLeavesNoSecret) {
+TEST(TcpMeeting, SingleRankStoresNoSecret) {
   MemoryStore store;
   const auto alone = make_tcp_transport(store, 0, 1, kLoopback);
   EXPECT_THROW(store.get("table", Clock::now()), TransportError);
 }
 
-TEST(TcpMeeting, ByNamesAndSixGroups) {
+TEST(TcpMeeting, ByHostNamesAndIpv6) {
   auto addresses = free_addresses(2);
   addresses[0].replace(0, addresses[0].find(':'), "localhost");
   addresses[1].replace(0, addresses[1].find(':'), "localhost");
@@ -234,28 +234,28 @@ TEST(TcpMeeting, ByAnInterface) {
   });
 }
 
-TEST(TcpMeeting, ByWhatTheHostIsCalled) {
+TEST(TcpMeeting, ByOwnHostName) {
   MemoryStore store;
   expect_connected(
       2, [&](int rank) { return make_tcp_transport(store, rank, 2, TcpOptions{.timeout = 20s}); });
 }
 
 // The address is reserved for documentation (RFC 5737), and no host has this address.
-TEST(TcpMeeting, ANameThatStandsForAnotherHostsAddressIsPassedOver) {
+TEST(TcpMeeting, IgnoresHostNameWithForeignAddress) {
   const HostNamed named("192.0.2.77");
   MemoryStore store;
   expect_connected(
       2, [&](int rank) { return make_tcp_transport(store, rank, 2, TcpOptions{.timeout = 20s}); });
 }
 
-TEST(TcpMeeting, AnAddressOfAnotherHostIsNamed) {
+TEST(TcpMeeting, ReportsAddressOfAnotherHost) {
   MemoryStore store;
   const std::string error =
       error_of<TransportError>([&] { make_tcp_transport(store, 0, 1, {.address = "192.0.2.77"}); });
   EXPECT_TRUE(says(error, "this rank's address, \"192.0.2.77\": cannot listen at"));
 }
 
-TEST(TcpMeeting, APortThatIsTakenIsNamed) {
+TEST(TcpMeeting, ReportsPortInUse) {
   const auto addresses = free_addresses(2);
   const auto first = make_tcp_transport(addresses, kMeetingSecret, 0);
   const std::string error =
@@ -263,7 +263,7 @@ TEST(TcpMeeting, APortThatIsTakenIsNamed) {
   EXPECT_TRUE(says(error, "cannot listen at " + addresses[0] + ": Address already in use"));
 }
 
-TEST(TcpMeeting, AnAddressThatDoesNotResolveIsNamed) {
+TEST(TcpMeeting, ReportsUnresolvableAddress) {
   auto addresses = free_addresses(2);
   addresses[1] = "no-such-host.invalid:4711";
   const std::string error =
@@ -275,7 +275,7 @@ TEST(TcpMeeting, AnAddressThatDoesNotResolveIsNamed) {
   EXPECT_TRUE(says(own, "this rank's address, \"no-such-host.invalid\""));
 }
 
-TEST(TcpMeeting, WhoNeverListensIsNamed) {
+TEST(TcpMeeting, ReportsUnreachableRank) {
   const auto addresses = free_addresses(2);
   const auto owned_transport = make_tcp_transport(addresses, kMeetingSecret, 0, {.timeout = 50ms});
   Transport& transport = *owned_transport;
@@ -286,7 +286,7 @@ TEST(TcpMeeting, WhoNeverListensIsNamed) {
 }
 
 // The system accepts connections for a process that never answers.
-TEST(TcpMeeting, TheAddressOfASilentListenerIsNamed) {
+TEST(TcpMeeting, ReportsAddressOfSilentListener) {
   const auto addresses = free_addresses(2);
   const auto port = static_cast<std::uint16_t>(std::stoi(addresses[1].substr(10)));
   const asio::ip::tcp::acceptor silent(test_context(), {asio::ip::address_v4::loopback(), port});
@@ -299,7 +299,7 @@ TEST(TcpMeeting, TheAddressOfASilentListenerIsNamed) {
       << error;
 }
 
-TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
+TEST(TcpMeeting, RejectsInvalidArguments) {
   MemoryStore store;
   const auto addresses = free_addresses(2);
   EXPECT_THROW(make_tcp_transport(store, 2, 2), InvalidArgumentError);

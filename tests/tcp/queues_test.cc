@@ -118,7 +118,7 @@ TEST(TcpQueues, SharesCoverAPayload) {
 }
 
 // Bytes are split at random, and connections progress in random order.
-TEST(TcpQueues, MessagesComeWholeAndInOrder) {
+TEST(TcpQueues, MessagesArriveIntactAndInOrder) {
   for (const std::size_t connections : {1u, 2u, 5u})
     for (unsigned seed = 1; seed <= 10; ++seed) {
       std::mt19937 random(seed);
@@ -184,7 +184,7 @@ TEST(TcpQueues, KeptPayloadsMayBeOverwritten) {
 
 // A fault follows the message in transmission and precedes all other messages. The receiver need
 // not wait for payloads of other connections, because other payloads may never arrive.
-TEST(TcpQueues, AFaultOvertakes) {
+TEST(TcpQueues, FaultOvertakesQueuedMessages) {
   Pair pair(2);
   const auto first = test::pattern(1000, 1, 1), second = test::pattern(2 * kLeastShared, 2, 2),
              why = test::pattern(50, 3, 3);
@@ -206,7 +206,7 @@ TEST(TcpQueues, AFaultOvertakes) {
 }
 
 // A long payload is not copied if the final memory is available at once.
-TEST(TcpQueues, LongPayloadsHaveTheirBlockAtOnce) {
+TEST(TcpQueues, LimitsStagingOfLongPayloads) {
   Pair pair(1);
   const auto payload = test::pattern(1 << 20, 1, 1);
   for (std::uint32_t number = 0; number < 3; ++number) pair.send(head_of(1 << 20, number), payload);
@@ -221,7 +221,7 @@ TEST(TcpQueues, LongPayloadsHaveTheirBlockAtOnce) {
 }
 
 // A message already in transmission gets memory. Later messages occupy memory only for headers.
-TEST(TcpQueues, WhatNobodyWantsTakesNoMemory) {
+TEST(TcpQueues, DroppedPayloadsUseNoMemory) {
   for (const std::size_t connections : {1u, 3u}) {
     Pair pair(connections);
     const auto begun = test::pattern(1 << 20, 1, 1), late = test::pattern(3 << 20, 2, 2);
@@ -249,14 +249,14 @@ void expect_refused(const MessageHead& head, const std::string& transcript) {
   test::expect_error<TransportError>([&] { pair.move_all(); }, transcript);
 }
 
-TEST(TcpQueues, WhatIsNoMessageIsRefused) {
+TEST(TcpQueues, RejectsMalformedMessages) {
   MessageHead noise;
   noise.content.fill(0x0123456789abcdef);
   expect_refused(noise, "rank 1 uses another version");
   expect_refused(head_of(std::size_t{1} << 50, 1), "rank 1 announces a message of");
 }
 
-TEST(TcpQueues, AGoodbyeIsTheLastWord) {
+TEST(TcpQueues, ReaderEndsAfterFinalLeave) {
   Pair pair(1);
   host::Head head;
   head.kind = host::Kind::kLeave;

@@ -38,7 +38,7 @@ std::string error_of_waiting(Transport& transport, int peer) {
 }
 
 // Rank 0 has a wrong port for rank 2, so rank 2 never receives anything from rank 0.
-TEST(TcpReason, IsToldByWhoGoesBeforeItIsMissed) {
+TEST(TcpReason, IsForwardedBeforeDisconnect) {
   const std::vector<std::string> addresses = free_addresses(4);
   const std::vector<std::string> all(addresses.begin(), addresses.begin() + 3);
   const std::vector<std::string> of_first = {addresses[0], addresses[1], addresses[3]};

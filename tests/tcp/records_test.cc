@@ -66,7 +66,7 @@ class TcpRecords : public ::testing::TestWithParam<TcpProtection> {};
 INSTANTIATE_TEST_SUITE_P(All, TcpRecords,
                          ::testing::Values(TcpProtection::kAuthenticate, TcpProtection::kEncrypt));
 
-TEST_P(TcpRecords, AllBytesComeInOrder) {
+TEST_P(TcpRecords, AllBytesArriveInOrder) {
   for (const std::size_t step : {1u, 4096u, 1u << 20}) {
     Ends ends(GetParam());
     const auto sent = pattern(step == 1 ? 3000 : 500'000, 0, 1);
@@ -81,7 +81,7 @@ TEST_P(TcpRecords, AllBytesComeInOrder) {
   }
 }
 
-TEST_P(TcpRecords, AnyChangedBitIsNoticed) {
+TEST_P(TcpRecords, DetectsAnyChangedBit) {
   std::mt19937 random(3);
   for (std::size_t bit = 0; bit < 8 * (4 + 40 + 16); ++bit) {
     Ends ends(GetParam());
@@ -94,7 +94,7 @@ TEST_P(TcpRecords, AnyChangedBitIsNoticed) {
   }
 }
 
-TEST_P(TcpRecords, ARecordIsOpenedOnceInOrderAndInItsDirection) {
+TEST_P(TcpRecords, RejectsRecordsOutOfSequenceOrDirection) {
   const auto damaged_by = [&](const std::function<RecordData(Ends&)>& received) {
     Ends ends(GetParam());
     opened(ends.second, received(ends));
@@ -236,7 +236,7 @@ Middle::Change once(const std::function<void(RecordData& bytes, std::size_t at)>
 
 void flip(RecordData& bytes, std::size_t at) { bytes[at] ^= std::byte{1}; }
 
-TEST(TcpTamper, WithoutProtectionOtherValuesComeOut) {
+TEST(TcpTamper, ChangedBytesPassWithoutProtection) {
   const auto found = exchange_through(TcpProtection::kNone, once(flip));
   EXPECT_EQ(found.errors, std::vector<std::string>(2));
   EXPECT_EQ(found.received.size(), kTamperedBytes);
@@ -253,7 +253,7 @@ TEST_P(TcpTampering, UnchangedBytesArrive) {
   EXPECT_EQ(found.received, pattern(kTamperedBytes, 1, 0));
 }
 
-TEST_P(TcpTampering, ChangedBytesEndInAnErrorThatNamesTheRank) {
+TEST_P(TcpTampering, ReportsRankOfChangedBytes) {
   const std::vector<std::function<void(RecordData&, std::size_t)>> changes = {
       flip, [](RecordData& bytes, std::size_t at) { bytes.erase(bytes.begin() + at); },
       [](RecordData& bytes, std::size_t at) { bytes.insert(bytes.begin() + at, bytes[at]); },

@@ -87,7 +87,7 @@ std::size_t allowed_files(std::size_t wanted) {
   return std::min<std::size_t>(wanted, limit.rlim_cur - std::min<rlim_t>(limit.rlim_cur, 1000));
 }
 
-TEST_F(TcpStrangers, TenThousandThatSayNothingHoldNobodyUp) {
+TEST_F(TcpStrangers, TenThousandSilentConnectionsDoNotBlockRanks) {
   use_addresses(3);
   const std::size_t count = allowed_files(10'000);
   if (count < kManySilent) GTEST_SKIP() << "too few descriptors are allowed here";
@@ -100,7 +100,7 @@ TEST_F(TcpStrangers, TenThousandThatSayNothingHoldNobodyUp) {
   });
 }
 
-TEST_F(TcpStrangers, WhoSpeaksSomethingElseIsDropped) {
+TEST_F(TcpStrangers, DropsForeignProtocol) {
   use_addresses(2);
   expect_exchange([&] {
     FakePeer browser(address(0));
@@ -109,7 +109,7 @@ TEST_F(TcpStrangers, WhoSpeaksSomethingElseIsDropped) {
   });
 }
 
-TEST_F(TcpStrangers, HalfAHelloHoldsNobodyUp) {
+TEST_F(TcpStrangers, PartialHelloDoesNotBlockRanks) {
   use_addresses(2);
   std::vector<std::unique_ptr<FakePeer>> halves;
   expect_exchange([&] {
@@ -121,7 +121,7 @@ TEST_F(TcpStrangers, HalfAHelloHoldsNobodyUp) {
   });
 }
 
-TEST_F(TcpStrangers, AnOldSecretIsDropped) {
+TEST_F(TcpStrangers, DropsCallerWithOldSecret) {
   use_addresses(2);
   expect_exchange([&] {
     FakePeer old(address(0));
@@ -129,7 +129,7 @@ TEST_F(TcpStrangers, AnOldSecretIsDropped) {
   });
 }
 
-TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
+TEST_F(TcpStrangers, ReportsRankWithDifferentSecret) {
   use_addresses(2);
   const auto transport = rank(0);
   const auto other = make_tcp_transport(addresses_, kOldSecret, 1);
@@ -138,7 +138,7 @@ TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
 }
 
 // A late look makes the connection and the page arrive together.
-TEST_F(TcpStrangers, AnotherProgramAtARanksPortIsNamed) {
+TEST_F(TcpStrangers, ReportsForeignProgramAtRankPort) {
   for (int look = 0; look < 8; ++look) {
     use_addresses(2);
     const auto transport = rank(0);
@@ -161,7 +161,7 @@ TEST_F(TcpStrangers, AnotherProgramAtARanksPortIsNamed) {
   }
 }
 
-TEST_F(TcpStrangers, ClaimsOfACallerAreChecked) {
+TEST_F(TcpStrangers, VerifiesCallerClaims) {
   use_addresses(3);
   const auto transport = rank(0);
   const auto answer = [&](const tcp::Hello& hello) {
@@ -187,7 +187,7 @@ TEST_F(TcpStrangers, ClaimsOfACallerAreChecked) {
   EXPECT_EQ(answer(hello(1, 0)), tcp::Verdict::kTaken);
 }
 
-TEST_F(TcpStrangers, ASecondProcessOfARankIsTold) {
+TEST_F(TcpStrangers, RejectsDuplicateRank) {
   use_addresses(3);
   const auto transport = rank(0);
   FakePeer first(address(0));
@@ -201,14 +201,14 @@ TEST_F(TcpStrangers, ASecondProcessOfARankIsTold) {
       "each process needs a rank of its own");
 }
 
-TEST_F(TcpStrangers, ARankWithAnotherProtectionIsNamed) {
+TEST_F(TcpStrangers, ReportsRankWithDifferentProtection) {
   use_addresses(2);
   const auto transport = rank(0), other = rank(1, {.protect = TcpProtection::kAuthenticate});
   const std::string error = error_of(*transport);
   EXPECT_TRUE(says(error, "rank 1 has another value of protect"));
 }
 
-TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
+TEST_F(TcpStrangers, ReportsRankWithDifferentSharedSecret) {
   use_addresses(2);
   const auto transport = rank(0, {.secret = kOldSecret}), other = rank(1);
   const std::string error = error_of(*transport);
@@ -231,7 +231,7 @@ TEST_F(TcpStrangers, AStrangerReceivesNoMac) {
   EXPECT_TRUE(stranger.is_dropped());
 }
 
-TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
+TEST_F(TcpStrangers, DetectsDifferentAddressLists) {
   use_addresses(2);
   const auto transport = rank(0);
   std::vector<std::string> more = addresses_;
@@ -260,14 +260,14 @@ class TcpPlayedPeer : public TcpStrangers {
   std::optional<FakePeer> peer_;
 };
 
-TEST_F(TcpPlayedPeer, HalfAHeadAndNothingMoreEndsAtTheDeadline) {
+TEST_F(TcpPlayedPeer, PartialHeaderFailsAtTimeout) {
   const MessageHead head = host::to_message_head({});
   peer_->say(std::as_bytes(std::span(&head, 1)).first(30));
   const std::string error = error_of(*transport_, 100ms);
   EXPECT_TRUE(says(error, "no message from rank 1 within 100 ms"));
 }
 
-TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
+TEST_F(TcpPlayedPeer, ReportsDisconnectedRank) {
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{30}}) {
     SetUp();
     const MessageHead head = host::to_message_head({});
@@ -279,21 +279,21 @@ TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
 }
 
 // The lost connection is detected while the late rank queries the cause.
-TEST_F(TcpPlayedPeer, WhoHangsUpAtTheDeadlineIsNamedWithTheOperation) {
+TEST_F(TcpPlayedPeer, ReportsDisconnectedRankAndOperationAtTimeout) {
   peer_->close();
   const std::string error = error_of(*transport_, 200ms);
   EXPECT_TRUE(says(error, "exchange"));
   EXPECT_TRUE(says(error, "rank 1"));
 }
 
-TEST_F(TcpPlayedPeer, NoiseIsNamed) {
+TEST_F(TcpPlayedPeer, ReportsRankSendingNoise) {
   peer_->say(pattern(1000, 1, 0));
   const std::string error = error_of(*transport_);
   EXPECT_TRUE(says(error, "rank 1 uses another version"));
 }
 
 // The proven rank number counts, regardless of the rank in messages.
-TEST_F(TcpPlayedPeer, AMessageInAnothersNameIsNamed) {
+TEST_F(TcpPlayedPeer, ReportsForgedSender) {
   for (const int from : {0, 2, 1000, -1}) {
     SetUp();
     host::Head head;
@@ -306,7 +306,7 @@ TEST_F(TcpPlayedPeer, AMessageInAnothersNameIsNamed) {
   }
 }
 
-TEST_F(TcpPlayedPeer, AnAnswerBeyondAllRanksIsNobody) {
+TEST_F(TcpPlayedPeer, IgnoresAnswerWithInvalidRank) {
   for (const std::int32_t rank : {2, 1000, -2, std::numeric_limits<std::int32_t>::min()}) {
     SetUp();
     host::Head head;
@@ -322,7 +322,7 @@ TEST_F(TcpPlayedPeer, AnAnswerBeyondAllRanksIsNobody) {
 }
 
 // Rank 1 sends options, a mismatch or a fault with a malformed payload.
-TEST_F(TcpPlayedPeer, AMalformedAgreementIsNamed) {
+TEST_F(TcpPlayedPeer, ReportsMalformedAgreement) {
   const auto valid = pack(std::vector<std::string>{"mismatch", "1", "codec", "int8"});
   const auto options = std::as_bytes(std::span(valid));
   const std::vector<std::byte> huge(8, std::byte{0xff});
@@ -371,7 +371,7 @@ TEST_F(TcpPlayedPeer, AGradientMayBeReusedAfterAnError) {
   EXPECT_EQ(std::ranges::count(values, kLater), 0) << "of " << values.size();
 }
 
-TEST_F(TcpPlayedPeer, AMessageOfAbsurdLengthIsNamed) {
+TEST_F(TcpPlayedPeer, ReportsAbsurdMessageLength) {
   host::Head absurd;
   absurd.envelope.bytes = std::size_t{1} << 60;
   const MessageHead head = host::to_message_head(absurd);

@@ -28,7 +28,7 @@ long sleeps() {
   return usage.ru_nvcsw;
 }
 
-TEST(TcpWaiting, WhoWaitsLongSleeps) {
+TEST(TcpWaiting, LongWaitSleeps) {
   run_ranks(tcp_transports(2), [](Transport& transport) {
     transport.barrier(operation_of(transport)).wait_synchronize();
     if (transport.rank() == 1) std::this_thread::sleep_for(500ms);
@@ -40,7 +40,7 @@ TEST(TcpWaiting, WhoWaitsLongSleeps) {
 }
 
 // Another thread of the rank receives messages for all threads.
-TEST(TcpWaiting, IsWokenByWhatAnotherThreadFound) {
+TEST(TcpWaiting, WakesAfterAnotherThreadReceivesMessages) {
   constexpr int kRounds = 200;
   run_ranks(tcp_transports(2), [](Transport& transport) {
     const auto waiting = transport.channel();
@@ -58,7 +58,7 @@ TEST(TcpWaiting, IsWokenByWhatAnotherThreadFound) {
   });
 }
 
-TEST(TcpWaiting, IsWokenByAFaultOfAnotherThread) {
+TEST(TcpWaiting, WakesAfterAbortByAnotherThread) {
   run_ranks(tcp_transports(2), [](Transport& transport) {
     transport.barrier(operation_of(transport)).wait_synchronize();
     if (transport.rank() == 1) return std::this_thread::sleep_for(300ms);
@@ -75,7 +75,7 @@ TEST(TcpWaiting, IsWokenByAFaultOfAnotherThread) {
   });
 }
 
-TEST(TcpWaiting, IsWokenWithoutFreeDescriptors) {
+TEST(TcpWaiting, WakesWithoutFreeDescriptors) {
   run_ranks(tcp_transports(2), [](Transport& transport) {
     transport.barrier(operation_of(transport)).wait_synchronize();
     if (transport.rank() == 0) {

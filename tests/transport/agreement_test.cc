@@ -17,7 +17,7 @@ class TransportFaultsByDisagreement : public OnFabric {};
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportFaultsByDisagreement, ::testing::ValuesIn(fabrics()),
                          fabric_name);
 
-TEST_P(TransportFaultsByDisagreement, AnotherSignatureEndsOnAllRanks) {
+TEST_P(TransportFaultsByDisagreement, SignatureMismatchFailsOnAllRanks) {
   for (int which = 0; which < kCalls; ++which) {
     SCOPED_TRACE(::testing::Message() << "call " << which);
     const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
@@ -28,7 +28,7 @@ TEST_P(TransportFaultsByDisagreement, AnotherSignatureEndsOnAllRanks) {
   }
 }
 
-TEST_P(TransportFaultsByDisagreement, AnotherOperationEndsOnAllRanks) {
+TEST_P(TransportFaultsByDisagreement, OperationMismatchFailsOnAllRanks) {
   for (int one = 0; one < kCalls; ++one)
     for (int other = 0; other < kCalls; ++other) {
       if (one == other) continue;
@@ -44,7 +44,7 @@ TEST_P(TransportFaultsByDisagreement, AnotherOperationEndsOnAllRanks) {
 
 // Regardless of the ranks' algorithms, some rank immediately receives a message from a differing
 // rank.
-TEST_P(TransportFaultsByDisagreement, AnotherCountEndsOnAllRanksWhicheverWayTheyGo) {
+TEST_P(TransportFaultsByDisagreement, CountMismatchFailsOnAllRanksForAnyAlgorithm) {
   constexpr std::size_t kCounts[] = {200, 10'000, 200'000};
   for (const std::size_t count : kCounts)
     for (const std::size_t other : kCounts)
@@ -59,7 +59,7 @@ TEST_P(TransportFaultsByDisagreement, AnotherCountEndsOnAllRanksWhicheverWayThey
       }
 }
 
-TEST_P(TransportFaultsByDisagreement, AnotherCountOrTypeOfASumEndsOnAllRanks) {
+TEST_P(TransportFaultsByDisagreement, SumCountOrTypeMismatchFailsOnAllRanks) {
   for (const std::size_t count : {0u, 7u, 90'000u}) {
     const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
       call(transport, 2, {.name = "allreduce", .timeout = 20s},
@@ -78,7 +78,7 @@ TEST_P(TransportFaultsByDisagreement, AnotherCountOrTypeOfASumEndsOnAllRanks) {
 }
 
 // Equal count and dtype, but different parts: detected by the sizes of the chunks.
-TEST_P(TransportFaultsByDisagreement, OtherPartsOfASumEndOnAllRanks) {
+TEST_P(TransportFaultsByDisagreement, SumPartsMismatchFailsOnAllRanks) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     std::vector<float> values(40'000);
     const std::size_t first = transport.rank() == 0 ? 20'000 : 10'000;
@@ -88,7 +88,7 @@ TEST_P(TransportFaultsByDisagreement, OtherPartsOfASumEndOnAllRanks) {
   expect_all_fail(errors, {"sum", "sends", "bytes, but this rank expects"});
 }
 
-TEST_P(TransportFaultsByDisagreement, AMessageLongerThanTheCapacityEndsOnAllRanks) {
+TEST_P(TransportFaultsByDisagreement, OversizedMessageFailsOnAllRanks) {
   const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
     const std::vector<std::byte> send(transport.rank() == 1 ? 300 : 200);
     transport.all_gather({.name = "allgather", .timeout = 20s}, send, 200).wait_synchronize();
@@ -119,7 +119,7 @@ void meet_twice(Transport& transport, std::chrono::milliseconds timeout) {
 
 // Rank 1 waits for no rank. The message of rank 2 arrives before, during or after the call of rank
 // 1.
-TEST_P(TransportFaultsByDisagreement, AMessageThatNobodyWaitsForEndsOnAllRanks) {
+TEST_P(TransportFaultsByDisagreement, UnexpectedMessageFailsOnAllRanks) {
   for (const int late : {1, 2}) {
     SCOPED_TRACE(::testing::Message() << "rank " << late << " is late");
     const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
@@ -135,7 +135,7 @@ TEST_P(TransportFaultsByDisagreement, AMessageThatNobodyWaitsForEndsOnAllRanks) 
 
 // Both roots wait for all ranks, and the other ranks are in later calls. Therefore only a query at
 // the deadline reveals the mismatch.
-TEST_P(TransportFaultsByDisagreement, WhoTakesTheOthersPartIsNamedAtTheDeadline) {
+TEST_P(TransportFaultsByDisagreement, RootMismatchFailsOnAllRanksAtTimeout) {
   const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
     const std::uint64_t root = transport.rank() == 2 ? 2 : 0;
     gather_to(transport, static_cast<int>(root),

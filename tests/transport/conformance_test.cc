@@ -29,7 +29,7 @@ TEST_P(TransportConformance, NumbersHostsByTheirLowestRanks) {
 }
 
 // Members of a split share a host if and only if they share a host in the parent transport.
-TEST_P(TransportConformance, SplitsKnowTheHostsOfTheirMembers) {
+TEST_P(TransportConformance, SplitsPreserveHostsOfMembers) {
   run(8, [](const Rank& rank) {
     const std::vector<int> members = {1, 4, 5, 7};
     const std::vector<int> whole = rank.transport.hosts();
@@ -44,7 +44,7 @@ TEST_P(TransportConformance, SplitsKnowTheHostsOfTheirMembers) {
   });
 }
 
-TEST_P(TransportConformance, AllGatherBringsEverybodysBytes) {
+TEST_P(TransportConformance, AllGatherDeliversBytesOfAllRanks) {
   on_all_ranks([](const Rank& rank) {
     for (const std::size_t bytes : rank.sizes()) {
       const RankBytes send(rank, pattern(bytes, rank.rank(), 0));
@@ -57,7 +57,7 @@ TEST_P(TransportConformance, AllGatherBringsEverybodysBytes) {
 }
 
 // Every pair has a different length, in most transports below the capacity. Some lengths are 0.
-TEST_P(TransportConformance, AllToAllBringsEachPairItsOwn) {
+TEST_P(TransportConformance, AllToAllDeliversBytesOfEachPair) {
   const auto length = [](std::size_t bytes, int from, int to) {
     return bytes * static_cast<std::size_t>((from + 2 * to) % 4) / 3;
   };
@@ -80,7 +80,7 @@ TEST_P(TransportConformance, AllToAllBringsEachPairItsOwn) {
 }
 
 // An empty part may begin at the end of a buffer, at an address unknown to a device.
-TEST_P(TransportConformance, EmptyMessagesMayBeginAnywhere) {
+TEST_P(TransportConformance, EmptyMessagesMayHaveAnyAddress) {
   run(3, [](const Rank& rank) {
     const RankBytes send(rank, pattern(512, rank.rank(), 0));
     std::vector<ConstByteSpan> sends(3, send.span().last(0));
@@ -95,7 +95,7 @@ TEST_P(TransportConformance, EmptyMessagesMayBeginAnywhere) {
 
 // Ranks with queues send in pairs and in turns, because a queue that waits for a message cannot
 // send.
-TEST_P(TransportConformance, SendMeetsReceive) {
+TEST_P(TransportConformance, SendMatchesReceive) {
   on_all_ranks([](const Rank& rank) {
     const int next = rank.queues() ? rank.rank() ^ 1 : rank.at(1);
     const int before = rank.queues() ? next : rank.at(-1);
@@ -115,7 +115,7 @@ TEST_P(TransportConformance, SendMeetsReceive) {
   });
 }
 
-TEST_P(TransportConformance, ReceiveAnyTakesEveryRankOnce) {
+TEST_P(TransportConformance, ReceiveAnyReceivesFromEachRankOnce) {
   on_all_ranks([](const Rank& rank) {
     if (!rank.transport.traits().receive_any || rank.ranks() == 1) return;
     const Operation operation = rank.operation();
@@ -133,7 +133,7 @@ TEST_P(TransportConformance, ReceiveAnyTakesEveryRankOnce) {
   });
 }
 
-TEST_P(TransportConformance, BarrierHoldsUntilTheLastHasCome) {
+TEST_P(TransportConformance, BarrierWaitsForLastRank) {
   on_all_ranks([](const Rank& rank) {
     const auto start = Clock::now();  // before the last rank can start its pause
     rank.transport.barrier(rank.operation()).wait_synchronize();
@@ -145,7 +145,7 @@ TEST_P(TransportConformance, BarrierHoldsUntilTheLastHasCome) {
   });
 }
 
-TEST_P(TransportConformance, SumsAndMaximaAreOfAllRanks) {
+TEST_P(TransportConformance, SumsAndMaximaIncludeAllRanks) {
   on_all_ranks([](const Rank& rank) {
     for (const std::size_t count : {1u, 257u, 10'007u}) {
       RankBytes sums(rank, std::vector<float>(count, static_cast<float>(rank.rank() + 1)));
@@ -193,7 +193,7 @@ TEST_P(TransportConformance, OperationsMayStartInAnyOrder) {
 }
 
 // Like an event loop: wait_activity, then test all pending operations.
-TEST_P(TransportConformance, AnEventLoopNeedsNoOtherWait) {
+TEST_P(TransportConformance, EventLoopCompletesAllOperations) {
   on_all_ranks([](const Rank& rank) {
     RankBytes values(rank, std::vector<float>(100'000, 2.0f));
     const RankBytes send(rank, pattern(3000, rank.rank(), 0));
@@ -220,7 +220,7 @@ TEST_P(TransportConformance, ProgressAloneFinishesOperations) {
   });
 }
 
-TEST_P(TransportConformance, WaitActivityEndsInTime) {
+TEST_P(TransportConformance, WaitActivityReturnsInTime) {
   run(1, [](const Rank& rank) {
     const auto start = Clock::now();
     rank.transport.wait_activity(start + 20ms);
@@ -229,7 +229,7 @@ TEST_P(TransportConformance, WaitActivityEndsInTime) {
   });
 }
 
-TEST_P(TransportConformance, WakeEndsTheWaitingOfAnotherThread) {
+TEST_P(TransportConformance, WakeEndsWaitInAnotherThread) {
   run(2, [](const Rank& rank) {
     if (!rank.transport.traits().any_thread) GTEST_SKIP() << "one thread only";
     const auto start = Clock::now();
@@ -247,7 +247,7 @@ TEST_P(TransportConformance, WakeEndsTheWaitingOfAnotherThread) {
 }
 
 // Equal tags on both channels, started in opposite orders by odd and even ranks.
-TEST_P(TransportConformance, ChannelsDoNotMeet) {
+TEST_P(TransportConformance, ChannelsDoNotMixMessages) {
   on_all_ranks([](const Rank& rank) {
     const auto first = rank.transport.channel();
     const auto second = rank.transport.channel();
@@ -315,7 +315,7 @@ TEST_P(TransportConformance, SplitsRunSideBySide) {
 }
 
 // Only some ranks split. Later collectives of all ranks still match.
-TEST_P(TransportConformance, ASplitOfSomeDoesNotDisturbTheRest) {
+TEST_P(TransportConformance, PartialSplitDoesNotDisturbOtherRanks) {
   run(4, [this](const Rank& rank) {
     std::unique_ptr<Transport> some;
     if (rank.rank() < 2) some = rank.transport.split(std::vector<int>{0, 1});
@@ -325,7 +325,7 @@ TEST_P(TransportConformance, ASplitOfSomeDoesNotDisturbTheRest) {
   });
 }
 
-TEST_P(TransportConformance, ReceivedBytesAreAlignedAndLiveAsLongAsTheHandle) {
+TEST_P(TransportConformance, HandleKeepsAlignedReceivedBytes) {
   run(3, [](const Rank& rank) {
     std::vector<Handle> kept;
     for (int round = 0; round < 20; ++round) {
@@ -342,7 +342,7 @@ TEST_P(TransportConformance, ReceivedBytesAreAlignedAndLiveAsLongAsTheHandle) {
   });
 }
 
-TEST_P(TransportConformance, CountsExactlyWhatItMoved) {
+TEST_P(TransportConformance, CountsTransferredBytesExactly) {
   const std::size_t head = GetParam().head_bytes;
   on_all_ranks([&](const Rank& rank) {
     if (rank.queues()) return;  // NCCL adds headers of its own
@@ -359,7 +359,7 @@ TEST_P(TransportConformance, CountsExactlyWhatItMoved) {
   });
 }
 
-TEST_P(TransportConformance, ASumMovesTwoParts) {
+TEST_P(TransportConformance, SumIsBandwidthOptimal) {
   run(4, [this](const Rank& rank) {
     if (rank.queues()) GTEST_SKIP() << "NCCL chooses the messages";
     RankBytes values(rank, std::vector<float>(4 * 250'000, 1.0f));
@@ -371,7 +371,7 @@ TEST_P(TransportConformance, ASumMovesTwoParts) {
   });
 }
 
-TEST_P(TransportConformance, RefusesWhatCannotBe) {
+TEST_P(TransportConformance, RejectsInvalidArguments) {
   run(2, [](const Rank& rank) {
     const Operation operation = rank.operation();
     const std::vector<ConstByteSpan> sends(3);

@@ -6,7 +6,7 @@
 namespace tersor::host {
 namespace {
 
-TEST(Envelope, AnotherVersionOfTheFormatIsNamed) {
+TEST(Envelope, ReportsFormatVersionMismatch) {
   const Expectation expected{.envelope = {.signature = 7}, .capacity = 100};
   Envelope came{.signature = 7, .bytes = 60};
   EXPECT_TRUE(agrees(expected, came));
@@ -16,7 +16,7 @@ TEST(Envelope, AnotherVersionOfTheFormatIsNamed) {
             "rank 3 uses another version of the transport");
 }
 
-TEST(Envelope, BytesMustLieWithinWhatIsWaitedFor) {
+TEST(Envelope, AcceptsByteCountsWithinExpectedRange) {
   const Expectation expected{.least_bytes = 10, .capacity = 20};
   for (const std::uint64_t bytes : {9u, 10u, 20u, 21u})
     EXPECT_EQ(agrees(expected, {.bytes = bytes}), bytes >= 10 && bytes <= 20) << bytes;

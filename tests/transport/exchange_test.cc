@@ -53,7 +53,7 @@ TEST_P(TransportExchange, ShiftsAlongARing) {
   });
 }
 
-TEST_P(TransportExchange, GoesToAStarsMiddleAndBack) {
+TEST_P(TransportExchange, SendsToStarCenterAndBack) {
   on_all_ranks([](const Rank& rank) {
     for (const bool inwards : {true, false}) {
       Messages messages(rank);
@@ -100,7 +100,7 @@ TEST_P(TransportExchange, ListsMayBeEmpty) {
 }
 
 // A server answers requests from any rank with a combined send and receive.
-TEST_P(TransportExchange, TakesAMessageFromAnyRank) {
+TEST_P(TransportExchange, ReceivesFromAnyRank) {
   on_all_ranks([](const Rank& rank) {
     if (!rank.transport.traits().receive_any || rank.ranks() == 1) return;
     Transport& transport = rank.transport;
@@ -127,7 +127,7 @@ TEST_P(TransportExchange, TakesAMessageFromAnyRank) {
 }
 
 // Messages of several concurrent exchanges match by tag, or by their order in a queue.
-TEST_P(TransportExchange, ManyMayBeUnderWay) {
+TEST_P(TransportExchange, SeveralExchangesMayOverlap) {
   on_all_ranks([](const Rank& rank) {
     if (rank.ranks() == 1) return;
     constexpr int kExchanges = 9;
@@ -151,7 +151,7 @@ TEST_P(TransportExchange, ManyMayBeUnderWay) {
   });
 }
 
-TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
+TEST_P(TransportExchange, RejectsInvalidListsWithReason) {
   run(3, [](const Rank& rank) {
     using Sends = std::vector<SendTo>;
     using Receives = std::vector<ReceiveFrom>;

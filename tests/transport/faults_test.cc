@@ -31,7 +31,7 @@ std::vector<std::string> errors_without_rank_2(const Fabric& fabric, int which, 
 
 // Every rank names rank 2, even ranks waiting for another rank. On a busy machine, another rank may
 // also be late in the first attempt.
-TEST_P(TransportFaults, AStalledRankIsNamedAtTheDeadline) {
+TEST_P(TransportFaults, AllRanksReportStalledRankAtTimeout) {
   for (int which = 0; which < kCalls; ++which)
     for (const std::size_t count : {100u, 100'000u}) {
       SCOPED_TRACE(::testing::Message() << "call " << which << ", " << count << " values");
@@ -50,7 +50,7 @@ TEST_P(TransportFaults, AStalledRankIsNamedAtTheDeadline) {
 }
 
 // All ranks have started, and in a ring every rank waits for another rank.
-TEST_P(TransportFaults, ARankThatStopsWithinASumIsNamed) {
+TEST_P(TransportFaults, AllRanksReportRankStalledInSum) {
   const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
     std::vector<float> values(100'000);
     // Rank 2 starts first and cannot finish its part of the sum at once.
@@ -63,7 +63,7 @@ TEST_P(TransportFaults, ARankThatStopsWithinASumIsNamed) {
   expect_all_fail(errors, {"allreduce", "no message from rank 2 within 300 ms"});
 }
 
-TEST_P(TransportFaults, AllStalledRanksAreNamed) {
+TEST_P(TransportFaults, ReportsAllStalledRanks) {
   const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
     if (transport.rank() % 2 == 1) return;
     call(transport, 0, {.name = "allgather", .tag = 9, .timeout = 100ms}, 10);
@@ -73,7 +73,7 @@ TEST_P(TransportFaults, AllStalledRanksAreNamed) {
 }
 
 // Only missing messages are named, not the messages already received.
-TEST_P(TransportFaults, AnExchangeNamesWhoDoesNotSend) {
+TEST_P(TransportFaults, ExchangeReportsMissingSender) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     const SendTo to{0, {}};
     const std::vector<ReceiveFrom> from = {{1, 0}, {2, 0}};
@@ -86,7 +86,7 @@ TEST_P(TransportFaults, AnExchangeNamesWhoDoesNotSend) {
 }
 
 // Rank 2 waits only for rank 1. Rank 1 waits for rank 2 and for silent rank 0.
-TEST_P(TransportFaults, AllThatARankWaitsForAreAskedAlong) {
+TEST_P(TransportFaults, InquiryFollowsAllAwaitedRanks) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     const int rank = transport.rank();
     const Operation operation{
@@ -102,7 +102,7 @@ TEST_P(TransportFaults, AllThatARankWaitsForAreAskedAlong) {
 }
 
 // The error names the rank at the end of the chain.
-TEST_P(TransportFaults, WhoWaitsInAnEarlierOperationIsNotNamed) {
+TEST_P(TransportFaults, ReportsLastRankOfWaitChain) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     const bool first = transport.rank() == 0;
     if (transport.rank() == 2) return;
@@ -115,7 +115,7 @@ TEST_P(TransportFaults, WhoWaitsInAnEarlierOperationIsNotNamed) {
   EXPECT_TRUE(says(errors[1], "no message from rank 2 within 200 ms"));
 }
 
-TEST_P(TransportFaults, ReceiveHasADeadlineToo) {
+TEST_P(TransportFaults, ReceiveAndReceiveAnyTimeOut) {
   auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     if (transport.rank() == 0)
       transport.receive({.name = "gossip", .timeout = 50ms}, 1, 8).wait_synchronize();
@@ -131,7 +131,7 @@ TEST_P(TransportFaults, ReceiveHasADeadlineToo) {
   EXPECT_TRUE(says(errors[0], "rank 1 and rank 2"));
 }
 
-TEST_P(TransportFaults, TestAndWaitActivityKeepTheDeadline) {
+TEST_P(TransportFaults, TestAndWaitActivityEnforceTimeout) {
   for (const bool by_test : {true, false}) {
     const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
       if (transport.rank() == 1) return;
@@ -143,7 +143,7 @@ TEST_P(TransportFaults, TestAndWaitActivityKeepTheDeadline) {
   }
 }
 
-TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {
+TEST_P(TransportFaults, AbortedTransportFailsAllCallsAtOnce) {
   run(2, [](Transport& transport) {
     const auto channel = transport.channel();
     Handle open = transport.receive({.name = "first", .tag = 1}, 1 - transport.rank(), 8);
@@ -179,7 +179,7 @@ TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {
   });
 }
 
-TEST_P(TransportFaults, TheFirstCauseStays) {
+TEST_P(TransportFaults, KeepsFirstAbortReason) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     if (transport.rank() == 0) {
       transport.abort("first");
@@ -190,7 +190,7 @@ TEST_P(TransportFaults, TheFirstCauseStays) {
   expect_all_fail(errors, {"rank 0 gave up: first"});
 }
 
-TEST_P(TransportFaults, ARankThatThrowsIsHeardEverywhere) {
+TEST_P(TransportFaults, AllRanksReportThrownException) {
   const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
     if (transport.rank() == 3) throw std::out_of_range("no such image");
     call(transport, 2, {.name = "allreduce", .timeout = 20s}, 70'000);
@@ -200,7 +200,7 @@ TEST_P(TransportFaults, ARankThatThrowsIsHeardEverywhere) {
     EXPECT_TRUE(says(errors[rank], "rank 3 gave up: no such image"));
 }
 
-TEST_P(TransportFaults, ARankThatLeavesIsNamed) {
+TEST_P(TransportFaults, ReportsDepartedRank) {
   for (int which = 0; which < kCalls; ++which)
     for (const int leaver : {0, 2}) try {
         run(3, [&](Transport& transport) {
@@ -227,7 +227,7 @@ std::string error_after_leaving(const Fabric& fabric, const Body& leaver, const 
   return "no error";
 }
 
-TEST_P(TransportFaults, WhoLeftALongTimeAgoIsNamedAtOnce) {
+TEST_P(TransportFaults, ReportsEarlierDeparture) {
   const auto leave = [](Transport&) {};
   const auto in_a_channel_of_its_own = [](Transport& transport) {
     const auto channel = transport.channel();
@@ -249,7 +249,7 @@ TEST_P(TransportFaults, WhoLeftALongTimeAgoIsNamedAtOnce) {
   }
 }
 
-TEST_P(TransportFaults, ALeftChannelIsNoticedThoughTheRankIsThere) {
+TEST_P(TransportFaults, ReportsClosedChannelOfRunningRank) {
   const std::string error = error_after_leaving(
       GetParam(),
       [](Transport& transport) {
@@ -262,7 +262,7 @@ TEST_P(TransportFaults, ALeftChannelIsNoticedThoughTheRankIsThere) {
   EXPECT_TRUE(says(error, "reducer on rank 0: rank 1 left"));
 }
 
-TEST_P(TransportFaults, ReceiveAnyEndsWhenEverybodyLeft) {
+TEST_P(TransportFaults, ReceiveAnyFailsAfterAllPeersLeft) {
   const std::string error = error_after_leaving(
       GetParam(), [](Transport&) {},
       [](Transport& transport) {
@@ -301,7 +301,7 @@ void expect_error_after_close(Transport& transport, int peer) {
 }
 
 // Rank 0 closes its transport while a channel exists and the other ranks wait.
-TEST_P(TransportFaults, AClosedTransportEndsAllWaits) {
+TEST_P(TransportFaults, CloseFailsWaitsOnAllRanks) {
   run(3, [](Transport& transport) {
     const auto channel = transport.rank() == 0 ? transport.channel() : nullptr;
     if (transport.rank() != 0) return expect_error_after_close(transport, 0);
@@ -310,7 +310,7 @@ TEST_P(TransportFaults, AClosedTransportEndsAllWaits) {
   });
 }
 
-TEST_P(TransportFaults, PoisonFromAnotherThreadEndsAWait) {
+TEST_P(TransportFaults, AbortFromAnotherThreadEndsWait) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     if (transport.rank() == 1) return;
     std::jthread watchdog([&] {
@@ -323,7 +323,7 @@ TEST_P(TransportFaults, PoisonFromAnotherThreadEndsAWait) {
 }
 
 // Errors in a split name ranks of the split and of the parent transport.
-TEST_P(TransportFaults, ASplitNamesItsRanksTwice) {
+TEST_P(TransportFaults, SplitErrorsReportLocalAndGlobalRanks) {
   const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
     if (transport.rank() < 2) return;
     const auto pair = transport.split(std::vector<int>{2, 3});
@@ -336,7 +336,7 @@ TEST_P(TransportFaults, ASplitNamesItsRanksTwice) {
 }
 
 // Handles dropped during unwinding, with messages still under way.
-TEST_P(TransportFaults, HandlesMayBeDroppedWhileAnErrorUnwinds) {
+TEST_P(TransportFaults, HandlesMayBeDroppedDuringUnwinding) {
   for (int round = 0; round < 10; ++round) {
     const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
       std::vector<float> values(300'000);

@@ -72,7 +72,7 @@ void send_eagerly(Transport& transport, std::size_t count, std::size_t bytes) {
   meet(transport);
 }
 
-TEST_P(TransportFlow, WhatNobodyAsksForIsBoundedAndComesInAnyOrder) {
+TEST_P(TransportFlow, BoundsEagerSendsAndAllowsAnyReceiveOrder) {
   run(3, [](Transport& transport) {
     send_eagerly(transport, 60, 400'000);
     send_eagerly(transport, 8'000, 100);
@@ -106,7 +106,7 @@ TEST_P(TransportFlow, EqualTagsKeepTheirOrder) {
 }
 
 // A waiting sender gets an error when its receiver leaves. All errors name the receiver.
-TEST_P(TransportFlow, WhoLeavesWithoutTakingItIsNamed) {
+TEST_P(TransportFlow, AllRanksReportDepartedReceiver) {
   if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     auto channel = transport.channel();
@@ -119,7 +119,7 @@ TEST_P(TransportFlow, WhoLeavesWithoutTakingItIsNamed) {
   expect_all_fail(errors, {"giving on rank 0: rank 1 left"});
 }
 
-TEST_P(TransportFlow, WhoDoesNotTakeItIsNamedAtTheDeadline) {
+TEST_P(TransportFlow, AllRanksReportStalledReceiverAtTimeout) {
   if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     Operation giving = operation_of(transport, "giving"), after = operation_of(transport, "after");
@@ -134,7 +134,7 @@ TEST_P(TransportFlow, WhoDoesNotTakeItIsNamedAtTheDeadline) {
 
 // The receiver started to receive the message, and the rest is missing. Errors must name the
 // sender.
-TEST_P(TransportFlow, WhoseMessageStopsHalfWayIsNamed) {
+TEST_P(TransportFlow, ReportsSenderOfPartialMessage) {
   if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
   const auto message = pattern(kMostEager + 1, 0, 1);
   for (const bool takes_any : {false, true}) {

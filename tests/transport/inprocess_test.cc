@@ -25,7 +25,7 @@ TEST(Link, ReadsRatesLatenciesAndOverhead) {
   EXPECT_FALSE(parse_link("none").emulated());
 }
 
-TEST(Link, ReadsHowManyRanksShareAHost) {
+TEST(Link, ParsesRanksPerHost) {
   EXPECT_EQ(parse_link("1Gbit").ranks_per_host, 1);
   EXPECT_EQ(parse_link("1Gbit,per_host=2").ranks_per_host, 2);
   EXPECT_EQ(parse_link("1Gbit,50us,per_host=16").ranks_per_host, 16);
@@ -36,7 +36,7 @@ TEST(Link, ReadsHowManyRanksShareAHost) {
   EXPECT_EQ(parse_link("none,per_host=4").ranks_per_host, 4);
 }
 
-TEST(Link, WritesWhatItReads) {
+TEST(Link, TextRoundTrips) {
   for (const char* text :
        {"none", "1Gbit", "1Gbit,50us", "100Mbit,1.5ms", "2.5Gbit,7ns", "25Gbit,10us,overhead=1.046",
         "9.6Kbit,0ns,overhead=2", "none,per_host=2", "1Gbit,per_host=2", "1Gbit,50us,per_host=3",
@@ -45,7 +45,7 @@ TEST(Link, WritesWhatItReads) {
   EXPECT_EQ(parse_link("1000Mbit,1000us").text(), "1Gbit,1ms");
 }
 
-TEST(Link, RefusesAnythingElseAndShowsTheGrammar) {
+TEST(Link, RejectsInvalidTextAndShowsGrammar) {
   for (const char* text : {"",
                            "fast",
                            "1",
@@ -88,12 +88,12 @@ TEST(Link, RefusesAnythingElseAndShowsTheGrammar) {
     }
 }
 
-TEST(InProcess, RefusesNoRanks) {
+TEST(InProcess, RejectsZeroRanks) {
   EXPECT_THROW(make_inprocess_transports(0), InvalidArgumentError);
   EXPECT_THROW(make_inprocess_transports(2, {.ranks_per_host = 0}), InvalidArgumentError);
 }
 
-TEST(InProcess, PutsRanksOnHosts) {
+TEST(InProcess, AssignsRanksToHosts) {
   run_ranks(5, parse_link("none,per_host=2"), [](Transport& transport) {
     EXPECT_EQ(transport.hosts(), (std::vector<int>{0, 0, 1, 1, 2}));
     if (transport.rank() < 2) return;
@@ -107,7 +107,7 @@ TEST(InProcess, PutsRanksOnHosts) {
 }
 
 // A single thread may hold all ranks if every rank starts an operation before the first wait.
-TEST(InProcess, OneThreadMayHoldAllRanks) {
+TEST(InProcess, SingleThreadMayHoldAllRanks) {
   const auto transports = make_inprocess_transports(3);
   std::vector<std::vector<float>> values(3, std::vector<float>(50'000, 1.0f));
   std::vector<Handle> handles;
@@ -133,7 +133,7 @@ TEST(InProcess, HandlesMayOutliveTransports) {
 }
 
 // The receiver reads a block in the sender's memory. The block lives until its last reference ends.
-TEST(InProcess, HandsMessagesOverThatLieInABlock) {
+TEST(InProcess, SharesBlockMemoryWithReceiver) {
   const auto transports = make_inprocess_transports(2);
   const auto &one = transports[0], &other = transports[1];
   const auto bytes = pattern(2000, 0, 1);
@@ -151,14 +151,14 @@ TEST(InProcess, HandsMessagesOverThatLieInABlock) {
   EXPECT_EQ(one->block(3000).writable().data(), sent.data() - 1000);
 }
 
-TEST(InProcess, ResultsAreAskedForWhenDone) {
+TEST(InProcess, RejectsResultBeforeCompletion) {
   const auto transports = make_inprocess_transports(2);
   Handle handle = transports[0]->receive({.name = "receive"}, 1, 8);
   EXPECT_FALSE(handle.test());
   EXPECT_THROW(handle.received(1), InvalidArgumentError);
 }
 
-TEST(RunRanks, ThrowsWhatARankThrew) {
+TEST(RunRanks, RethrowsRankException) {
   EXPECT_THROW(run_ranks(3, {},
                          [](Transport& transport) {
                            if (transport.rank() == 1) throw std::domain_error("mine");

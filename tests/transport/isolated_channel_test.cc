@@ -60,7 +60,7 @@ void expect_sum(Transport& transport) {
   EXPECT_EQ(values, std::vector<float>(10'000, static_cast<float>(transport.ranks())));
 }
 
-TEST_P(IsolatedChannels, ExchangeMessagesAndRefuseTheRest) {
+TEST_P(IsolatedChannels, ExchangeMessagesAndRejectOtherOperations) {
   on_isolated_channels(3, [](Transport& transport, Transport& isolated) {
     const auto channel = isolated.channel();
     for (Transport* each : {&isolated, channel.get()}) {
@@ -100,7 +100,7 @@ TEST_P(IsolatedChannels, WhoIsLateEndsOneOperationAndMayComeYet) {
 }
 
 // A receive_any waits as long as another rank remains.
-TEST_P(IsolatedChannels, WhoLeavesEndsWhatWaitsForItAlone) {
+TEST_P(IsolatedChannels, DepartureFailsOnlyAffectedOperations) {
   on_isolated_channels(3, [](Transport& transport, Transport& isolated) {
     auto own = isolated.channel();
     if (own->rank() == 0) {
@@ -132,7 +132,7 @@ TEST_P(IsolatedChannels, WhoLeavesEndsWhatWaitsForItAlone) {
   });
 }
 
-TEST_P(IsolatedChannels, AMessageThatDoesNotFitEndsItsOperationAlone) {
+TEST_P(IsolatedChannels, OversizedMessageFailsOnlyItsOperation) {
   on_isolated_channels(2, [](Transport& transport, Transport& isolated) {
     const int peer = 1 - isolated.rank();
     for (const std::size_t bytes : {9u, 1'000u}) {

@@ -13,7 +13,7 @@ INSTANTIATE_TEST_SUITE_P(Late, TransportConformance, ::testing::Values(late_fabr
 INSTANTIATE_TEST_SUITE_P(Late, TransportExchange, ::testing::Values(late_fabric()), fabric_name);
 
 // All expected messages have arrived, but rank 1 does not receive the sent message.
-TEST(UnreadExchange, NamesWhoDoesNotTake) {
+TEST(UnreadExchange, ReportsMissingReceiver) {
   const auto errors = errors_of(late_fabric(), 3, [](Transport& transport) {
     const auto own = std::make_shared<std::vector<std::byte>>(pattern(1000, transport.rank(), 0));
     const SendTo to_middle{0, *own}, to_idle{1, *own};

@@ -60,7 +60,7 @@ Held held_after(Transport& transport, int channels) {
 }
 
 // Ranks may be a channel apart, and the number of resources varies slightly.
-TEST_P(TransportLeftovers, ManyChannelsLeaveWhatAFewLeave) {
+TEST_P(TransportLeftovers, ManyChannelsDoNotAccumulateResources) {
   constexpr std::size_t kFewDescriptors = 24, kFewBytes = 400'000;
   constexpr int kChannels = 300;
   run(3, [&](Transport& transport) {
@@ -73,7 +73,7 @@ TEST_P(TransportLeftovers, ManyChannelsLeaveWhatAFewLeave) {
 }
 
 // The network's own memory is not checked.
-TEST_P(TransportLeftovers, ManyTransportsLeaveWhatOneLeaves) {
+TEST_P(TransportLeftovers, ManyTransportsLeakNoDescriptorOrThread) {
   const auto worlds = [&](int count) {
     for (int world = 0; world < count; ++world) run(3, use);
     return Held();

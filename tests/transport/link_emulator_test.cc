@@ -79,7 +79,7 @@ TEST(LinkEmulator, MessagesToOnePeerKeepTheirOrder) {
   EXPECT_NEAR(second.arrival, (1e6 + 10) / kRate, 1e-12);
 }
 
-TEST(LinkEmulator, AShortMessageToAnotherPeerWaitsForOneSegmentOnly) {
+TEST(LinkEmulator, ShortMessageWaitsForAtMostOneSegment) {
   Simulation link(3, kGigabit);
   link.post(0, 1, 100'000'000);
   const Packet& brief = link.post(0, 2, 1000, 0.1);
@@ -116,7 +116,7 @@ std::vector<Posting> random_postings(unsigned seed, int ranks) {
 }
 
 // The frequency of polls must not matter, although the link advances only during polls.
-TEST(LinkEmulator, LookingMoreOftenChangesNothing) {
+TEST(LinkEmulator, PollingFrequencyDoesNotChangeArrivals) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     Simulation seldom(5, {.bits_per_second = 1e9, .latency = 30us});
     Simulation often(5, {.bits_per_second = 1e9, .latency = 30us});
@@ -135,7 +135,7 @@ TEST(LinkEmulator, LookingMoreOftenChangesNothing) {
 }
 
 // A rank sleeping until earliest_arrival never oversleeps and wakes close to the arrival.
-TEST(LinkEmulator, NothingArrivesBeforeItsEarliestArrival) {
+TEST(LinkEmulator, EarliestArrivalIsALowerBound) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     Simulation link(4, {.bits_per_second = 1e9, .latency = 30us});
     std::vector<std::pair<const Packet*, Seconds>> promises;
@@ -151,7 +151,7 @@ TEST(LinkEmulator, NothingArrivesBeforeItsEarliestArrival) {
 }
 
 // A rank waiting for one of several flows must not wake for each segment.
-TEST(LinkEmulator, EarliestArrivalCountsTheTurnsOfOtherFlows) {
+TEST(LinkEmulator, EarliestArrivalIncludesOtherFlows) {
   Simulation link(4, kGigabit);
   for (const int peer : {1, 2, 3}) link.post(0, peer, 100 * LinkEmulator::kSegmentBytes);
   std::vector<Seconds> earliest;
@@ -162,7 +162,7 @@ TEST(LinkEmulator, EarliestArrivalCountsTheTurnsOfOtherFlows) {
     EXPECT_NEAR(earliest[index], link.packets()[index].arrival, 3 * kSegment);
 }
 
-TEST(LinkEmulator, EarliestArrivalIsExactForAFlowOfItsOwn) {
+TEST(LinkEmulator, EarliestArrivalIsExactForASingleFlow) {
   Simulation link(2, {.bits_per_second = 1e9, .latency = 30us});
   for (int index = 0; index < 10; ++index) link.post(0, 1, 50'000);
   link.advance(1e-3);

@@ -161,7 +161,7 @@ class OneLoss : public LateRanks {
   Watched any_, two_;
 };
 
-TEST(LossesInEveryOrder, EndWhatWaitsForThemAlone) {
+TEST(LossesInEveryOrder, FailOnlyAffectedOperations) {
   for (const int polls : {0, 1, 2, 5, 30})
     for (std::size_t messages = 0; messages < 7; ++messages)
       for (const bool waits : {true, false}) {
@@ -186,7 +186,7 @@ std::string fault_of(Transport& transport, Clock::time_point until) {
 
 // Isolated channels fail at once. Ordinary fault domains fail only after no rank has explained the
 // loss.
-TEST_F(Losses, AreFaultsOfOrdinaryDomains) {
+TEST_F(Losses, FailIsolatedChannelsBeforeOrdinaryDomains) {
   Watched waits{on(1).receive({.name = "receive"}, 0, 8)};
   kill(0);
   poll(1);
@@ -197,7 +197,7 @@ TEST_F(Losses, AreFaultsOfOrdinaryDomains) {
                      "the transport was aborted: the queues say so"));
 }
 
-TEST_F(Losses, AreExplainedByWhoKnowsTheReason) {
+TEST_F(Losses, ReportReasonGivenByAnotherRank) {
   kill(0);
   poll(1);
   transports_[2]->abort("rank 0 had no tea");

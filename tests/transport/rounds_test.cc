@@ -81,7 +81,7 @@ class GatherInRounds : public ::testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Links, GatherInRounds, ::testing::Values("none", "10Gbit,20us"));
 
-TEST_P(GatherInRounds, BringsEverybodysBytes) {
+TEST_P(GatherInRounds, DeliversBytesOfAllRanks) {
   for (const int ranks : {2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33})
     for (const std::size_t most : {0u, 1u, 17u, 1000u}) {
       SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << most << " bytes");
@@ -98,7 +98,7 @@ TEST_P(GatherInRounds, BringsEverybodysBytes) {
     }
 }
 
-TEST_P(GatherInRounds, SeveralMayBeUnderWayInAnyOrder) {
+TEST_P(GatherInRounds, SeveralGathersMayOverlapInAnyOrder) {
   const auto errors = on_channels(7, parse_link(GetParam()), [&](const auto& channel) {
     std::array<std::vector<std::byte>, 4> sends;
     std::array<Handle, 4> handles;
@@ -127,7 +127,7 @@ void expect_all_say(const std::vector<std::string>& errors, const std::string& p
     }
 }
 
-TEST_P(GatherInRounds, AStalledRankIsNamedThoughFewWaitForIt) {
+TEST_P(GatherInRounds, AllRanksReportStalledRank) {
   const auto errors = on_channels(11, parse_link(GetParam()), [](const auto& channel) {
     const auto send = pattern(10, channel->rank(), 0);
     if (channel->rank() == 4) return;
@@ -137,7 +137,7 @@ TEST_P(GatherInRounds, AStalledRankIsNamedThoughFewWaitForIt) {
   expect_all_say(errors, "no message from rank 4 within 200 ms", 4);
 }
 
-TEST_P(GatherInRounds, AnotherSignatureEndsOnAllRanks) {
+TEST_P(GatherInRounds, SignatureMismatchFailsOnAllRanks) {
   const auto errors = on_channels(6, parse_link(GetParam()), [](const auto& channel) {
     const std::uint64_t signature = channel->rank() == 2 ? 43 : 42;
     start(channel, {.capacity = 10, .signature = signature}).wait_synchronize();
@@ -145,7 +145,7 @@ TEST_P(GatherInRounds, AnotherSignatureEndsOnAllRanks) {
   expect_all_say(errors, "with other arguments");
 }
 
-TEST_P(GatherInRounds, MoreThanTheCapacityEndsOnAllRanks) {
+TEST_P(GatherInRounds, OversizedMessageFailsOnAllRanks) {
   const auto errors = on_channels(6, parse_link(GetParam()), [](const auto& channel) {
     const std::vector<std::byte> send(channel->rank() == 1 ? 300 : 200);
     start(channel, {.send = send, .capacity = 200}).wait_synchronize();
@@ -154,7 +154,7 @@ TEST_P(GatherInRounds, MoreThanTheCapacityEndsOnAllRanks) {
 }
 
 // The transport chooses the algorithm if measurements showed a speedup.
-TEST(GatherTuning, LittleAmongManyRanksTakesFewMessages) {
+TEST(GatherTuning, SmallGatherOnManyRanksUsesFewMessages) {
   const host::RoundsTuning tuning;
   std::atomic<int> wrong{0};
   run_ranks(tuning.least_ranks, {}, [&](Transport& transport) {

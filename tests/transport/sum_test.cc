@@ -87,7 +87,7 @@ void check_whole_numbers(Transport& transport, std::size_t count) {
   }
 }
 
-TEST_P(TransportSum, IsExactForWholeNumbersOfEveryType) {
+TEST_P(TransportSum, IsExactForIntegersOfEveryType) {
   on_all_ranks([](Transport& transport) {
     for (const std::size_t count : {0u, 1u, 255u, 257u, 2'048u, 2'049u, 65'537u, 1u << 20}) {
       SCOPED_TRACE(::testing::Message() << count << " values");
@@ -165,7 +165,7 @@ TEST_P(TransportSum, AddsEachPartInTheOrderFromItsOwner) {
 }
 
 // Parts of any count in any memory: empty on the last ranks, and one far longer than the others.
-TEST_P(TransportSum, PartsMayBeAsUnequalAsTheyLike) {
+TEST_P(TransportSum, PartsMayBeUnequalOrEmpty) {
   on_all_ranks([](Transport& transport) {
     std::vector<std::size_t> counts(static_cast<std::size_t>(transport.ranks()), 3);
     counts.back() = 0;
@@ -197,7 +197,7 @@ void check_halves(Transport& transport, const std::vector<std::size_t>& counts,
 }
 
 // Without a required order, small counts are added pairwise for all splits into parts.
-TEST_P(TransportSum, LittleIsAddedInTwosWhereTheOrderIsOpen) {
+TEST_P(TransportSum, SmallSumsAddPairwiseWithoutRequiredOrder) {
   for (const int ranks : {2, 4, 8})
     run(ranks, [](Transport& transport) {
       for (const std::size_t count : {1u, 7u, 2'048u, 2'049u, 8'192u, 16'384u}) {
@@ -214,7 +214,7 @@ TEST_P(TransportSum, LittleIsAddedInTwosWhereTheOrderIsOpen) {
     });
 }
 
-TEST_P(TransportSum, PiecesOfMuchKeepTheOwnersOrder) {
+TEST_P(TransportSum, PiecesOfLongSumsKeepOwnerOrder) {
   on_all_ranks([](Transport& transport) {
     const auto counts = even_counts(300, transport.ranks());
     check_order<float>(transport, counts, 64 * 1024 + 4);
@@ -223,7 +223,7 @@ TEST_P(TransportSum, PiecesOfMuchKeepTheOwnersOrder) {
 }
 
 // Parts may be anywhere in memory. Non-contiguous parts are gathered before the sum.
-TEST_P(TransportSum, PartsMayLieApart) {
+TEST_P(TransportSum, PartsMayBeNoncontiguous) {
   run(4, [](Transport& transport) {
     std::vector<std::vector<float>> memory(4, std::vector<float>(100));
     std::vector<ValueSpan> parts;
@@ -241,7 +241,7 @@ TEST_P(TransportSum, PartsMayLieApart) {
 }
 
 // If several ranks have NaNs at the same index, all ranks get the same NaN.
-TEST_P(TransportSum, EveryRankEndsWithTheSameNan) {
+TEST_P(TransportSum, AllRanksGetTheSameNan) {
   for (const int ranks : {2, 4, 8})
     for (const std::size_t count : {500u, 10'000u}) {
       std::vector<std::vector<float>> results(static_cast<std::size_t>(ranks));
@@ -291,7 +291,7 @@ TEST_P(TransportSum, IntegersWrapAround) {
   });
 }
 
-TEST_P(TransportSum, NotANumberOnOneRankReachesAll) {
+TEST_P(TransportSum, NanAndInfinityOnOneRankReachAllRanks) {
   on_all_ranks([](Transport& transport) {
     for (const std::size_t count : {4u, 50'000u}) {
       const auto counts = even_counts(count, transport.ranks());

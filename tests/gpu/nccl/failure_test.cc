@@ -143,7 +143,7 @@ TEST_F(NcclFailure, OrdersTheStreamAfterQueuedKernels) {
 TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenCallsGoOn) {
   expect_all_but_the_last_pass(kBetweenCalls, 4);
 }
-TEST_F(NcclFailure, SurvivorsOfARankKilledInACallGoOn) {
+TEST_F(NcclFailure, SurvivorsOfARankKilledInACallContinue) {
   expect_all_but_the_last_pass(kInACall, 4);
 }
 TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenReplaysGoOn) {

@@ -108,7 +108,7 @@ const Registered kInjected("injected", [](const RankIdentity& identity) {
 
 class NcclInjectedErrors : public OverNccl {};
 
-TEST_F(NcclInjectedErrors, EndTheCallOnAllRanks) {
+TEST_F(NcclInjectedErrors, FailTheCallAndNeverGiveWrongResults) {
   if (!hooks().are_there()) GTEST_SKIP() << "this device injects no errors";
   expect_passes(kInjected, 2);
 }

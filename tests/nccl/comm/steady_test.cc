@@ -90,7 +90,7 @@ TEST(NcclCollectives, GraphsGiveTheBitsOfCalls) {
     });
 }
 
-TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
+TEST(NcclCollectives, CaptureRequiresPriorEqualCall) {
   on_nccl(2, [](NcclRank& rank) {
     Gradient gradient(rank, {.codec = "int8"});
     const Graph refused(rank, [&] {
@@ -101,7 +101,7 @@ TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
   });
 }
 
-TEST(NcclCollectives, ChunksAreLongerThanOverHosts) {
+TEST(NcclCollectives, DefaultChunksAreLongerThanOnHosts) {
   WatchedNccl nccl;
   run_nccl(nccl, 2, [](NcclRank& rank) {
     EXPECT_EQ(rank.transport.traits().chunk_count, kNcclChunkCount);
@@ -110,7 +110,7 @@ TEST(NcclCollectives, ChunksAreLongerThanOverHosts) {
 }
 
 // The owners of parts rotate from parameter to parameter.
-TEST(NcclReducer, ASumOfOneGradientIsOneCall) {
+TEST(NcclReducer, SumsEachGradientInOneNcclCall) {
   WatchedNccl nccl;
   constexpr int kRanks = 4, kParameters = 3, kSteps = 2;
   const NcclRun run = run_nccl(nccl, kRanks, [&](NcclRank& rank) {
@@ -133,7 +133,7 @@ TEST(NcclReducer, ASumOfOneGradientIsOneCall) {
 }
 
 /// Two gradients share a message. Rank 1 has them in the other order, and later in other memory.
-TEST(NcclReducer, GradientsMayLieElsewhereOnEachRank) {
+TEST(NcclReducer, GradientAddressesMayDifferByRank) {
   for (const std::size_t columns : {1u, 200u})
     on_nccl(2, [&](NcclRank& rank) {
       constexpr std::size_t kBias = 200;
@@ -162,7 +162,7 @@ TEST(NcclReducer, GradientsMayLieElsewhereOnEachRank) {
 }
 
 /// All ranks know both calls, so no signatures are gathered. The messages have equal lengths.
-TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
+TEST(NcclCollectives, MismatchedFramesYieldNanAndError) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const CollectiveOptions ways[] = {{.codec = "int8"},
@@ -213,7 +213,7 @@ TEST(NcclReducer, AStepIsCapturedAndReplayed) {
   });
 }
 
-TEST(NcclReducer, NothingIsAddedOnceAStepWasCaptured) {
+TEST(NcclReducer, RejectsNewParametersAfterCapture) {
   on_nccl(2, [](NcclRank& rank) {
     const Location location{Memory::kDevice, rank.stream};
     PlacedValues first(kCount, Dtype::kF32, location), second(kCount, Dtype::kF32, location);
@@ -230,7 +230,7 @@ TEST(NcclReducer, NothingIsAddedOnceAStepWasCaptured) {
   });
 }
 
-TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
+TEST(NcclReducer, RejectsCaptureOfTransactionalStep) {
   on_nccl(2, [](NcclRank& rank) {
     const Location location{Memory::kDevice, rank.stream};
     PlacedValues gradient(kCount, Dtype::kF32, location);
@@ -247,7 +247,7 @@ TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
 }
 
 /// The progress of ticks differs between ranks, so a wait there would change the order of sends.
-TEST(NcclReducer, HandlesAreWaitedForAfterTheFlush) {
+TEST(NcclReducer, HandleWaitRequiresFlush) {
   on_nccl(2, [](NcclRank& rank) {
     const Location location{Memory::kDevice, rank.stream};
     PlacedValues first(kCount, Dtype::kF32, location), second(kCount, Dtype::kF32, location);
@@ -266,7 +266,7 @@ TEST(NcclReducer, HandlesAreWaitedForAfterTheFlush) {
 }
 
 /// A mistake in a capture must not change the transport.
-TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
+TEST(NcclCollectives, RejectedSecondCaptureLeavesTransportUsable) {
   on_nccl(2, [](NcclRank& rank) {
     Gradient gradient(rank, {.codec = "int8"});
     gradient.reduce();
@@ -283,7 +283,7 @@ TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
 }
 
 /// The reducer's work runs after the trainer's queued work, and before the trainer's next work.
-TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
+TEST(NcclReducer, OrdersWorkWithTrainerStream) {
   for_each_order(10, [] {
     on_nccl(2, [](NcclRank& rank) {
       const Location location{Memory::kDevice, rank.stream};
@@ -305,7 +305,7 @@ TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
   });
 }
 
-TEST(NcclReducer, AGradientThatIsMissingIsTold) {
+TEST(NcclReducer, MissingGradientRaisesError) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const Location location{Memory::kDevice, rank.stream};
