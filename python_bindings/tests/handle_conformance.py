@@ -66,15 +66,13 @@ def resumes(rank: int, count: int, name: str, folder: str) -> None:
 
 
 @every_handle
-def test_a_run_goes_on_bit_for_bit_from_a_checkpoint(name: str, tmp_path: pathlib.Path) -> None:
+def test_training_resumes_bit_for_bit_from_a_checkpoint(name: str, tmp_path: pathlib.Path) -> None:
     ranks.run(resumes, 3, name, str(tmp_path))
 
 
 @every_handle
 @ranks.on(2)
-def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
-    rank: int, count: int, name: str
-) -> None:
+def test_mismatched_state_is_rejected_and_keeps_residuals(rank: int, count: int, name: str) -> None:
     training = HANDLES[name]()
     training.steps(rank, range(2))
     kept = training.residuals()
@@ -104,7 +102,7 @@ def loses_a_rank(rank: int, count: int, name: str) -> tuple[str, bool]:
 
 
 @every_handle
-def test_a_killed_rank_is_named_to_the_others_whose_model_is_as_it_was(name: str) -> None:
+def test_error_names_killed_rank_and_models_stay_unchanged(name: str) -> None:
     found = ranks.outcomes(loses_a_rank, 3, name)  # with a deadline below the timeout of 300 s
     assert [one.finished for one in found] == [True, False, True]
     for outcome in (found[0], found[2]):
@@ -116,9 +114,7 @@ def test_a_killed_rank_is_named_to_the_others_whose_model_is_as_it_was(name: str
 
 @every_handle
 @ranks.on(2)
-def test_ranks_with_different_codecs_all_raise_and_go_on_without(
-    rank: int, count: int, name: str
-) -> None:
+def test_codec_mismatch_raises_on_all_ranks_until_remove(rank: int, count: int, name: str) -> None:
     codec = "int8+ef" if rank == 1 else "int4+ef"
     training = HANDLES[name]([("0.weight", codec), ("*", "bf16")], timeout=20)
     for step in range(2):
@@ -182,7 +178,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(name: str) -> None:
 
 @every_handle
 @ranks.on(1)
-def test_mistakes_are_named_before_anything_is_sent(rank: int, count: int, name: str) -> None:
+def test_invalid_rules_and_options_raise_at_construction(rank: int, count: int, name: str) -> None:
     for message, options in {
         "int9": {"rules": [("*", "int9+ef")]},
         "no rule matches": {"rules": [("*.weight", "int8+ef")]},

@@ -21,9 +21,7 @@ def moved(training: Training, before: dict[str, torch.Tensor]) -> set[str]:
 
 @every_handle
 @ranks.on(3)
-def test_a_layer_that_is_frozen_stays_where_it_is_and_keeps_its_residuals(
-    rank: int, count: int, name: str
-) -> None:
+def test_frozen_layer_keeps_weights_and_residuals(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](unused=True)
     training.steps(rank, range(3))
     before, kept = training.weights(), training.residuals()
@@ -42,7 +40,7 @@ def test_a_layer_that_is_frozen_stays_where_it_is_and_keeps_its_residuals(
 
 @pytest.mark.parametrize("name", [name for name in HANDLES if name != "DDP"])
 @ranks.on(3)
-def test_a_layer_that_is_unfrozen_is_exchanged(rank: int, count: int, name: str) -> None:
+def test_unfrozen_layer_is_exchanged(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](frozen=True)
     before = training.weights()
     training.steps(rank, range(2))
@@ -61,9 +59,7 @@ def test_a_layer_that_is_unfrozen_is_exchanged(rank: int, count: int, name: str)
 
 @pytest.mark.parametrize("name", [name for name in HANDLES if name not in ("DDP", "FSDP2")])
 @ranks.on(2)
-def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(
-    rank: int, count: int, name: str
-) -> None:
+def test_layer_unfrozen_on_one_rank_trains_on_all_ranks(rank: int, count: int, name: str) -> None:
     """The layer counts as zero on ranks with a frozen layer."""
     training = HANDLES[name](EXACT, frozen=True)
     training.step(rank, 0)
@@ -78,9 +74,7 @@ def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(
 
 @every_handle
 @ranks.on(2)
-def test_states_lie_on_the_host_whatever_the_default_device_is(
-    rank: int, count: int, name: str
-) -> None:
+def test_states_ignore_default_device_and_dtype(rank: int, count: int, name: str) -> None:
     """Under another default device and dtype, as in a program for large models."""
     training, again = HANDLES[name](), HANDLES[name]()
     training.steps(rank, range(2))
@@ -126,7 +120,7 @@ def throws_a_gradient_away(training: Training, rank: int, way: str) -> None:
     ],
 )
 @ranks.on(3)
-def test_a_gradient_that_is_thrown_away_leaves_no_trace(
+def test_discarded_gradient_does_not_affect_training(
     rank: int, count: int, name: str, way: str
 ) -> None:
     ours, reference = (HANDLES[name](transactional=True) for _ in range(2))
@@ -150,7 +144,7 @@ def test_a_gradient_that_is_thrown_away_leaves_no_trace(
     ],
 )
 @ranks.on(2)
-def test_parameters_of_a_group_that_is_added_are_exchanged(
+def test_parameters_of_an_added_group_are_exchanged(
     rank: int, count: int, name: str, wrapped: bool
 ) -> None:
     """A new parameter group trains a layer from the third step on."""
@@ -210,7 +204,7 @@ def hybrid(rank: int, count: int) -> list[tuple[dict[str, torch.Tensor], dict[st
     return found
 
 
-def test_fsdp_shards_within_hosts_are_exchanged_between_them() -> None:
+def test_fsdp_shards_are_exchanged_between_hosts() -> None:
     found, wanted = ranks.run(hybrid, 4), ranks.run(of_two_hosts, 2)[0]
     for number in range(len(ACROSS_HOSTS)):
         first_exact, first_few_bits = found[0][number]
@@ -225,7 +219,7 @@ def test_fsdp_shards_within_hosts_are_exchanged_between_them() -> None:
 
 @pytest.mark.parametrize("name", ["CompressedAdamW", "CompressedMuon", "CompressedSGD"])
 @ranks.on(4)
-def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all(
+def test_nonfinite_gradient_in_one_shard_skips_the_step_on_all_ranks(
     rank: int, count: int, name: str
 ) -> None:
     names = f"hosts of {name}", f"shards of {name}"  # DTensor keeps meshes, by value and names
@@ -252,9 +246,7 @@ class Double(torch.nn.Module):
 
 
 @ranks.on(2)
-def test_parameters_that_no_codec_takes_are_refused_before_anything_is_touched(
-    rank: int, count: int
-) -> None:
+def test_unsupported_dtype_raises_and_keeps_parameters(rank: int, count: int) -> None:
     model = Double()
     for make in (
         lambda: tersor.torch.DiLoCo(model),
@@ -276,7 +268,7 @@ def unfreezes_under_ddp(rank: int, count: int) -> str:
     return str(raised.value)
 
 
-def test_under_ddp_an_error_names_the_layer_that_is_unfrozen() -> None:
+def test_ddp_error_names_the_unfrozen_layer() -> None:
     for message in ranks.run(unfreezes_under_ddp, 2):
         assert "0.weight" in message
         assert "DistributedDataParallel" in message

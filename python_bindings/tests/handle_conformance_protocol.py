@@ -26,7 +26,9 @@ every_handle = pytest.mark.parametrize("name", GRADIENT_HANDLES)
 
 @every_handle
 @ranks.on(2)
-def test_each_is_a_handle_and_reports(rank: int, count: int, name: str) -> None:
+def test_handles_satisfy_the_protocol_and_report_statistics(
+    rank: int, count: int, name: str
+) -> None:
     training = HANDLES[name]()
     assert isinstance(training.handle, tersor.torch.Handle)
     training.steps(rank, range(2))
@@ -42,13 +44,13 @@ def test_each_is_a_handle_and_reports(rank: int, count: int, name: str) -> None:
     assert {one.steps for one in handle.reducer_statistics()} == {0}
 
 
-def test_a_model_is_no_handle() -> None:
+def test_module_is_not_a_handle() -> None:
     assert not isinstance(torch.nn.Linear(2, 2), tersor.torch.Handle)
 
 
 @every_handle
 @ranks.on(2)
-def test_after_an_error_a_reset_connects_the_ranks_anew(rank: int, count: int, name: str) -> None:
+def test_reset_reconnects_ranks_after_an_error(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](timeout=20)
     training.steps(rank, range(2))
     assert any(bool(one.any()) for one in training.residuals().values())
@@ -72,7 +74,7 @@ def test_after_an_error_a_reset_connects_the_ranks_anew(rank: int, count: int, n
 
 @every_handle
 @ranks.on(2)
-def test_after_remove_values_go_uncompressed(rank: int, count: int, name: str) -> None:
+def test_gradients_are_uncompressed_after_remove(rank: int, count: int, name: str) -> None:
     training, exact = HANDLES[name](), HANDLES[name](EXACT)
     training.handle.samples = exact.handle.samples = None
     if name in ("DDP", "FSDP2"):  # which make their reducers in a first pass
@@ -96,7 +98,9 @@ def test_after_remove_values_go_uncompressed(rank: int, count: int, name: str) -
 
 @pytest.mark.parametrize("name", COMPRESSED)
 @ranks.on(2)
-def test_what_a_removed_optimizer_saved_goes_on(rank: int, count: int, name: str) -> None:
+def test_training_resumes_from_state_of_a_removed_optimizer(
+    rank: int, count: int, name: str
+) -> None:
     training = HANDLES[name]()
     training.step(rank, 0)
     training.handle.remove()
@@ -111,7 +115,7 @@ def test_what_a_removed_optimizer_saved_goes_on(rank: int, count: int, name: str
 
 @every_handle
 @ranks.on(2)
-def test_gradients_that_no_step_takes_leave_no_residual(rank: int, count: int, name: str) -> None:
+def test_discarded_gradients_leave_residuals_unchanged(rank: int, count: int, name: str) -> None:
     options = {} if name in COMPRESSED else {"transactional": True}
     training = HANDLES[name](**options)
     training.steps(rank, range(2))
@@ -143,7 +147,7 @@ def test_a_rank_without_samples_has_no_influence(rank: int, count: int, name: st
 
 @every_handle
 @ranks.on(2)
-def test_a_portable_state_goes_on_among_other_ranks(rank: int, count: int, name: str) -> None:
+def test_portable_state_round_trips(rank: int, count: int, name: str) -> None:
     training = HANDLES[name]()
     training.steps(rank, range(3))
     kept = training.state("portable")
@@ -182,7 +186,7 @@ def test_a_wrapped_optimizer_saves_residuals_on_request(rank: int, count: int) -
 
 
 @ranks.on(1)
-def test_residuals_that_the_wrapped_optimizer_loaded_are_not_saved(rank: int, count: int) -> None:
+def test_wrapper_drops_residuals_loaded_by_the_inner_optimizer(rank: int, count: int) -> None:
     model = torch.nn.Linear(8, 8)
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     wrapped = tersor.torch.DistributedOptimizer(first, codec="int4+ef")
@@ -193,7 +197,7 @@ def test_residuals_that_the_wrapped_optimizer_loaded_are_not_saved(rank: int, co
 
 
 @ranks.on(2)
-def test_a_state_with_a_damaged_group_changes_nothing(rank: int, count: int) -> None:
+def test_state_with_a_damaged_group_raises_and_keeps_residuals(rank: int, count: int) -> None:
     training = HANDLES["DistributedOptimizer"](FEW_BITS)
     training.steps(rank, range(2))
     state = copy.deepcopy(training.handle.state_dict("exact"))
@@ -206,7 +210,7 @@ def test_a_state_with_a_damaged_group_changes_nothing(rank: int, count: int) -> 
 
 
 @ranks.on(2)
-def test_residuals_saved_beside_an_optimizer_load_for_a_release(rank: int, count: int) -> None:
+def test_deprecated_residual_state_dict_still_loads(rank: int, count: int) -> None:
     training: Training = HANDLES["DistributedOptimizer"](FEW_BITS)
     training.steps(rank, range(2))
     with pytest.warns(DeprecationWarning, match=r"use state_dict\(mode\)"):
@@ -219,7 +223,7 @@ def test_residuals_saved_beside_an_optimizer_load_for_a_release(rank: int, count
 
 
 @ranks.on(2)
-def test_remove_and_reset_name_what_stands_in_their_way(rank: int, count: int) -> None:
+def test_remove_during_a_step_raises(rank: int, count: int) -> None:
     training = HANDLES["DistributedOptimizer"](FEW_BITS)
     training.compute(rank, 0)
     training.backward(rank, 0)
@@ -249,5 +253,5 @@ def old_keywords(rank: int, count: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)
-def test_old_keywords_warn_once_with_the_new_one(name: str) -> None:
+def test_deprecated_keywords_warn_once(name: str) -> None:
     ranks.run(old_keywords, 1, name)

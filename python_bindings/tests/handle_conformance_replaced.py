@@ -111,7 +111,7 @@ ASSIGNED_IS_AN_ERROR = {"DDP", *OPTIMIZERS}
 
 @pytest.mark.parametrize("name", EVERY)
 @ranks.on(2)
-def test_replaced_parameters_are_followed_or_named(rank: int, count: int, name: str) -> None:
+def test_replaced_parameters_are_tracked_or_rejected(rank: int, count: int, name: str) -> None:
     wanted = trained(name, rank, in_place)
     if name in ASSIGNED_IS_AN_ERROR:
         with pytest.raises(
@@ -126,7 +126,7 @@ def test_replaced_parameters_are_followed_or_named(rank: int, count: int, name: 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "FSDP2"])
 @ranks.on(2)
-def test_parameters_that_are_cast_are_followed_or_named(rank: int, count: int, name: str) -> None:
+def test_cast_parameters_are_tracked_or_rejected(rank: int, count: int, name: str) -> None:
     """FSDP2 itself refuses a module with a cast parameter."""
     training = EVERY[name]()
     training.steps(rank, range(2))
@@ -153,7 +153,7 @@ def step_in_bfloat16(training: Training, rank: int) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @ranks.on(2)
-def test_groups_and_state_that_are_assigned_are_followed(rank: int, count: int, name: str) -> None:
+def test_assigned_groups_and_state_are_tracked(rank: int, count: int, name: str) -> None:
     """Assigns new parameters to the groups and the model, then a state without moments."""
     ours, reference = EVERY[name](EXACT), EVERY[name](EXACT)
     for one in (ours, reference):
@@ -201,7 +201,7 @@ class Buffered(nn.Module):
 
 
 @ranks.on(2)
-def test_diloco_begins_with_frozen_parameters_and_buffers_of_rank_0(rank: int, count: int) -> None:
+def test_diloco_broadcasts_frozen_parameters_and_buffers_from_rank_0(rank: int, count: int) -> None:
     model = Buffered()
     tersor.torch.DiLoCo(model)
     for one in (model.frozen, model.norm.running_mean, model.wide, model.steps):
@@ -213,7 +213,7 @@ def test_diloco_begins_with_frozen_parameters_and_buffers_of_rank_0(rank: int, c
 
 
 @ranks.on(2)
-def test_a_copy_or_an_evaluation_of_a_ddp_model_is_not_checked(rank: int, count: int) -> None:
+def test_functional_call_of_a_ddp_model_skips_replacement_check(rank: int, count: int) -> None:
     training = Ddp()
     training.steps(rank, range(2))
     other = {name: one * 2 for name, one in training.layers.state_dict().items()}
@@ -226,7 +226,7 @@ def test_a_copy_or_an_evaluation_of_a_ddp_model_is_not_checked(rank: int, count:
 
 
 @ranks.on(1)
-def test_a_parameter_that_leaves_the_model_is_no_error(rank: int, count: int) -> None:
+def test_removing_a_parameter_from_the_model_is_allowed(rank: int, count: int) -> None:
     training = Distributed(EXACT)
     training.step(rank, 0)
     training.layers.append(nn.Linear(3, 3))  # of no optimizer

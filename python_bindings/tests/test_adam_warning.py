@@ -54,7 +54,7 @@ def told(rank: int, count: int, way: str, optimizer: Any, codecs: list[str]) -> 
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "optimizer"])
-def test_few_bits_under_adam_are_told_once(way: str) -> None:
+def test_few_bit_codecs_under_adam_warn_once(way: str) -> None:
     few = ranks.run(told, 1, way, torch.optim.AdamW, FEW_BITS)[0]
     for codec, messages in zip(FEW_BITS, few, strict=True):
         assert len(messages) == 1
@@ -63,7 +63,7 @@ def test_few_bits_under_adam_are_told_once(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "optimizer"])
-def test_nothing_is_told_of_more_bits_or_of_other_optimizers(way: str) -> None:
+def test_no_warning_for_more_bits_or_other_optimizers(way: str) -> None:
     enough = ENOUGH if way == "fsdp" else ENOUGH + BARE
     assert not any(ranks.run(told, 1, way, torch.optim.AdamW, enough)[0])
     assert not any(ranks.run(told, 1, way, torch.optim.SGD, FEW_BITS)[0])
@@ -81,7 +81,7 @@ def two_models(rank: int, count: int) -> int:
     return sum("under Adam" in str(one.message) for one in caught)
 
 
-def test_several_models_are_watched_at_once() -> None:
+def test_two_models_warn_separately() -> None:
     assert ranks.run(two_models, 1) == [2]
 
 

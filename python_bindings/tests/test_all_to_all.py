@@ -79,7 +79,7 @@ class Layer:
 
 @pytest.mark.parametrize("count", [2, 3])
 @ranks.on("count")
-def test_experts_get_tokens_and_gradients_go_back(rank: int, count: int) -> None:
+def test_experts_match_uncompressed_all_to_all(rank: int, count: int) -> None:
     for deal in SPLITS[count]:
         for dtype in (torch.float32, torch.bfloat16):
             plain = Layer(rank, deal, dtype).results()
@@ -100,7 +100,7 @@ def test_experts_get_tokens_and_gradients_go_back(rank: int, count: int) -> None
 
 
 @ranks.on(2)
-def test_gradients_go_back_by_their_own_codec(rank: int, count: int) -> None:
+def test_gradients_use_the_backward_codec(rank: int, count: int) -> None:
     rows = tokens(rank, 4, torch.float32)
     output = exchanged(rows, codec="none", backward_codec="int8")
     gradient = torch.randn(4, COLUMNS, generator=torch.Generator().manual_seed(7))
@@ -126,7 +126,7 @@ def test_rows_may_have_any_shape(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_mistakes_are_named_and_calls_go_on(rank: int, count: int) -> None:
+def test_invalid_arguments_raise_and_later_calls_succeed(rank: int, count: int) -> None:
     rows = torch.zeros(4, 8)
     with pytest.raises(tersor.InvalidArgumentError, match=f"on rank {rank}: sent adds up to 5"):
         exchanged(rows, [2, 2], [2, 3])
@@ -150,7 +150,7 @@ def test_mistakes_are_named_and_calls_go_on(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_the_output_has_the_rows_and_the_gradient(rank: int, count: int) -> None:
+def test_output_receives_rows_and_propagates_gradients(rank: int, count: int) -> None:
     rows = tokens(rank, 4, torch.float32)
     output = torch.empty(4, COLUMNS)
     assert all_to_all_single(output, rows, codec="none") is output
@@ -164,7 +164,7 @@ def test_the_output_has_the_rows_and_the_gradient(rank: int, count: int) -> None
 
 
 @ranks.on(2)
-def test_calls_without_an_output_go_as_in_the_last_release(rank: int, count: int) -> None:
+def test_deprecated_calls_without_an_output_still_work(rank: int, count: int) -> None:
     rows, old = tokens(rank, 4, torch.float32), cast(Any, all_to_all_single)
     wanted = exchanged(rows, [2, 2], [2, 2], codec="int8")
     group = dist.group.WORLD
@@ -186,14 +186,14 @@ def disagree(rank: int, count: int) -> None:
     exchanged(torch.ones(sum(splits), 8), [2, 2], splits)
 
 
-def test_ranks_of_other_splits_both_hear_of_it() -> None:
+def test_split_mismatch_raises_on_both_ranks() -> None:
     for outcome in ranks.outcomes(disagree, 2, deadline=60):
         assert outcome.finished
         assert isinstance(outcome.error, tersor.TransportError | tersor.WireError)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_arrays_of_any_library_go(count: int) -> None:
+def test_numpy_all_to_all(count: int) -> None:
     def rank(transport: tersor.Transport) -> None:
         sent = [(transport.rank + peer) % 3 for peer in range(count)]  # and as many come
         rows = np.full((sum(sent), 5), transport.rank, np.float32)
@@ -217,7 +217,7 @@ def test_arrays_of_any_library_go(count: int) -> None:
 
 
 @ranks.on(2)
-def test_values_in_one_dimension_cost_fewer_bytes_than_they_have(rank: int, count: int) -> None:
+def test_narrow_rows_are_compressed(rank: int, count: int) -> None:
     """Narrow rows, too, by splits and without, of tensors and of NumPy's arrays."""
     transport = tersor.torch.transport(None)
     for shape in ((16384,), (16384, 1), (8192, 2), (4096, 5)):

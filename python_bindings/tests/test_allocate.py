@@ -37,7 +37,7 @@ HEADER_BYTES = 64
 FRAMED = ["none", "int8", "hadamard:bits=4+ef", "hadamard:bits=2+ef", "hadamard:bits=1+ef"]
 
 
-def test_rules_hold_the_budget_and_lose_less_with_more_bits() -> None:
+def test_rules_respect_the_budget_and_lose_less_with_more_bits() -> None:
     model = with_gradients()
     found = [lost(model, tersor.torch.allocate(model, b, codecs=FRAMED)) for b in (2, 4, 8, 32)]
     for bits, (sent, _) in zip((2, 4, 8, 32), found, strict=True):
@@ -47,7 +47,7 @@ def test_rules_hold_the_budget_and_lose_less_with_more_bits() -> None:
     assert energies[0] > energies[-1] == 0
 
 
-def test_there_is_a_rule_for_each_gradient_and_one_for_the_rest() -> None:
+def test_each_gradient_gets_a_rule_and_the_rest_a_default() -> None:
     model = with_gradients()
     model.register_parameter("late", nn.Parameter(torch.zeros(3)))
     rules = tersor.torch.allocate(model, 3)
@@ -55,7 +55,7 @@ def test_there_is_a_rule_for_each_gradient_and_one_for_the_rest() -> None:
     assert rules[-1] == ("*", "bf16")
 
 
-def test_low_rank_matrices_go_as_such() -> None:
+def test_low_rank_gradient_uses_lowrank_codec() -> None:
     model = nn.Linear(256, 256, bias=False)
     model.weight.grad = torch.outer(torch.arange(256.0), torch.ones(256))
     assert tersor.torch.allocate(model, 0.2)[0][1].startswith("lowrank:rank=1")
@@ -64,7 +64,7 @@ def test_low_rank_matrices_go_as_such() -> None:
         tersor.torch.allocate(model, 8)
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="after backward"):
         tersor.torch.allocate(mlp(1), 2)
     model = with_gradients()
@@ -89,7 +89,7 @@ def on_ranks(rank: int, count: int) -> tuple[Rules, list[str]]:
     return rules, [one.codec for one in handle.statistics()]
 
 
-def test_ranks_add_their_energies_and_train_by_the_same_rules() -> None:
+def test_ranks_sum_energies_and_train_with_the_same_rules() -> None:
     found = ranks.run(on_ranks, 2)
     assert found[0] == found[1]
     rules, codecs = found[0]
@@ -107,7 +107,7 @@ def with_one_broken(rank: int, count: int) -> str:
     return str(raised.value)
 
 
-def test_what_is_wrong_on_one_rank_is_told_on_all() -> None:
+def test_nonfinite_gradient_on_one_rank_raises_on_all_ranks() -> None:
     for message in ranks.run(with_one_broken, 2):
         assert message.startswith('rank 1: the gradient of "0.bias" contains')
 
@@ -122,7 +122,7 @@ def sharded(rank: int, count: int) -> Rules:
     return rules
 
 
-def test_sharded_parameters_are_measured_whole() -> None:
+def test_sharded_parameters_get_equal_rules_on_all_ranks() -> None:
     found = ranks.run(sharded, 2)
     assert found[0] == found[1]
     assert [name for name, _ in found[0]] == ["0.weight", "0.bias", "1.weight", "1.bias", "*"]
@@ -130,7 +130,7 @@ def test_sharded_parameters_are_measured_whole() -> None:
 
 
 @ranks.on(2)
-def test_an_error_of_one_rank_leaves_no_rank_in_a_gather(rank: int, count: int) -> None:
+def test_error_on_one_rank_does_not_block_a_gather(rank: int, count: int) -> None:
     model = mlp(2)
     fully_shard(model[1])
     model(inputs(rank, 0)).square().mean().backward()

@@ -41,7 +41,7 @@ class TestBuffers:
         ],
         ids=["memoryview", "array.array", "ctypes"],
     )
-    def test_anything_with_the_buffer_protocol_is_read(self, make: Callable[[Any], Any]) -> None:
+    def test_buffer_protocol_objects_are_read(self, make: Callable[[Any], Any]) -> None:
         encoded = tersor.Codec("int8").encode(make(gradient()))
         assert encoded.tobytes() == payload().tobytes()
 
@@ -64,7 +64,7 @@ class TestBuffers:
             lambda: tersor.Codec("int8").encode(gradient(), bytes(2000)),
         )
 
-    def test_values_at_odd_places_are_taken(self) -> None:
+    def test_offset_slices_are_accepted(self) -> None:
         shifted = numpy.empty(COUNT + 1, numpy.float32)[1:]
         shifted[:] = gradient()
         assert tersor.Codec("int8").encode(shifted).tobytes() == payload().tobytes()
@@ -72,17 +72,17 @@ class TestBuffers:
 
 class TestRefusals:
     @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "uint16", "bool"])
-    def test_other_dtypes(self, dtype: str) -> None:
+    def test_unsupported_dtypes(self, dtype: str) -> None:
         refused(
             f"array: the dtype is {dtype}; convert the array to float32, bfloat16 or float16",
             lambda: tersor.Codec("int8").encode(gradient().astype(dtype)),
         )
 
-    def test_other_byte_orders(self) -> None:
+    def test_big_endian_float32(self) -> None:
         with pytest.raises(tersor.InvalidArgumentError, match="array: "):
             tersor.Codec("int8").encode(gradient().astype(">f4"))
 
-    def test_another_byte_order_of_bfloat16(self) -> None:
+    def test_byte_swapped_bfloat16(self) -> None:
         kind = pytest.importorskip("ml_dtypes").bfloat16
         values = gradient().astype(kind)
         refused(
@@ -104,24 +104,24 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "view", [lambda a: a[::2], lambda a: a[:1000].reshape(10, 100).T, lambda a: a[::-1]]
     )
-    def test_values_that_do_not_lie_side_by_side(self, view: Callable[[Any], Any]) -> None:
+    def test_noncontiguous_arrays(self, view: Callable[[Any], Any]) -> None:
         refused("ascontiguousarray", lambda: tersor.Codec("int8").encode(view(gradient())))
 
     @pytest.mark.parametrize("thing", ["text", 3.0, object(), {}])
-    def test_what_is_no_array(self, thing: object) -> None:
+    def test_non_arrays(self, thing: object) -> None:
         refused("is not an array", lambda: tersor.Codec("int8").encode(thing))
 
-    def test_nothing_at_all(self) -> None:
+    def test_none_and_empty_lists(self) -> None:
         refused("got None; pass an array", lambda: tersor.Codec("int8").encode(None))
         refused("is an empty list", lambda: tersor.Codec("int8").encode([]))
         refused("is an empty list", lambda: tersor.Codec("int8").decode([]))
         refused("payload is an empty list", lambda: tersor.Codec("int8").decode([], out=gradient()))
 
-    def test_residuals_that_the_spec_does_not_ask_for_or_lacks(self) -> None:
+    def test_unexpected_or_missing_residuals(self) -> None:
         refused('add "\\+ef"', lambda: tersor.Codec("int8").encode(gradient(), residual=gradient()))
         refused("zeros in the first step", lambda: tersor.Codec("int8+ef").encode(gradient()))
 
-    def test_outputs_of_another_shape(self) -> None:
+    def test_outputs_with_wrong_dtype_shape_size_or_alignment(self) -> None:
         codec = tersor.Codec("int8")
         refused("flat uint8", lambda: codec.encode(gradient(), numpy.empty(COUNT, numpy.float32)))
         refused("flat uint8", lambda: codec.encode(gradient(), numpy.empty((2, 999), numpy.uint8)))
@@ -131,7 +131,7 @@ class TestRefusals:
         )
         refused("16 bytes", lambda: codec.encode(gradient(), numpy.empty(2000, numpy.uint8)[1:]))
 
-    def test_lists_that_do_not_fit_together(self) -> None:
+    def test_mismatched_lists(self) -> None:
         codec = tersor.Codec("int8")
         two = [gradient(), gradient()]
         refused("one dtype", lambda: codec.encode([gradient(), gradient().astype(numpy.float16)]))
@@ -140,18 +140,18 @@ class TestRefusals:
         with pytest.raises(tersor.WireError, match="segments"):
             codec.decode(codec.encode(two), gradient())
 
-    def test_adding_to_nothing(self) -> None:
+    def test_add_without_an_output(self) -> None:
         refused("the array to add to", lambda: tersor.Codec("int8").decode(payload(), add=True))
 
-    def test_streams(self) -> None:
+    def test_invalid_stream(self) -> None:
         refused("stream: ", lambda: tersor.Codec("int8").encode(gradient(), stream="default"))
 
-    def test_dtypes_of_sizes(self) -> None:
+    def test_unsupported_dtypes_in_size_queries(self) -> None:
         refused("dtype is float64", lambda: tersor.Codec("int8").max_payload_bytes(10, "float64"))
         core = tersor._core.Codec("int8", threads=1)
         refused('dtype is "i8"; pass one of', lambda: core.capacity_of_shapes([[10]], "i8"))
 
-    def test_nothing_was_changed(self) -> None:
+    def test_rejected_encode_keeps_the_residual(self) -> None:
         residual = gradient()
         with pytest.raises(tersor.InvalidArgumentError):
             tersor.Codec("int8+ef").encode(gradient()[:5], residual=residual)
@@ -159,7 +159,7 @@ class TestRefusals:
 
 
 class TestErrors:
-    def test_they_are_what_python_programs_expect(self) -> None:
+    def test_error_classes_derive_from_builtin_errors_and_pickle(self) -> None:
         assert issubclass(tersor.InvalidArgumentError, ValueError)
         assert issubclass(tersor.OutOfMemoryError, MemoryError)
         for name in (
@@ -174,7 +174,7 @@ class TestErrors:
             assert error.__module__ == "tersor"
             assert isinstance(pickle.loads(pickle.dumps(error("why"))), error)
 
-    def test_damage_is_a_wire_error(self) -> None:
+    def test_damaged_payload_raises_wire_error_and_fills_output_with_nan(self) -> None:
         damaged = payload()
         damaged[400] ^= 4
         out = numpy.full(COUNT, 7, numpy.float32)
@@ -201,7 +201,7 @@ class TestTorch:
         assert torch.equal(back, tensor)
         assert back.dtype == torch.bfloat16
 
-    def test_sizes_take_its_dtypes_and_shapes(self, torch: Any) -> None:
+    def test_max_payload_bytes_accepts_torch_dtypes_and_shapes(self, torch: Any) -> None:
         tensor = torch.zeros(3, 5, dtype=torch.bfloat16)
         codec = tersor.Codec("none")
         assert (
@@ -222,11 +222,13 @@ class TestTorch:
         ],
         ids=["sparse", "meta", "float64", "channels-last", "expanded"],
     )
-    def test_refusals(self, torch: Any, change: Callable[[Any], Any], words: str) -> None:
+    def test_unsupported_tensors_are_rejected(
+        self, torch: Any, change: Callable[[Any], Any], words: str
+    ) -> None:
         tensor = change(torch.from_numpy(gradient()))
         refused(words, lambda: tersor.Codec("int8").encode(tensor))
 
-    def test_views_of_negated_values(self, torch: Any) -> None:
+    def test_negated_views_are_rejected(self, torch: Any) -> None:
         negated = torch._neg_view(torch.from_numpy(gradient()))
         codec = tersor.Codec("int8")
         refused("resolve_neg", lambda: codec.encode(negated))
@@ -246,7 +248,7 @@ class OnADevice:
 
 
 class TestStreams:
-    def test_libraries_without_a_current_stream_order_their_work_before_the_legacy_one(
+    def test_dlpack_requests_the_legacy_stream_by_default(
         self,
     ) -> None:
         refused("stream 1$", lambda: tersor.Codec("int8").encode(OnADevice(), payload()))
@@ -254,7 +256,7 @@ class TestStreams:
             "stream 77$", lambda: tersor.Codec("int8").encode(OnADevice(), payload(), stream=77)
         )
 
-    def test_classes_derived_from_tensors_use_the_current_stream_of_torch(self, torch: Any) -> None:
+    def test_tensor_subclasses_use_the_current_torch_stream(self, torch: Any) -> None:
         class Derived(OnADevice, torch.Tensor):  # type: ignore[misc, name-defined]
             pass
 
@@ -284,7 +286,7 @@ def cuda_torch() -> Any:
 class TestCuda:
     """Skipped without a GPU; the build then needs CUDA kernels, too."""
 
-    def test_payloads_of_tensors_have_the_hosts_bytes(self) -> None:
+    def test_cuda_payloads_match_host_bytes(self) -> None:
         torch = cuda_torch()
         tensor = torch.from_numpy(gradient()).cuda()
         codec = tersor.Codec("int8")
@@ -296,7 +298,7 @@ class TestCuda:
         back = codec.decode(encoded, torch.empty_like(tensor))
         assert back.cpu().numpy().tobytes() == codec.decode(payload()).tobytes()
 
-    def test_calls_queue_on_the_current_stream_or_the_one_given(self) -> None:
+    def test_calls_use_the_current_or_given_stream(self) -> None:
         torch = cuda_torch()
         codec = tersor.Codec("int8")
         stream = torch.cuda.Stream()
@@ -312,7 +314,7 @@ class TestCuda:
         assert encoded.cpu().numpy().tobytes() == zeros
         assert given.cpu().numpy().tobytes() == zeros
 
-    def test_arrays_of_one_call_lie_together(self) -> None:
+    def test_host_residual_for_a_cuda_array_is_rejected(self) -> None:
         torch = cuda_torch()
         tensor = torch.from_numpy(gradient()).cuda()
         residual = torch.zeros(COUNT)
@@ -321,13 +323,13 @@ class TestCuda:
             lambda: tersor.Codec("int8+ef").encode(tensor, residual=residual),
         )
 
-    def test_outputs_have_to_be_given(self) -> None:
+    def test_decode_requires_an_output(self) -> None:
         torch = cuda_torch()
         encoded = tersor.Codec("int8").encode(torch.zeros(COUNT, device="cuda"))
         refused("device", lambda: tersor.Codec("int8").decode(encoded))
 
 
-def test_memory_that_is_lent_stays_although_a_tensor_is_given_other_memory() -> None:
+def test_borrowed_memory_survives_replaced_tensor_data() -> None:
     """Sets ``tensor.data`` while Tersor sends the tensor of 4,000 bytes, a size that malloc
     reuses."""
     torch = pytest.importorskip("torch")
@@ -367,7 +369,7 @@ def test_decoding_saturates_in_float16() -> None:
         assert numpy.isfinite(out).all(), spec
 
 
-def test_masked_arrays_are_refused() -> None:
+def test_masked_arrays_are_rejected() -> None:
     masked = numpy.ma.masked_array(gradient(), mask=True)
     codec, transport = tersor.Codec("int8"), tersor.local.InProcessWorld(1).transport(0)
     refused("masked: pass array.filled", lambda: codec.encode(masked))

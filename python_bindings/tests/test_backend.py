@@ -56,7 +56,7 @@ def test_a_sum_of_f16_overflows_to_infinity(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_two_ranks_have_the_bits_of_gloo(rank: int, count: int) -> None:
+def test_all_reduce_of_two_ranks_matches_gloo_bit_for_bit(rank: int, count: int) -> None:
     plain = dist.new_group(backend="gloo")
     for shape in ((COUNT,), (60, 50)):
         ours = values(rank).view(shape)
@@ -68,7 +68,7 @@ def test_two_ranks_have_the_bits_of_gloo(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_the_rest_is_handed_on(rank: int, count: int) -> None:
+def test_unencodable_all_reduces_are_forwarded(rank: int, count: int) -> None:
     biggest = torch.stack([values(one) for one in range(count)]).amax(0)
     found = values(rank)
     dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -88,7 +88,7 @@ def test_the_rest_is_handed_on(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_every_other_call_is_gloos(rank: int, count: int) -> None:
+def test_other_collectives_are_forwarded(rank: int, count: int) -> None:
     mine, other = values(rank), values(1 - rank)
     both = [values(0), values(1)]
     found = mine.clone()
@@ -120,7 +120,7 @@ def test_every_other_call_is_gloos(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_messages_are_gloos(rank: int, count: int) -> None:
+def test_point_to_point_messages(rank: int, count: int) -> None:
     found = torch.empty(COUNT)
     if rank == 0:
         dist.send(values(0), 1)
@@ -142,7 +142,7 @@ def test_messages_are_gloos(rank: int, count: int) -> None:
 
 
 @on(3)
-def test_scattered_sums(rank: int, count: int) -> None:
+def test_reduce_scatter(rank: int, count: int) -> None:
     wanted = sum(values(one, count * COUNT) for one in range(count))[rank * COUNT :][:COUNT]  # type: ignore[index]
     whole, found = values(rank, count * COUNT), torch.empty(COUNT)
     dist.reduce_scatter_tensor(found, whole)
@@ -162,7 +162,7 @@ def test_scattered_sums(rank: int, count: int) -> None:
     assert encoded_calls() == 5
 
 
-def test_inputs_are_copied_where_the_output_shares_their_memory() -> None:
+def test_inputs_are_copied_if_the_output_overlaps() -> None:
     from tersor.torch._src.backend.calls import _apart
 
     input = values(0)
@@ -173,7 +173,7 @@ def test_inputs_are_copied_where_the_output_shares_their_memory() -> None:
 
 
 @on(3)
-def test_rows_go_to_their_ranks(rank: int, count: int) -> None:
+def test_all_to_all_single(rank: int, count: int) -> None:
     columns = 256
     rows = torch.arange(count * 8.0).repeat_interleave(columns).view(-1, columns) + 100 * rank
     found = torch.empty_like(rows)
@@ -200,7 +200,7 @@ def test_rows_go_to_their_ranks(rank: int, count: int) -> None:
 
 
 @on(2, codec="int8")
-def test_rows_of_one_value_cost_fewer_bytes_than_they_have(rank: int, count: int) -> None:
+def test_all_to_all_compresses_narrow_rows(rank: int, count: int) -> None:
     group: Any = dist.group.WORLD
     for shape in ((count * COUNT,), (count * COUNT // 3, 3), (count, COUNT)):
         rows = values(rank, count * COUNT).view(shape)
@@ -214,7 +214,7 @@ def test_rows_of_one_value_cost_fewer_bytes_than_they_have(rank: int, count: int
 
 
 @on(2, codec="int8")
-def test_ever_other_sizes_cost_no_more_threads_and_descriptors(rank: int, count: int) -> None:
+def test_varying_sizes_leak_no_threads_or_descriptors(rank: int, count: int) -> None:
     held = []
     for extra in range(60):
         dist.all_reduce(values(rank, COUNT + extra))
@@ -229,7 +229,7 @@ def test_ever_other_sizes_cost_no_more_threads_and_descriptors(rank: int, count:
 
 
 @on(2)
-def test_handles_of_encoded_calls(rank: int, count: int) -> None:
+def test_async_work_handles(rank: int, count: int) -> None:
     wanted = values(0) + values(1)
     found = [values(rank) for _ in range(4)]
     works = [dist.all_reduce(one, async_op=True) for one in found]
@@ -251,7 +251,7 @@ def test_handles_of_encoded_calls(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_callers_of_the_group_itself(rank: int, count: int) -> None:
+def test_direct_process_group_calls(rank: int, count: int) -> None:
     group: Any = dist.group.WORLD
     found, whole = values(rank), torch.cat([values(0), values(1)])
     group.allreduce(found).wait()
@@ -266,7 +266,7 @@ def test_callers_of_the_group_itself(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_what_is_coalesced_is_handed_on(rank: int, count: int) -> None:
+def test_coalesced_calls_are_forwarded(rank: int, count: int) -> None:
     found, parts = values(rank), [values(0), values(1)]
     with dist._coalescing_manager():
         dist.reduce_scatter(found, parts)
@@ -277,7 +277,7 @@ def test_what_is_coalesced_is_handed_on(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_calls_that_depend_on_each_other(rank: int, count: int) -> None:
+def test_dependent_calls(rank: int, count: int) -> None:
     found = values(rank)
     for _ in range(3):
         dist.all_reduce(found)  # encoded
@@ -286,7 +286,7 @@ def test_calls_that_depend_on_each_other(rank: int, count: int) -> None:
 
 
 @on(4)
-def test_groups_of_some_of_the_ranks(rank: int, count: int) -> None:
+def test_subgroups(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 2], group_desc="even"), dist.new_group([1, 3])]
     plain = dist.new_group([0, 3], backend="gloo")
     ours = pairs[rank % 2]
@@ -338,13 +338,13 @@ def ddp_beside_gloo(rank: int) -> tuple[list[float], list[float]]:
 
 
 @on(2)
-def test_ddp_has_gloos_losses(rank: int, count: int) -> None:
+def test_ddp_losses_equal_gloo(rank: int, count: int) -> None:
     ours, theirs = ddp_beside_gloo(rank)
     assert ours == theirs
 
 
 @on(2, codec="int8")
-def test_ddp_by_int8_is_near(rank: int, count: int) -> None:
+def test_ddp_int8_losses_are_close_to_gloo(rank: int, count: int) -> None:
     ours, theirs = ddp_beside_gloo(rank)
     assert ours != theirs
     assert ours == pytest.approx(theirs, rel=0.02)
@@ -359,7 +359,7 @@ def sharded(mesh: Any, experts: Any = None) -> nn.Module:
 
 
 @on(2)
-def test_fsdp2_has_gloos_losses(rank: int, count: int) -> None:
+def test_fsdp2_losses_equal_gloo(rank: int, count: int) -> None:
     ours = losses(sharded(init_device_mesh("cpu", (count,))), rank)
     assert encoded_calls() == 5
     mesh = init_device_mesh("cpu", (count,), backend_override={0: "gloo"})
@@ -379,14 +379,14 @@ def with_experts(backend: Any, count: int) -> nn.Module:
 
 
 @on(4)
-def test_a_model_of_two_meshes(rank: int, count: int) -> None:
+def test_model_on_two_meshes(rank: int, count: int) -> None:
     ours = losses(with_experts("tersor", count), rank)
     theirs = losses(with_experts("gloo", count), rank)
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 @on(2, codec="int8")
-def test_a_models_own_hook_goes_beside_it(rank: int, count: int) -> None:
+def test_ddp_hook_bypasses_backend_encoding(rank: int, count: int) -> None:
     trained = DistributedDataParallel(model())
     handle = tersor.torch.compress(trained, codec="int4+ef")
     losses(trained, rank)
@@ -409,7 +409,7 @@ def test_rules(rank: int, count: int) -> None:
     assert encoded_calls() == 2
 
 
-def test_a_rule_of_the_last_release_has_the_collective_s_old_name(
+def test_old_collective_name_in_a_rule_warns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from tersor.torch import backend
@@ -434,7 +434,7 @@ def configured_from(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return backend_configuration.in_force()
 
 
-def test_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found = configured_from("codec=int8,min_bytes=4096", monkeypatch)
     assert found.rules == (("*", "int8", 4096),)
     text = "rules=*/bf16/* topk:density=0.1,values=bf16 7; a/*/b pass,codec=bf16"
@@ -460,7 +460,9 @@ def test_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
         ("codec=auto", "auto"),
     ],
 )
-def test_what_is_wrong_with_it(text: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_configuration_raises(
+    text: str, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=match):
         configured_from(text, monkeypatch)
 
@@ -480,7 +482,7 @@ def differs(rank: int, count: int, meeting: str) -> str:
     return str(caught.value)
 
 
-def test_ranks_that_are_configured_differently(tmp_path: pathlib.Path) -> None:
+def test_configuration_mismatch_raises_on_all_ranks(tmp_path: pathlib.Path) -> None:
     store = str(tmp_path / "store")
     for outcome in ranks.outcomes(differs, 3, store, group=False, fresh=True, finalize=False):
         assert outcome.error is None, outcome.traceback

@@ -47,7 +47,7 @@ def killed(rank: int, count: int) -> str:
     return str(caught.value)
 
 
-def test_a_killed_rank_is_named(tmp_path: pathlib.Path) -> None:
+def test_error_names_killed_rank(tmp_path: pathlib.Path) -> None:
     found = outcomes(killed, 3, tmp_path)
     for one in (0, 2):
         assert found[one].error is None, found[one].traceback
@@ -63,7 +63,7 @@ def in_ddp(rank: int, count: int) -> str:
     return str(caught.value)
 
 
-def test_ddp_says_so_too(tmp_path: pathlib.Path) -> None:
+def test_ddp_error_names_killed_rank(tmp_path: pathlib.Path) -> None:
     found = outcomes(in_ddp, 2, tmp_path)
     assert found[0].error is None, found[0].traceback
     assert "rank 1" in found[0].value
@@ -81,14 +81,14 @@ def late(rank: int, count: int) -> str:
     return str(caught.value)
 
 
-def test_a_late_rank_is_named_at_the_deadline(tmp_path: pathlib.Path) -> None:
+def test_timeout_names_late_rank(tmp_path: pathlib.Path) -> None:
     for outcome in outcomes(late, 2, tmp_path):
         assert outcome.error is None, outcome.traceback
         assert "no message from rank 1" in outcome.value
 
 
 @on(2)
-def test_an_abort_ends_what_is_under_way(rank: int, count: int) -> None:
+def test_abort_fails_pending_work(rank: int, count: int) -> None:
     work = dist.all_reduce(values(rank), async_op=True)
     assert work is not None
     work.wait()
@@ -107,7 +107,7 @@ def test_an_abort_ends_what_is_under_way(rank: int, count: int) -> None:
 
 
 @on(2)
-def test_an_abort_ends_a_meeting(rank: int, count: int) -> None:
+def test_abort_ends_a_pending_rendezvous(rank: int, count: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.get("rank 0 is through")
@@ -139,7 +139,7 @@ def leaves(rank: int, count: int, meeting: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["destroys", "leaves it", "without a call", "one ends early"])
-def test_processes_end_in_silence(how: str, tmp_path: pathlib.Path) -> None:
+def test_processes_exit_cleanly(how: str, tmp_path: pathlib.Path) -> None:
     for repeat in range(2):
         store = str(tmp_path / f"store-{repeat}")
         found = ranks.outcomes(leaves, 2, store, how, group=False, close=False, fresh=True)
@@ -161,7 +161,7 @@ def starts_and_ends(rank: int, count: int, folder: str, times: int) -> tuple[int
     return counts[2], counts[-1]
 
 
-def test_starts_and_ends_leave_nothing(tmp_path: pathlib.Path) -> None:
+def test_repeated_init_and_destroy_leak_no_threads_or_descriptors(tmp_path: pathlib.Path) -> None:
     for early, last in ranks.run(starts_and_ends_alone, 2, str(tmp_path), fresh=True):
         assert last <= early
 
@@ -177,7 +177,7 @@ def starts_and_ends_alone(rank: int, count: int, folder: str) -> tuple[int, int]
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL takes a device for each rank")
 @on(2)
-def test_on_devices(rank: int, count: int) -> None:
+def test_cuda_all_reduce(rank: int, count: int) -> None:
     torch.cuda.set_device(rank)
     wanted = (values(0) + values(1)).cuda()
     for _ in range(3):
@@ -217,14 +217,14 @@ def install(folder: pathlib.Path) -> None:
     (information / "entry_points.txt").write_text(f"[{group}]\n{points[0]} = {points[1]}\n")
 
 
-def test_pytorch_finds_it_by_the_entry_point(tmp_path: pathlib.Path) -> None:
+def test_pytorch_finds_the_backend_by_entry_point(tmp_path: pathlib.Path) -> None:
     install(tmp_path)
     (found,) = ranks.outcomes(finds_it, 1, str(tmp_path), group=False, fresh=True)
     assert found.error is None, found.traceback
     assert found.value == "cpu:tersor,cuda:tersor"
 
 
-def test_the_pages_program_runs(tmp_path: pathlib.Path) -> None:
+def test_documentation_example_runs(tmp_path: pathlib.Path) -> None:
     install(tmp_path)
     (program,) = pages.programs("docs/how-to/backend.md", "backend")
     (tmp_path / "train.py").write_text(program)
@@ -239,7 +239,7 @@ def on_an_older_pytorch(rank: int, count: int) -> str:
     return str(caught.value)
 
 
-def test_an_older_pytorch_is_refused_by_name() -> None:
+def test_older_pytorch_is_rejected() -> None:
     (found,) = ranks.outcomes(on_an_older_pytorch, 1, group=False, fresh=True)
     assert found.error is None, found.traceback
     assert "needs PyTorch 2.15 or newer, and this is 2.14.1" in found.value

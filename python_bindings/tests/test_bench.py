@@ -47,14 +47,14 @@ def write_images(folder: pathlib.Path, count: int) -> np.ndarray:
     return pixels
 
 
-def test_images_are_what_was_written(tmp_path: pathlib.Path) -> None:
+def test_written_images_load_unchanged(tmp_path: pathlib.Path) -> None:
     pixels = write_images(tmp_path, 12)
     images = data.load_images(tmp_path, "train")
     assert np.array_equal(images.pixels, pixels)
     assert images.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
 
 
-def test_images_may_be_compressed(tmp_path: pathlib.Path) -> None:
+def test_gzip_images_are_supported(tmp_path: pathlib.Path) -> None:
     pixels = write_images(tmp_path, 3)
     plain = tmp_path / "train-images-idx3-ubyte"
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(plain.read_bytes()))
@@ -62,7 +62,7 @@ def test_images_may_be_compressed(tmp_path: pathlib.Path) -> None:
     assert np.array_equal(data.load_images(tmp_path, "train").pixels, pixels)
 
 
-def test_damaged_images_are_refused(tmp_path: pathlib.Path) -> None:
+def test_damaged_or_missing_images_are_rejected(tmp_path: pathlib.Path) -> None:
     write_images(tmp_path, 3)
     images = tmp_path / "train-images-idx3-ubyte"
     images.write_bytes(images.read_bytes()[:-1])
@@ -76,14 +76,14 @@ def test_damaged_images_are_refused(tmp_path: pathlib.Path) -> None:
         data.load_images(tmp_path, "train")
 
 
-def test_labels_must_belong_to_the_images(tmp_path: pathlib.Path) -> None:
+def test_label_count_must_match_images(tmp_path: pathlib.Path) -> None:
     write_images(tmp_path, 3)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(2))
     with pytest.raises(BenchmarkError, match="3 train images have 2 labels"):
         data.load_images(tmp_path, "train")
 
 
-def test_text_as_indices_into_its_alphabet(tmp_path: pathlib.Path) -> None:
+def test_text_loads_as_alphabet_indices(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "text"
     path.write_text("abcab" * 20, encoding="utf-8")
     text = data.load_text(path)
@@ -92,14 +92,14 @@ def test_text_as_indices_into_its_alphabet(tmp_path: pathlib.Path) -> None:
     assert (len(text.train), len(text.validation)) == (95, 5)
 
 
-def test_text_of_one_character_is_refused(tmp_path: pathlib.Path) -> None:
+def test_text_of_one_character_is_rejected(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "text"
     path.write_text("aaaa", encoding="utf-8")
     with pytest.raises(BenchmarkError, match="different bytes"):
         data.load_text(path)
 
 
-def test_a_missing_text_names_the_command(tmp_path: pathlib.Path) -> None:
+def test_error_for_missing_text_suggests_corpus_command(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BenchmarkError, match=r"corpus FILE"):
         data.load_text(tmp_path / "missing")
     damaged = tmp_path / "text.gz"
@@ -108,7 +108,7 @@ def test_a_missing_text_names_the_command(tmp_path: pathlib.Path) -> None:
         data.load_text(damaged)
 
 
-def test_a_corpus_of_packages(tmp_path: pathlib.Path) -> None:
+def test_corpus_from_packages(tmp_path: pathlib.Path) -> None:
     plain, packed, records = (tmp_path / name for name in ("text", "text.gz", "records.json"))
     arguments = ["corpus", "--packages", "pytest", "numpy", "--mib", "1"]
     assert main([*arguments, str(plain), "--json", str(records)]) == 0
@@ -131,7 +131,7 @@ def test_a_corpus_of_packages(tmp_path: pathlib.Path) -> None:
         (["--packages", "pytest", "--mib", "100"], "give fewer --mib or more --packages"),
     ],
 )
-def test_a_corpus_that_cannot_be(
+def test_invalid_corpus_options_are_rejected(
     options: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["corpus", str(tmp_path / "text"), *options]) == 2
@@ -153,14 +153,14 @@ def test_targets_are_the_next_characters(text_task: TextTask) -> None:
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_batches_are_the_same_for_a_seed_and_differ_between_ranks(text_task: TextTask) -> None:
+def test_batches_depend_on_seed_and_rank(text_task: TextTask) -> None:
     first, again = (text_task.batch(1, 4, Share(0, 2))[0] for _ in range(2))
     assert torch.equal(first, again)
     assert not torch.equal(first, text_task.batch(1, 4, Share(1, 2))[0])
     assert not torch.equal(first, text_task.batch(2, 4, Share(0, 2))[0])
 
 
-def test_ranks_share_the_test_data(text_task: TextTask) -> None:
+def test_ranks_split_test_data_evenly(text_task: TextTask) -> None:
     counts = [sum(len(batch[0]) for batch in text_task.test_batches(Share(r, 3))) for r in range(3)]
     assert sum(counts) == 512
     assert max(counts) - min(counts) <= 1
@@ -175,7 +175,7 @@ def test_learning_rate_rises_and_falls() -> None:
     assert 0 < rates[-1] < 0.001
 
 
-def test_a_factor_of_the_learning_rate(text_task: TextTask, tmp_path: pathlib.Path) -> None:
+def test_rate_option_scales_learning_rate(text_task: TextTask, tmp_path: pathlib.Path) -> None:
     options = TaskOptions(tmp_path / "text", 3, 2, 5, torch.device("cpu"), ranks=2, rate=2.0)
     assert TextTask(options).recipe == dataclasses.replace(
         text_task.recipe, learning_rate=2 * text_task.recipe.learning_rate
@@ -183,13 +183,13 @@ def test_a_factor_of_the_learning_rate(text_task: TextTask, tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize("size", GPT_SIZES)
-def test_a_gpt_has_the_parameters_of_its_name(size: str) -> None:
+def test_gpt_parameter_count_matches_its_name(size: str) -> None:
     with torch.device("meta"):
         count = parameter_count(Gpt(73, GPT_SIZES[size]))
     assert count / 1e6 == pytest.approx(float(size.removesuffix("m")), rel=0.1)
 
 
-def test_wider_gpts_learn_more_slowly(tmp_path: pathlib.Path, text_task: TextTask) -> None:
+def test_wider_gpts_have_lower_learning_rates(tmp_path: pathlib.Path, text_task: TextTask) -> None:
     options = TaskOptions(tmp_path / "text", 3, 2, 5, torch.device("cpu"), ranks=2)
     sizes = ("0.2m", "0.8m", "6m", "12m")
     tasks = [TextTask(dataclasses.replace(options, size=size)) for size in sizes]
@@ -199,7 +199,9 @@ def test_wider_gpts_learn_more_slowly(tmp_path: pathlib.Path, text_task: TextTas
     assert rates[0] / rates[2] == pytest.approx(4 ** (2 / 3))
 
 
-def test_a_text_is_not_read_again_and_again(tmp_path: pathlib.Path, text_task: TextTask) -> None:
+def test_text_too_short_for_the_training_is_rejected(
+    tmp_path: pathlib.Path, text_task: TextTask
+) -> None:
     assert text_task.fields["size"] == "0.8m"
     assert len(text_task.fields["data_sha256"]) == 16
     options = TaskOptions(tmp_path / "text", 3, 2, 500, torch.device("cpu"), ranks=2)
@@ -214,9 +216,7 @@ class Unequal(World):
         return False
 
 
-def test_a_training_with_unequal_ranks_is_not_complete(
-    text_task: TextTask, tmp_path: pathlib.Path
-) -> None:
+def test_training_with_unequal_ranks_raises(text_task: TextTask, tmp_path: pathlib.Path) -> None:
     shape = GptShape(layers=1, heads=1, width=16, context=8)
     options = TaskOptions(tmp_path / "text", 3, 2, 5, torch.device("cpu"), ranks=2, shape=shape)
     with alone():
@@ -228,7 +228,7 @@ def test_a_training_with_unequal_ranks_is_not_complete(
             next(epochs)
 
 
-def test_a_gpu_with_too_little_memory_is_refused() -> None:
+def test_insufficient_gpu_memory_is_rejected() -> None:
     needed = GPT_SIZES["86m"].step_bytes(batch=32)
     assert 6 * 2**30 < needed < 9 * 2**30
     check_memory(needed, ranks=2, available=80 * 2**30)
@@ -237,13 +237,13 @@ def test_a_gpu_with_too_little_memory_is_refused() -> None:
 
 
 @pytest.mark.parametrize("factor", ["0", "-1", "nan", "inf", "x"])
-def test_a_wrong_factor_is_refused(factor: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_rate_is_rejected(factor: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--rate", factor])
     assert "--rate" in capsys.readouterr().err
 
 
-def test_the_gpt_sees_nothing_of_what_it_predicts() -> None:
+def test_gpt_predictions_are_causal() -> None:
     model = Gpt(7, GptShape(layers=2, heads=2, width=16, context=8))
     inputs = torch.zeros(1, 8, dtype=torch.long)
     changed = inputs.clone()
@@ -253,12 +253,12 @@ def test_the_gpt_sees_nothing_of_what_it_predicts() -> None:
 
 
 @pytest.mark.parametrize("net", [convolutional_net, normalised_net])
-def test_a_convolutional_net_has_the_parameters_that_it_says(net: Callable[..., Any]) -> None:
+def test_convolutional_net_docstrings_state_parameter_count(net: Callable[..., Any]) -> None:
     count = parameter_count(net(classes=10))
     assert f"{count:,} parameters" in (net.__doc__ or "")
 
 
-def test_norms_look_at_one_image_alone() -> None:
+def test_normalization_is_per_image() -> None:
     torch.manual_seed(0)
     net, images = normalised_net(classes=10), torch.randn(3, 1, 28, 28)
     torch.testing.assert_close(net(images)[1:2], net(images[1:2]))
@@ -288,7 +288,7 @@ def test_networks_learn_from_images(name: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, 0.0), (2, 100.0), (4, 150.0)])
-def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
+def test_ring_bytes(ranks: int, expected: float) -> None:
     assert ring_bytes(100, ranks) == expected
 
 
@@ -315,7 +315,7 @@ def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
         "muon=50,momentum=.8:hadamard:bits=1+ef",
     ],
 )
-def test_hooks_that_there_are(name: str) -> None:
+def test_valid_hooks(name: str) -> None:
     hooks.check(name)
 
 
@@ -343,12 +343,12 @@ def test_hooks_that_there_are(name: str) -> None:
         "muon,momentum=:int8+ef",
     ],
 )
-def test_hooks_that_there_are_not(name: str) -> None:
+def test_invalid_hooks(name: str) -> None:
     with pytest.raises(BenchmarkError, match="torch:powersgd"):
         hooks.check(name)
 
 
-def test_fragments_that_meet_are_refused_before_ranks_start() -> None:
+def test_overlapping_fragments_are_rejected() -> None:
     with pytest.raises(BenchmarkError, match=r"delay=2.*at most 1"):
         hooks.check("diloco=5,fragments=4,delay=2:int8")
 
@@ -364,7 +364,7 @@ def test_fragments_that_meet_are_refused_before_ranks_start() -> None:
         "gossip=ring:int8",
     ],
 )
-def test_an_optimizer_has_no_backward_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backward_rejects_optimizer_hooks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backward", "--hooks", name]) == 2
     assert "use it with train only" in capsys.readouterr().err
 
@@ -373,7 +373,7 @@ def test_an_optimizer_has_no_backward_pass(name: str, capsys: pytest.CaptureFixt
     "name",
     ["server:int8", "server=SSP:int8", "server=BSP", "gossip=star:int8", "gossip=ring,step=:int8"],
 )
-def test_loose_hooks_that_are_none(name: str) -> None:
+def test_invalid_loose_hooks(name: str) -> None:
     assert hooks.in_optimizer(name)
     with pytest.raises(BenchmarkError, match=r"BSP\|SSPn\|ASP"):
         hooks.check(name)
@@ -383,12 +383,12 @@ def test_loose_hooks_that_are_none(name: str) -> None:
     "name",
     ["server=BSP:int8+ef", "server=SSP12:int8/bf16", "gossip=torus,step=.5:topk:density=0.1"],
 )
-def test_loose_hooks(name: str) -> None:
+def test_valid_loose_hooks(name: str) -> None:
     assert hooks.in_optimizer(name)
     hooks.check(name)
 
 
-def test_ddp_gathers_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ddp_rejects_weights_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backward", "--weights", "int8"]) == 2
     assert "--parallel fsdp only" in capsys.readouterr().err
 
@@ -406,7 +406,7 @@ def test_wrong_speeds(options: list[str], message: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("codec", ["nonsense", "int8+ef", "auto"])
-def test_weights_by_a_wrong_codec(codec: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_weights_codec(codec: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["backward", "--parallel", "fsdp", "--weights", codec])
     message = capsys.readouterr().err
@@ -415,12 +415,12 @@ def test_weights_by_a_wrong_codec(codec: str, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("name", ["none", "int8", "torch:bf16", "torch:fp16", "tersor:none"])
-def test_ways_that_fsdp_has(name: str) -> None:
+def test_valid_fsdp_hooks(name: str) -> None:
     sharded_hooks.check(name)
 
 
 @pytest.mark.parametrize("name", ["torch:powersgd", "torch:int8", "torch:"])
-def test_ways_that_fsdp_has_not(name: str) -> None:
+def test_invalid_fsdp_hooks(name: str) -> None:
     with pytest.raises(BenchmarkError, match=f'no "{name}" with fsdp.*MixedPrecisionPolicy'):
         sharded_hooks.check(name)
 
@@ -433,14 +433,14 @@ def test_ways_that_fsdp_has_not(name: str) -> None:
         (["--hooks", "weighted:int8"], "weighted:CODEC is for DDP only"),
     ],
 )
-def test_what_only_ddp_has_is_refused_before_anything_starts(
+def test_fsdp_rejects_ddp_options(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["backward", "--parallel", "fsdp", *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_records_say_where_they_come_from(tmp_path: pathlib.Path) -> None:
+def test_records_contain_machine_date_and_commit(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
     records = RecordFile(path)
     records.add({"benchmark": "train"})
@@ -451,7 +451,7 @@ def test_records_say_where_they_come_from(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[1]", "{}", "[", '[{"a": 1}'])
-def test_a_file_without_records(content: str, tmp_path: pathlib.Path) -> None:
+def test_malformed_record_file_raises(content: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
     assert read_records(path) == []
     path.write_text(content, encoding="utf-8")
@@ -459,7 +459,7 @@ def test_a_file_without_records(content: str, tmp_path: pathlib.Path) -> None:
         read_records(path)
 
 
-def test_kept_records_come_first(tmp_path: pathlib.Path) -> None:
+def test_existing_records_precede_new_records(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
     RecordFile(path, [{"epoch": 1}]).add({"epoch": 2})
     assert [one["epoch"] for one in read_records(path)] == [1, 2]
@@ -470,7 +470,7 @@ def test_kept_records_come_first(tmp_path: pathlib.Path) -> None:
     assert [one["epoch"] for one in read_records(path)] == [2, 3]
 
 
-def test_an_aborted_write_leaves_the_records_before(
+def test_aborted_write_keeps_previous_records(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "out.json"
@@ -489,14 +489,14 @@ def test_an_aborted_write_leaves_the_records_before(
         (["--model", "cnn", "--size", "6m"], "--size is for GPTs"),
     ],
 )
-def test_options_of_a_training_that_do_not_fit(
+def test_inconsistent_training_options(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_records_that_cannot_be_written_are_refused_first(tmp_path: pathlib.Path) -> None:
+def test_unwritable_record_file_raises(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BenchmarkError, match="cannot write"):
         RecordFile(tmp_path / "missing" / "out.json")
 
@@ -504,11 +504,11 @@ def test_records_that_cannot_be_written_are_refused_first(tmp_path: pathlib.Path
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (None, "—"), (3e-7, "0.30 µs")]
 )
-def test_seconds_as_people_read_them(value: float | None, text: str) -> None:
+def test_seconds_formatting(value: float | None, text: str) -> None:
     assert _text.seconds(value) == text
 
 
-def test_the_codecs_command(tmp_path: pathlib.Path) -> None:
+def test_codec_command(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "codec.json"
     arguments = [
         "codec",
@@ -530,13 +530,15 @@ def test_the_codecs_command(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["nonsense", "int8+ef"])
-def test_the_codecs_command_refuses(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_codec_command_rejects_invalid_codecs(
+    spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["codec", "--codec", spec, "--mib", "1"]) == 2
     assert spec in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
-def test_a_gpu_that_is_not_there_is_refused(
+def test_missing_gpu_is_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("RANK", "WORLD_SIZE"):

@@ -43,7 +43,7 @@ def records_of(*options: str, folder: pathlib.Path) -> list[dict[str, Any]]:
     return records
 
 
-def test_sizes_reach_the_aims_at_3_percent(folder: pathlib.Path) -> None:
+def test_sizes_meet_targets_at_3_percent_changes(folder: pathlib.Path) -> None:
     *deltas, codec = records_of(folder=folder)
     assert {one["tensors"] for one in deltas} == {1, 2}
     assert {(one["benchmark"], one["data"], one["count"]) for one in deltas} == {
@@ -61,7 +61,7 @@ def test_sizes_reach_the_aims_at_3_percent(folder: pathlib.Path) -> None:
     assert 10 < codec["bits_per_value"] < 10.7
 
 
-def test_speeds_have_a_baseline_and_the_load(folder: pathlib.Path) -> None:
+def test_speed_records_contain_baseline_and_load(folder: pathlib.Path) -> None:
     records = records_of("--speed", "--mib", "1", "--repetitions", "1", folder=folder)
     calls = [one["operation"] for one in records]
     assert calls == 3 * ["encode", "check, trusted base", "apply, trusted base", "apply"] + [
@@ -74,7 +74,7 @@ def test_speeds_have_a_baseline_and_the_load(folder: pathlib.Path) -> None:
         assert one["copies"] > 0
 
 
-def test_a_training_makes_the_same_pairs_again(tmp_path: pathlib.Path) -> None:
+def test_training_pairs_are_reproducible(tmp_path: pathlib.Path) -> None:
     text = tmp_path / "text"
     text.write_text("to be or not to be, that is the question. " * 400)
     options = ["--data", str(text), "--steps", "2", "--layers", "1", "--width", "64"]
@@ -90,7 +90,7 @@ def test_a_training_makes_the_same_pairs_again(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("places", [[], [0], [65_535, 65_536, 131_072, 300_000], [399_999]])
-def test_peers_give_every_bit_back(peer: str, places: list[int]) -> None:
+def test_peers_are_lossless(peer: str, places: list[int]) -> None:
     base = np.arange(400_000).astype(np.uint16)
     new = base.copy()
     new[places] ^= 0x8001
@@ -98,7 +98,7 @@ def test_peers_give_every_bit_back(peer: str, places: list[int]) -> None:
     assert np.array_equal(decode(base, encode(base, new)), new)
 
 
-def test_a_missing_package_is_named(
+def test_error_names_missing_package(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
@@ -106,7 +106,9 @@ def test_a_missing_package_is_named(
     assert "needs zstandard: pip install 'tersor[bench]'" in capsys.readouterr().err
 
 
-def test_other_dtypes_are_refused(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dtypes_other_than_bf16_are_rejected(
+    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_file({"a": torch.zeros(3)}, folder / "x.new.safetensors")
     assert main(["delta", "--pairs", str(folder)]) == 2
     assert "a is not of bf16" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def told(**more: object) -> argparse.Namespace:
     return argparse.Namespace(**{**fields, **more})
 
 
-def test_failures_come_of_the_seed_alone() -> None:
+def test_failure_times_are_reproducible() -> None:
     stalls = goodput.times(told(), "stall", 0)
     assert stalls == goodput.times(told(death_every=5.0), "stall", 0) == sorted(stalls)
     assert stalls[0] > 0
@@ -42,7 +42,7 @@ def test_failures_come_of_the_seed_alone() -> None:
     assert goodput.times(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
 
 
-def test_steps_that_count_outlive_their_process(tmp_path: pathlib.Path) -> None:
+def test_counted_steps_survive_a_process_restart(tmp_path: pathlib.Path) -> None:
     (tmp_path / "go").write_text("0")
     for steps in (5, 2):  # and is started again
         pace = goodput.Pace(told(step=0.1, stall=1.0, folder=str(tmp_path)), 3)
@@ -56,7 +56,7 @@ def test_steps_that_count_outlive_their_process(tmp_path: pathlib.Path) -> None:
     assert goodput.counted(tmp_path, 4) == []
 
 
-def test_what_ranks_would_do_alone() -> None:
+def test_alive_time_excludes_stalls_and_deaths() -> None:
     chosen = told(seed=3, seconds=100.0, stall=5.0, restart=20.0, death_every=30.0)
     never = told(stall_every=0.0)
     assert goodput_command._alive(0, "ddp", never) == 1000
@@ -84,14 +84,14 @@ def test_the_pause_after_a_death() -> None:
 
 
 @pytest.mark.parametrize("option", ["--grace=-1", "--stall-every=nan", "--step=0", "--ways=fsdp"])
-def test_wrong_options_are_named(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_invalid_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["goodput", option])
     assert option.partition("=")[0] in capsys.readouterr().err
 
 
 @pytest.mark.long
-def test_each_way_is_a_record(tmp_path: pathlib.Path) -> None:
+def test_each_method_produces_a_record(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "records.json"
     command = [sys.executable, "-m", "tersor.bench", "goodput", "--ranks=3", f"--json={path}"]
     often = ["--stall-every=2", "--stall=1", "--death-every=8", "--seconds=6"]

@@ -44,7 +44,7 @@ def image_task(images: pathlib.Path, uneven: float | None) -> ImageTask:
     return ImageTask(TaskOptions(images, 10, 1, None, CPU, RANKS, uneven=uneven))
 
 
-def test_ranks_have_other_classes(images: pathlib.Path) -> None:
+def test_uneven_option_skews_classes_per_rank(images: pathlib.Path) -> None:
     even, uneven, nearly = (
         np.stack([seen_by(rank, image_task(images, alpha)) for rank in range(RANKS)])
         for alpha in (None, 0.1, 1e4)
@@ -56,7 +56,7 @@ def test_ranks_have_other_classes(images: pathlib.Path) -> None:
         TextTask(TaskOptions(None, None, None, None, CPU, RANKS, uneven=1.0))
 
 
-def test_one_rank_is_slow_in_each_step() -> None:
+def test_each_step_has_a_slow_rank() -> None:
     def seconds(rank: int, step: int) -> float:
         start = time.perf_counter()
         Pace(0.002, 10.0).wait(1, step, Share(rank, RANKS))
@@ -67,12 +67,12 @@ def test_one_rank_is_slow_in_each_step() -> None:
     assert len({of_step.index(True) for of_step in slow}) > 1
 
 
-def test_a_slow_rank_needs_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_option_requires_step_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--slow", "4"]) == 2
     assert "--step-seconds" in capsys.readouterr().err
 
 
-def test_gossip_beside_an_allreduce(
+def test_gossip_command_compares_with_allreduce(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gossip.json"

@@ -21,7 +21,7 @@ def own_values(rank: int, step: int = 0) -> torch.Tensor:
     return torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-def test_signs_of_eight_values_are_a_byte() -> None:
+def test_eight_signs_pack_into_one_byte() -> None:
     values = torch.tensor([[1.0, -2.0, 0.0, -0.5, 3.0, 4.0, 5.0, -6.0]])
     signs = packed_signs(values)
     assert signs.tolist() == [[0b10001010]]
@@ -71,7 +71,7 @@ def exchange_often(rank: int, world: int, times: int) -> float:
     return float((arrived - mean / world).abs().max())
 
 
-def test_feedback_brings_what_signs_left_out() -> None:
+def test_error_feedback_recovers_the_mean() -> None:
     """The unsent rest stays bounded. The share of the rest in the received sum therefore
     vanishes."""
     few, many = (max(ranks.run(exchange_often, 2, times)) for times in (50, 400))
@@ -105,14 +105,14 @@ def train_adamw(rank: int, world: int, steps: int) -> list[float]:
     return torch.cat([one.detach() for one in weights]).tolist()
 
 
-def test_it_begins_as_adamw() -> None:
+def test_dense_steps_match_adamw() -> None:
     *weights, sent_bytes = ranks.run(train, 2, 5, 5)[0]
     expected = ranks.run(train_adamw, 2, 5)[0]
     torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected))
     assert sent_bytes == 5 * 4 * sum(SIZES)
 
 
-def test_it_goes_on_by_signs_with_the_variance_as_it_was() -> None:
+def test_sign_steps_use_the_frozen_variance() -> None:
     after, before = ([torch.tensor(r[:-1]) for r in ranks.run(train, 2, 5, n)] for n in (6, 5))
     assert torch.equal(after[0], after[1])
     decayed = before[0] * (1 - 0.01 * 0.1)
@@ -136,24 +136,24 @@ def train_late(rank: int, world: int) -> list[list[float]]:
     return seen
 
 
-def test_a_value_without_a_variance_stays() -> None:
+def test_value_without_variance_is_unchanged() -> None:
     (*_, last), _ = ranks.run(train_late, 2)
     assert last[0] < 0.96
     assert last[1] == 1  # a gradient for which nothing was learnt to divide by
 
 
 @pytest.mark.parametrize("name", ["onebit-adam", "onebit-adam=50"])
-def test_hooks_that_there_are(name: str) -> None:
+def test_valid_hooks(name: str) -> None:
     hooks.check(name)
 
 
 @pytest.mark.parametrize("name", ["onebit-adam=0", "onebit-adam=", "onebit-adam:int8"])
-def test_hooks_that_there_are_not(name: str) -> None:
+def test_invalid_hooks(name: str) -> None:
     with pytest.raises(BenchmarkError, match="onebit-adam"):
         hooks.check(name)
 
 
-def test_it_stands_for_adamw_only() -> None:
+def test_onebit_adam_requires_adamw() -> None:
     weights = [torch.nn.Parameter(torch.zeros(3))]
     hook = hooks.attach(torch.nn.ParameterList(weights), "onebit-adam=5")
     with pytest.raises(BenchmarkError, match="needs AdamW"):

@@ -87,7 +87,7 @@ def reduce_by(rank: int, world: int, name: str, steps: int) -> tuple[list[Tensor
     return [one.grad.clone() for one in net.parameters()], hook.traffic(steps).sent_bytes, counted
 
 
-def test_powersgd_counts_what_each_call_sends() -> None:
+def test_powersgd_byte_count() -> None:
     steps = hooks.POWERSGD_START + 3
     for _, reported, counted in ranks.run(reduce_by, 2, "torch:powersgd=1", steps):
         assert reported == counted
@@ -96,7 +96,7 @@ def test_powersgd_counts_what_each_call_sends() -> None:
         assert reported == 4 * (hooks.POWERSGD_START * values + 3 * factors)
 
 
-def test_powersgd_of_full_rank_is_dense() -> None:
+def test_full_rank_powersgd_equals_dense() -> None:
     steps = hooks.POWERSGD_START + 2
     (all_of_it, *_), _ = ranks.run(reduce_by, 2, "torch:powersgd=1000", steps)
     (plain, *_), _ = ranks.run(reduce_by, 2, "none", steps)
@@ -125,7 +125,7 @@ def test_chunks_hold_every_value_once() -> None:
         assert torch.equal(back, one)
 
 
-def test_what_demo_does_not_send_stays_in_the_momentum() -> None:
+def test_demo_keeps_unsent_part_in_momentum() -> None:
     chunks = chunks_of((70, 130), chunk=(35, 44), top=5)
     (parameter,) = chunks.parameters
     for step in range(3):
@@ -180,7 +180,7 @@ def test_small_chunks_send_all_of_their_coefficients() -> None:
 
 
 @pytest.mark.parametrize("name", ["dion=3", "dion=16"])
-def test_dion_is_one_process_with_the_mean_gradient(name: str) -> None:
+def test_dion_matches_one_process_with_the_mean_gradient(name: str) -> None:
     several, (alone,) = ranks.run(train, 3, name, 4), ranks.run(train, 1, name, 4, 3)
     for result in several:
         assert all(torch.equal(result["weights"][n], several[0]["weights"][n]) for n in SHAPES)
@@ -191,7 +191,7 @@ def test_dion_is_one_process_with_the_mean_gradient(name: str) -> None:
     torch.testing.assert_close(means, alone["momenta"], atol=2e-4, rtol=1e-3)
 
 
-def test_the_rest_of_dion_is_adamw_on_the_mean() -> None:
+def test_dion_uses_adamw_for_other_parameters() -> None:
     plain = model()
     optimizer = adamw(plain)
     for step in range(3):
@@ -204,7 +204,7 @@ def test_the_rest_of_dion_is_adamw_on_the_mean() -> None:
     assert not torch.allclose(found["deep"], plain["deep"])
 
 
-def test_dion_counts_factors_and_the_rest() -> None:
+def test_dion_byte_count() -> None:
     rest = 100 + 6 * 5
     values = [16 * (70 + 130) + 16 * (24 + 16) + rest, 20 * (70 + 130) + 16 * (24 + 16) + rest]
     for name, count, width in (
@@ -228,7 +228,7 @@ def train_dion(rank: int, world: int, name: str, steps: int) -> tuple[Tensor, Te
     return gradient, weights["hidden"].detach() - before, optimizer.momenta[0]
 
 
-def test_dion_of_full_rank_makes_the_momentum_orthogonal() -> None:
+def test_full_rank_dion_orthogonalizes_the_momentum() -> None:
     name = "dion=8,momentum=0.5,factor=1"
     gradient, update, momentum = ranks.run(train_dion, 1, name, 400)[0]
     left, _, right = torch.linalg.svd(gradient, full_matrices=False)
@@ -236,7 +236,7 @@ def test_dion_of_full_rank_makes_the_momentum_orthogonal() -> None:
     torch.testing.assert_close(momentum, gradient, atol=1e-4, rtol=0)  # g/2 + g/4 + …
 
 
-def test_what_dion_does_not_send_stays_in_the_momentum() -> None:
+def test_dion_keeps_unsent_part_in_momentum() -> None:
     gradient, update, momentum = ranks.run(train_dion, 1, "dion=2,momentum=0", 1)[0]
     basis = torch.linalg.svd(update).U[:, :2]
     torch.testing.assert_close(momentum, gradient - basis @ (basis.T @ gradient), atol=1e-5, rtol=0)
@@ -276,7 +276,7 @@ def local_gradient(rank: int, step: int) -> Tensor:
     return torch.randn(64, 64, generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-def test_sparseloco_is_the_papers_recursion() -> None:
+def test_sparseloco_matches_the_papers_recursion() -> None:
     rounds, world, top = 3, 3, 123  # 3 % of 4,096
     common, residuals = torch.zeros(4096), [torch.zeros(4096) for _ in range(world)]
     for turn in range(rounds):
@@ -301,7 +301,7 @@ def test_sparseloco_is_the_papers_recursion() -> None:
 # --- Tersor's own ---
 
 
-def test_optimizers_of_tersor_count_their_waits() -> None:
+def test_tersor_optimizers_count_waits() -> None:
     for result in ranks.run(train, 2, "adamw:int8+ef", 3):
         assert result["waits"] == 3 * 2  # the presence of gradients, and the exchange
 
@@ -309,7 +309,7 @@ def test_optimizers_of_tersor_count_their_waits() -> None:
 # --- names ---
 
 
-def test_the_script_names_hooks_and_three_rates_or_more() -> None:
+def test_script_lists_valid_hooks_with_at_least_three_rates() -> None:
     script = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "peers-bench"
     peers = re.findall(r'^  "(\S+)  (.*)"$', script.read_text(encoding="utf-8"), re.MULTILINE)
     methods = {hooks.method_of(name)[0] for name, _ in peers}
@@ -345,7 +345,7 @@ def test_names_of_methods(name: str, method: str, options: str) -> None:
     "name", ["demo=0", "demo=x", "demo:int8", "dion", "dion=0", "dion=4,f16", "sparseloco",
              "sparseloco=0", "sparseloco=20,values=int8", "sparseloco=20:int8"],
 )  # fmt: skip
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_method_names(name: str) -> None:
     assert hooks.in_optimizer(name)
     with pytest.raises(BenchmarkError, match=r"demo\[=K\]"):
         hooks.check(name)
@@ -366,7 +366,7 @@ def test_options_out_of_range(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "dion=2"])
-def test_they_replace_adamw_only(name: str) -> None:
+def test_demo_and_dion_require_adamw(name: str) -> None:
     weights = nn.ParameterDict({"hidden": torch.zeros(3, 3)})
     hook = hooks.attach(weights, name)
     with pytest.raises(BenchmarkError, match=f"{name[:4]}: needs AdamW"):

@@ -62,7 +62,7 @@ def text(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.long
-def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+def test_training_learns_with_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "tersor:none", "torch:powersgd", "int8", "adamw=3:hadamard:bits=1+ef"]
     names += ["diloco=4,fragments=2,delay=1,momentum=0,rate=1:int4"]
     names += ["diloco=4,rate=1,momentum=0,residual=0.95:int4+ef"]
@@ -89,7 +89,7 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
 
 
 @pytest.mark.long
-def test_training_by_peers(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+def test_training_with_peers(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "onebit-adam=4", "demo=16", "dion=4", "sparseloco=4", "adamw:int8+ef"]
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 1, "--steps", 8, "--batch", 1, "--json", path]
@@ -107,7 +107,7 @@ def test_training_by_peers(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
 
 
 @pytest.mark.long
-def test_training_by_muon(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+def test_training_with_muon(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "muon", "muon=1,momentum=0.9:hadamard:bits=1+ef", "diloco=4,muon=0.9:int8"]
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 2, "--steps", 4, "--batch", 2, "--json", path]
@@ -122,9 +122,7 @@ def test_training_by_muon(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
 
 
 @pytest.mark.long
-def test_each_rate_is_trained_and_the_best_is_marked(
-    tmp_path: pathlib.Path, text: pathlib.Path
-) -> None:
+def test_best_of_several_rates_is_marked(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 1, "--steps", 6, "--batch", 2, "--json", path]
     done = bench("train", "--model", "gpt", "--hooks", "none", "--rate", 0.001, 4, *options)
@@ -175,7 +173,9 @@ def steps(_: int, __: int, path: str, *options: str) -> list[dict[str, Any]]:
         (["--optimizer", "onebit-adam", "demo", "dion"], ["onebit-adam", "demo", "dion"]),
     ],
 )
-def test_own_work_of_steps(options: list[str], names: list[str], tmp_path: pathlib.Path) -> None:
+def test_step_command_measures_each_optimizer(
+    options: list[str], names: list[str], tmp_path: pathlib.Path
+) -> None:
     path = str(tmp_path / "step.json")
     (found,) = ranks.outcomes(steps, 1, path, *options, group=False)
     assert found.error is None, found.traceback
@@ -183,13 +183,15 @@ def test_own_work_of_steps(options: list[str], names: list[str], tmp_path: pathl
     assert all(record["ratio"] > 0 for record in found.value)
 
 
-def test_steps_of_vectors_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_command_rejects_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["step", "--optimizer", "muon", "--shape", "64"]) == 2
     assert "--shape ROWS COLUMNS" in capsys.readouterr().err
 
 
 @pytest.mark.long
-def test_a_training_ends_with_an_exchange(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+def test_diloco_requires_a_multiple_of_its_interval(
+    tmp_path: pathlib.Path, text: pathlib.Path
+) -> None:
     options = [
         "--data",
         text,
@@ -207,7 +209,7 @@ def test_a_training_ends_with_an_exchange(tmp_path: pathlib.Path, text: pathlib.
 
 
 @pytest.mark.long
-def test_ranks_that_do_not_wait_for_all_others(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_training_with_servers_and_gossip(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "train.json"
     hooks = ["none", "server=BSP:int8+ef", "server=SSP2:int8+ef/bf16", "gossip=ring:int8"]
     options = ["--data", text, "--epochs", 2, "--steps", 5, "--ranks", 3, "--json", path]
@@ -222,7 +224,7 @@ def test_ranks_that_do_not_wait_for_all_others(text: pathlib.Path, tmp_path: pat
 
 
 @pytest.mark.long
-def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
+def test_backward_counts_sent_bytes(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--mib", 8, "--iterations", 3, "--json", path]
     bench("backward", "--hooks", "none", "torch:fp16", "int8", *options)
@@ -239,7 +241,7 @@ def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.long
-def test_backward_of_ranks_of_other_speeds(tmp_path: pathlib.Path) -> None:
+def test_backward_with_unequal_speeds(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--mib", 4, "--iterations", 1, "--rows", 9, "--json", path]
     options += ["--speeds", 1, 0.3333, "--row-seconds", 0.1]
@@ -275,7 +277,7 @@ def test_backward_of_sharded_layers(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.long
-def test_backward_with_weights_that_travel_by_a_codec(tmp_path: pathlib.Path) -> None:
+def test_backward_with_compressed_weights(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--parallel", "fsdp", "--weights", "int8", "--mib", 8, "--iterations", 1]
     done = bench("backward", "--hooks", "none", "tersor:none", *options, "--json", path)
@@ -287,7 +289,7 @@ def test_backward_with_weights_that_travel_by_a_codec(tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.long
-def test_three_ranks_whose_shards_are_uneven(tmp_path: pathlib.Path) -> None:
+def test_backward_with_uneven_shards(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--parallel", "fsdp", "--ranks", 3, "--mib", 4, "--iterations", 1, "--json", path]
     bench("backward", "--hooks", "none", "int4+ef", *options)
@@ -297,21 +299,21 @@ def test_three_ranks_whose_shards_are_uneven(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_fails_ends_all(tmp_path: pathlib.Path) -> None:
+def test_rank_error_ends_the_command(tmp_path: pathlib.Path) -> None:
     """No text: each rank fails by itself."""
     done = bench("train", "--model", "gpt", "--data", tmp_path / "missing", expect=2)
     assert "missing" in done.stderr
 
 
 @pytest.mark.long
-def test_out_of_time(text: pathlib.Path) -> None:
+def test_timeout_ends_the_command(text: pathlib.Path) -> None:
     options = ["--data", text, "--epochs", 100000, "--timeout", 4]
     done = bench("train", "--model", "gpt", "--hooks", "none", *options, expect=124)
     assert "out of time" in done.stderr
 
 
 @pytest.mark.long
-def test_an_unknown_hook_is_refused_before_anything_starts() -> None:
+def test_unknown_hook_is_rejected() -> None:
     assert "torch:powersgd" in bench("backward", "--hooks", "torch:int7", expect=2).stderr
 
 
@@ -336,7 +338,7 @@ def on_hosts(*arguments: Any) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("tc"), reason="only root makes hosts, with iproute2"
 )
-def test_hosts_of_their_own(tmp_path: pathlib.Path) -> None:
+def test_ranks_in_separate_network_namespaces(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
     options = ["--mib", 4, "--iterations", 2, "--hooks", "none", "--json", path]
     done = on_hosts(2, "--rate", "500mbit", "--", "backward", *options)
@@ -349,7 +351,7 @@ def test_hosts_of_their_own(tmp_path: pathlib.Path) -> None:
     assert f"tersorbench{os.getpid()}" not in names.stdout
 
 
-def test_hosts_need_arguments() -> None:
+def test_host_script_without_a_command_prints_usage() -> None:
     done = on_hosts(2, "--rate", "1gbit")
     assert done.returncode == 2
     assert "usage: scripts/python-bench" in done.stderr
@@ -357,7 +359,7 @@ def test_hosts_need_arguments() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["moe", "pipeline"])
-def test_split_models_learn_in_every_way(
+def test_split_models_learn_with_every_hook(
     model: str, tmp_path: pathlib.Path, text: pathlib.Path
 ) -> None:
     names = ["none", "tersor:none", "torch:bf16", "int8", "int8/bf16"]

@@ -29,12 +29,12 @@ def test_lost_ranks_are_replaced(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "threads"])
-def test_the_error_of_a_rank_is_printed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_error_is_printed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "--transport", kind, "--codec", "int5"]) == 2
     assert "int5" in capsys.readouterr().err
 
 
-def test_unequal_weights_are_an_error(
+def test_unequal_weights_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write(chosen: argparse.Namespace) -> None:

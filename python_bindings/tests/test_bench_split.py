@@ -28,7 +28,7 @@ CHARACTERS, CONTEXT, BATCH = 11, 8, 8
 @pytest.mark.parametrize(
     "name", ["none", "torch:bf16", "torch:fp16", "int8", "tersor:none", "int8/bf16"]
 )
-def test_ways_of_activations_that_there_are(name: str) -> None:
+def test_valid_activation_codecs(name: str) -> None:
     split_hooks.check(name)
 
 
@@ -52,7 +52,7 @@ def test_ways_of_activations_that_there_are(name: str) -> None:
         ["backward", "--parallel", "experts"],
     ],
 )
-def test_others_are_refused_before_anything_starts(
+def test_invalid_activation_codecs_are_rejected(
     command: list[str], name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "--hooks", "none", name]) == 2
@@ -66,7 +66,7 @@ def test_others_are_refused_before_anything_starts(
         (["--weights", "int8"], "--parallel fsdp only"),
     ],
 )
-def test_experts_have_no_buckets_and_gather_no_weights(
+def test_experts_reject_bucket_and_weights_options(
     option: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["backward", "--parallel", "experts", *option]) == 2
@@ -81,7 +81,7 @@ def test_experts_have_no_buckets_and_gather_no_weights(
         (StageTask, 2, 6, "a batch of 6 is not a multiple of 4 microbatches"),
     ],
 )
-def test_what_cannot_be_split_evenly(
+def test_uneven_splits_are_rejected(
     task: Any, ranks_: int, batch: int, message: str, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "text"
@@ -90,7 +90,7 @@ def test_what_cannot_be_split_evenly(
         task(TaskOptions(path, batch, 1, 1, torch.device("cpu"), ranks_))
 
 
-def test_a_row_goes_to_the_expert_that_the_router_likes_best() -> None:
+def test_router_sends_rows_to_the_top_expert() -> None:
     torch.manual_seed(0)
     mixture = MixtureOfExperts(width=6, hidden=9, experts=4)
     states = torch.randn(2, 5, 6)
@@ -195,9 +195,9 @@ def learns_as_a_whole(rank: int, count: int, kind: type, experts: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_experts_on_several_ranks_learn_as_on_one(count: int) -> None:
+def test_experts_on_several_ranks_match_a_single_rank(count: int) -> None:
     ranks.run(learns_as_a_whole, count, ExpertHook, 8)
 
 
-def test_stages_learn_as_a_whole() -> None:
+def test_stages_match_the_unsplit_model() -> None:
     ranks.run(learns_as_a_whole, 2, StageHook, 0)

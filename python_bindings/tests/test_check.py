@@ -18,7 +18,7 @@ def codec(name: str, seconds: float = 1e-9, bits: float = 8) -> check.CodecResul
     return check.CodecResult(name, "cpu", bits, seconds, seconds, 0.0)
 
 
-def test_one_process_measures_codecs(tmp_path: pathlib.Path) -> None:
+def test_single_process_measures_codecs(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "check.json"
     command = [sys.executable, "-m", "tersor", "check", "--seconds", "0.1"]
     command += ["--codecs", "int8", "bf16", "--json", str(file)]
@@ -49,7 +49,7 @@ def test_two_processes_measure_their_link(tmp_path: pathlib.Path) -> None:
     assert all(one["seconds"] > 0 and one["calls"] >= 3 for one in report["link"])
 
 
-def test_break_even_is_the_link_where_transfer_and_codec_take_equal_time() -> None:
+def test_break_even_bandwidth() -> None:
     # 2 ranks: 24 bits saved per value; (1.5 encodes + 2 decodes) of 1 ns.
     assert check._break_even(codec("int8"), 2) == pytest.approx(24 / 3.5e-9)
     # 4 ranks: 48 bits uncompressed, three frames of 8 bits; one encode and 4 decodes.
@@ -68,7 +68,7 @@ def test_verdict(seconds: float, said: str) -> None:
     assert any(sentence.startswith(gain) for sentence in verdict) == (seconds == 0.1)
 
 
-def test_verdict_without_another_codec_than_none() -> None:
+def test_verdict_with_codec_none_only() -> None:
     link = [check.LinkResult("none", 1 << 20, 0.2, 3)]
     verdict = check._verdict([codec("none", bits=33)], link, 2, (1 << 20) / 4, compute_ms=100)
     assert verdict[0].startswith("none saves no time")

@@ -105,7 +105,7 @@ def resume_exactly(rank: int, count: int, codec: str, folder: str) -> list[list[
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_same_run_goes_on_bit_for_bit(codec: str, tmp_path: pathlib.Path) -> None:
+def test_run_resumes_bit_for_bit(codec: str, tmp_path: pathlib.Path) -> None:
     wanted = ranks.run(train_and_save, 3, codec, str(tmp_path))
     found = ranks.run(resume_exactly, 3, codec, str(tmp_path))
     for of_rank, wanted_of_rank in zip(found, wanted, strict=True):
@@ -123,7 +123,7 @@ def train_with_saving(rank: int, count: int, codec: str) -> list[list[torch.Tens
     return finished([wanted, found])
 
 
-def test_saving_does_not_disturb() -> None:
+def test_saving_does_not_change_results() -> None:
     for wanted, found in ranks.run(train_with_saving, 2, "int8:rounding=stochastic+ef"):
         assert equal(found, wanted)
 
@@ -146,7 +146,7 @@ def resume_elsewhere(rank: int, count: int, codec: str, folder: str) -> list[dic
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_sum_goes_to_any_number_of_ranks(count: int, tmp_path: pathlib.Path) -> None:
+def test_portable_state_loads_on_any_number_of_ranks(count: int, tmp_path: pathlib.Path) -> None:
     ranks.run(train_and_save, 3, "int8+ef", str(tmp_path))
     sums = torch.load(tmp_path / "portable.pt", weights_only=True)["tersor"]["residuals"]
     assert sums.keys() == {"body.weight", "head.weight"}
@@ -169,7 +169,7 @@ def exact_sums(rank: int, count: int, codec: str) -> list[dict[str, torch.Tensor
     return finished([portable["residuals"], sums])
 
 
-def test_without_owners_the_portable_state_is_the_sum_of_the_exact_ones() -> None:
+def test_portable_residuals_are_the_sum_of_exact_residuals() -> None:
     for portable, sums in ranks.run(exact_sums, 3, "topk:density=0.05+ef"):
         for name, wanted in sums.items():
             torch.testing.assert_close(portable[name], wanted)
@@ -191,7 +191,7 @@ def load_nothing(rank: int, count: int, codec: str, folder: str) -> list[list[st
     return finished(found)
 
 
-def test_a_checkpoint_without_residuals_starts_at_zero_with_one_warning(
+def test_missing_residuals_start_at_zero_with_one_warning(
     tmp_path: pathlib.Path,
 ) -> None:
     text = "the checkpoint holds no residuals: those of 2 parameters start at zero"
@@ -237,7 +237,7 @@ def refusals(rank: int, count: int, folder: str) -> dict[str, str]:
     return finished(found)
 
 
-def test_what_does_not_fit_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+def test_mismatched_states_are_rejected_and_change_nothing(tmp_path: pathlib.Path) -> None:
     for rank, found in enumerate(ranks.run(refusals, 2, str(tmp_path))):
         assert '"body.weight" used codec int4+ef' in found["codec"]
         assert '"head.weight" with 4550 values' in found["count"]
@@ -254,7 +254,7 @@ def refused_by_other_ranks(rank: int, count: int, folder: str) -> str:
     return finished(str(caught.value))
 
 
-def test_an_exact_checkpoint_of_other_ranks_is_refused(tmp_path: pathlib.Path) -> None:
+def test_exact_checkpoint_rejects_another_rank_count(tmp_path: pathlib.Path) -> None:
     ranks.run(train_and_save, 3, "int8+ef", str(tmp_path))
     for message in ranks.run(refused_by_other_ranks, 2, str(tmp_path)):
         assert "exact state of 3 ranks, but there are 2" in message
@@ -267,7 +267,9 @@ def resume_from_one_file(rank: int, count: int, codec: str, path: str) -> list[t
     return finished(run.steps(range(3, 6)))
 
 
-def test_a_sharded_checkpoint_put_into_one_file_goes_on(tmp_path: pathlib.Path) -> None:
+def test_training_resumes_from_a_sharded_checkpoint_merged_into_one_file(
+    tmp_path: pathlib.Path,
+) -> None:
     wanted = ranks.run(train_and_save, 2, "int8+ef", str(tmp_path))
     dcp_to_torch_save(tmp_path / "exact", tmp_path / "one.pt")
     found = ranks.run(resume_from_one_file, 2, "int8+ef", str(tmp_path / "one.pt"))
@@ -301,7 +303,7 @@ def loads_with_a_part(rank: int, count: int, folder: str) -> int:
     return finished(found)
 
 
-def test_a_part_of_the_ranks_loads_by_itself(tmp_path: pathlib.Path) -> None:
+def test_subgroup_loads_its_checkpoint(tmp_path: pathlib.Path) -> None:
     assert ranks.run(loads_with_a_part, 3, str(tmp_path)) == [0, 1, 2]
 
 
@@ -315,7 +317,7 @@ def reducer_of(transport: tersor.Transport, names: str) -> GradientReducer:
     return reducer
 
 
-def test_what_a_schedule_came_to_goes_on_where_a_parameter_joins() -> None:
+def test_moved_residuals_keep_scheduled_codec_and_memory() -> None:
     """Codec and memory are of the former reducer. A new reducer would begin with the first
     phase."""
 

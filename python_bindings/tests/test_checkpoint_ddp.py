@@ -90,7 +90,7 @@ def resume_without(rank: int, count: int, codec: str, folder: str) -> tuple[list
     return finished((training.steps(FIRST, LAST), warned))
 
 
-def test_without_residuals_training_goes_on_elsewhere(tmp_path: pathlib.Path) -> None:
+def test_missing_residuals_warn_once_and_change_losses(tmp_path: pathlib.Path) -> None:
     codec = "topk:density=0.05+ef"
     wanted = ranks.run(train_and_save, 2, codec, str(tmp_path))
     for (losses, warned), with_residuals in zip(
@@ -110,7 +110,7 @@ def resume_on_other_ranks(rank: int, count: int, codec: str, folder: str) -> flo
     return finished(norm)
 
 
-def test_the_sum_of_residuals_goes_to_other_ranks(tmp_path: pathlib.Path) -> None:
+def test_portable_residuals_load_on_another_rank_count(tmp_path: pathlib.Path) -> None:
     codec = "topk:density=0.05+ef"
     ranks.run(train_and_save, 2, codec, str(tmp_path))
     saved = torch.load(tmp_path / "portable.pt", weights_only=True)["tersor"]
@@ -146,7 +146,7 @@ def refused(rank: int, count: int, before: str, after: str, mode: str) -> str:
 
 
 @pytest.mark.parametrize("mode", ["exact", "portable"])
-def test_a_state_of_another_layout_is_refused(mode: str) -> None:
+def test_layout_mismatch_is_rejected(mode: str) -> None:
     for text in ranks.run(refused, 2, "wide", "high", mode):
         assert text == (
             "the state's shapes has [96, 80] for weight, but the parameter has [80, 96]"
@@ -167,7 +167,7 @@ def numbered_residuals(rank: int, count: int, unused: bool) -> list[float]:
     return finished([float(named[f"parameter.{i}"].norm()) for i in range(4)])
 
 
-def test_numbers_of_parameters_do_not_depend_on_buckets() -> None:
+def test_parameter_numbers_do_not_depend_on_buckets() -> None:
     for one, other in zip(
         ranks.run(numbered_residuals, 2, False), ranks.run(numbered_residuals, 2, True), strict=True
     ):

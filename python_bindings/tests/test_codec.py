@@ -32,7 +32,7 @@ def decoded(codec: tersor.Codec, payload: Any, like: Any) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 class TestEveryCodec:
     @pytest.mark.parametrize("count", COUNTS)
-    def test_payload_and_residual_hold_the_gradient(
+    def test_decoded_payload_plus_residual_equals_input(
         self, name: str, dtype: Any, count: int
     ) -> None:
         codec = tersor.Codec(name + "+ef")
@@ -48,7 +48,7 @@ class TestEveryCodec:
         )
 
     @pytest.mark.parametrize("count", COUNTS)
-    def test_payload_fits(self, name: str, dtype: Any, count: int) -> None:
+    def test_payload_fits_max_payload_bytes(self, name: str, dtype: Any, count: int) -> None:
         codec = tersor.Codec(name)
         gradient = gaussian(count, dtype=dtype)
         payload = codec.encode(gradient)
@@ -57,14 +57,14 @@ class TestEveryCodec:
         assert payload.dtype == numpy.uint8
         assert len(payload) <= most if name == "entropy" else len(payload) == most
 
-    def test_lossless_means_the_same_bits(self, name: str, dtype: Any) -> None:
+    def test_lossless_codecs_restore_the_same_bits(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name)
         gradient = gaussian(1009, dtype=dtype)
         back = decoded(codec, codec.encode(gradient), gradient)
         same = back.tobytes() == gradient.tobytes()
         assert same if codec.lossless else not same or dtype is not numpy.float32
 
-    def test_shapes_are_lists_of_values(self, name: str, dtype: Any) -> None:
+    def test_payload_does_not_depend_on_shape(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name)
         flat = gaussian(30, dtype=dtype)
         expected = codec.encode(flat)
@@ -121,7 +121,7 @@ class TestSums:
         mean = codec.decode(payloads, numpy.empty(1009, numpy.float32), factor=1 / 3)
         numpy.testing.assert_allclose(mean, total / 3, rtol=1e-5, atol=1e-6)
 
-    def test_add_keeps_what_was_there(self, name: str) -> None:
+    def test_add_accumulates_into_the_output(self, name: str) -> None:
         codec = tersor.Codec(name)
         gradient, there = gaussian(1009), gaussian(1009, 2)
         payload = codec.encode(gradient)
@@ -131,7 +131,7 @@ class TestSums:
             out, there + 2 * decoded(codec, payload, gradient), rtol=1e-5, atol=1e-6
         )
 
-    def test_lists_travel_in_one_payload(self, name: str) -> None:
+    def test_lists_are_encoded_in_one_payload(self, name: str) -> None:
         codec = tersor.Codec(name)
         gradients = [gaussian(257).reshape(257, 1), gaussian(0), gaussian(1000, 2)]
         payload = codec.encode(gradients, parameter=3)
@@ -145,14 +145,14 @@ class TestSums:
 
 
 class TestRegistry:
-    def test_options_are_taken_apart(self) -> None:
+    def test_registry_lists_options(self) -> None:
         int8 = next(codec for codec in tersor.codecs() if codec.name == "int8")
         assert int8.id == 4
         assert int8.options == (tersor.CodecOption("rounding", "nearest|stochastic", "nearest"),)
         topk = next(codec for codec in tersor.codecs() if codec.name == "topk")
         assert topk.options[0] == tersor.CodecOption("density", "(0, 1]", "0.01")
 
-    def test_every_default_is_what_goes_without_saying(self) -> None:
+    def test_explicit_defaults_give_the_same_bytes(self) -> None:
         assert "intsum" not in FRAMED
         for codec in tersor.codecs():
             assert codec.summary
@@ -179,13 +179,13 @@ class TestRegistry:
             ("topk:density=2", "density"),
         ],
     )
-    def test_wrong_specs_list_the_right_ones(self, spec: str, words: str) -> None:
+    def test_invalid_specs_are_rejected(self, spec: str, words: str) -> None:
         with pytest.raises(tersor.InvalidArgumentError, match=words):
             tersor.Codec(spec)
 
 
 class TestOptions:
-    def test_seed_step_and_parameter_draw_other_numbers(self) -> None:
+    def test_seed_step_and_parameter_change_stochastic_rounding(self) -> None:
         codec = tersor.Codec("int8:rounding=stochastic")
         gradient = gaussian(1009)
         options: list[dict[str, int]] = [
@@ -200,7 +200,7 @@ class TestOptions:
         assert len(set(codes)) == len(codes)
         assert codes[1] == codec.encode(gradient, seed=1).tobytes()[64:]
 
-    def test_a_part_of_a_parameter_has_the_codes_of_the_whole(self) -> None:
+    def test_slice_decodes_like_the_whole_parameter(self) -> None:
         codec = tersor.Codec("int8:rounding=stochastic")
         gradient = gaussian(1536)
         whole = decoded(codec, codec.encode(gradient, seed=5), gradient)
@@ -217,7 +217,7 @@ class TestOptions:
         assert residual.tobytes() == left_out.astype(ml_dtypes.bfloat16).tobytes()
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_a_factor_is_a_weight_of_the_array(self, name: str) -> None:
+    def test_encode_factor_scales_the_array(self, name: str) -> None:
         codec = tersor.Codec(name + "+ef")
         gradient, factor = gaussian(1009), numpy.float32(0.3)
         residual = gaussian(1009, seed=2)
@@ -227,21 +227,21 @@ class TestOptions:
         assert payload.tobytes() == weighed.tobytes()
         assert residual.tobytes() == expected.tobytes()
 
-    def test_a_factor_that_nobody_would_read_is_refused(self) -> None:
+    def test_invalid_encode_factors_are_rejected(self) -> None:
         gradient = gaussian(300)
         with pytest.raises(tersor.InvalidArgumentError, match="pass factor to decode"):
             tersor.Codec("int8").encode(gradient, factor=0.5)
         with pytest.raises(tersor.InvalidArgumentError, match="pass a finite number"):
             tersor.Codec("int8+ef").encode(gradient, residual=gaussian(300), factor=float("nan"))
 
-    def test_checksums_are_a_choice(self) -> None:
+    def test_checksums_are_optional(self) -> None:
         codec = tersor.Codec("int8")
         payload = codec.encode(gaussian(1009), checksum=False)
         codec.decode(payload, checksum=False)
         with pytest.raises(tersor.WireError, match="checksum setting"):
             codec.decode(payload)
 
-    def test_signatures_are_compared(self) -> None:
+    def test_signature_mismatch_raises(self) -> None:
         codec = tersor.Codec("int8")
         payload = codec.encode(gaussian(1009), signature=2**64 - 1)
         codec.decode(payload, signature=2**64 - 1)
@@ -250,7 +250,7 @@ class TestOptions:
 
 
 class TestOutputs:
-    def test_payloads_go_where_the_caller_says(self) -> None:
+    def test_payload_is_written_to_the_given_buffer(self) -> None:
         codec = tersor.Codec("int8")
         gradient = gaussian(1009)
         room = numpy.full(codec.max_payload_bytes(gradient) + 16, 7, numpy.uint8)
@@ -271,7 +271,7 @@ class TestOutputs:
         assert back.dtype == dtype
         assert back.tobytes() == gradient.tobytes()
 
-    def test_payloads_may_lie_anywhere(self) -> None:
+    def test_decode_accepts_unaligned_payloads_and_buffers(self) -> None:
         codec = tersor.Codec("int8")
         payload = codec.encode(gaussian(1009))
         expected = codec.decode(payload).tobytes()
@@ -282,7 +282,7 @@ class TestOutputs:
 
 
 class TestThreads:
-    def test_one_codec_serves_many_threads(self) -> None:
+    def test_codec_is_thread_safe(self) -> None:
         codec = tersor.Codec("topk:density=0.05", threads=2)
         gradients = [gaussian(200_000, seed) for seed in range(4)]
         expected = [codec.encode(gradient).tobytes() for gradient in gradients]
@@ -299,13 +299,13 @@ class TestThreads:
             thread.join(60)
         assert [set(each) for each in found] == [{each} for each in expected]
 
-    def test_sizes_that_no_memory_holds_are_refused(self) -> None:
+    def test_oversized_shapes_are_rejected(self) -> None:
         for shape in (1 << 62, 1 << 63, (1 << 40, 1 << 40), (1 << 32, 1 << 32)):
             for codec in ("none", "int8", "topk"):
                 with pytest.raises(tersor.InvalidArgumentError, match=r"at most 2\^48 values"):
                     tersor.Codec(codec).max_payload_bytes(shape)
 
-    def test_a_damaged_count_without_checksum_is_an_error_of_the_payload(self) -> None:
+    def test_damaged_count_without_checksum_raises_wire_error(self) -> None:
         codec = tersor.Codec("topk:density=0.3")
         payload = numpy.array(codec.encode(gaussian(700), checksum=False))
         for bit in range(8):
@@ -346,7 +346,7 @@ class TestThreads:
         assert sum(during) > 5
 
 
-def test_a_codec_says_what_it_supports() -> None:
+def test_supported_uses_of_codecs() -> None:
     uses = ("payload", "native", "two-shot", "one-shot")
 
     def supported(spec: str) -> list[str]:
@@ -363,7 +363,7 @@ def test_a_codec_says_what_it_supports() -> None:
 
 
 class TestSentCodes:
-    def test_shapes_of_mxfp8(self) -> None:
+    def test_mxfp8_codes_and_scales(self) -> None:
         codec, weight = tersor.Codec("mxfp8"), gaussian(64 * 96).reshape(64, 96)
         payload = codec.encode(weight)
         (sent,) = codec.sent_codes(payload, weight)
@@ -378,7 +378,7 @@ class TestSentCodes:
         (again,) = codec.sent_codes(payload.tobytes(), (64, 96))
         assert again.codes.tobytes() == sent.codes.tobytes()
 
-    def test_shapes_of_nvfp4(self) -> None:
+    def test_nvfp4_codes_and_scales(self) -> None:
         codec, weight = tersor.Codec("nvfp4"), gaussian(64 * 48).reshape(64, 48)
         payload = codec.encode(weight)
         (sent,) = codec.sent_codes(payload, weight)
@@ -404,7 +404,7 @@ class TestSentCodes:
                 -(-array.size // block) for array in arrays
             ]
 
-    def test_other_codecs_and_damage_are_refused(self) -> None:
+    def test_other_codecs_and_damaged_payloads_are_rejected(self) -> None:
         codec, gradient = tersor.Codec("mxfp8"), gaussian(300)
         payload = codec.encode(gradient)
         with pytest.raises(tersor.InvalidArgumentError, match="use mxfp8 or nvfp4"):

@@ -100,7 +100,7 @@ of_each_file = pytest.mark.parametrize(
 
 
 @of_each_file
-def test_frames_are_written_byte_for_byte(
+def test_frames_match_golden_files_byte_for_byte(
     name: str, spec: str, counts: list[int], dtype: str, checksum: bool
 ) -> None:
     codec = tersor.Codec(spec)
@@ -126,7 +126,7 @@ def test_no_golden_file_is_left_out() -> None:
 @pytest.mark.parametrize(
     "path", sorted((GOLDEN / "broken").glob("*.bin")), ids=lambda path: path.stem
 )
-def test_broken_frames_are_refused(path: pathlib.Path) -> None:
+def test_broken_frames_are_rejected(path: pathlib.Path) -> None:
     spec, counts = {
         "density": ("topk:density=0.05", [1000]),
         "segments": ("int8", [0, 257, 1000]),

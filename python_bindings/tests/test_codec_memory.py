@@ -14,7 +14,7 @@ import tersor.local
 
 
 @pytest.mark.parametrize("name", FRAMED)
-def test_every_flipped_bit_of_a_header_is_a_wire_error(name: str) -> None:
+def test_any_flipped_header_bit_raises_wire_error(name: str) -> None:
     codec = tersor.Codec(name)
     payload = bytearray(codec.encode(numpy.arange(1, 601, dtype="f4")).tobytes())
     assert codec.decode(bytes(payload)).shape == (600,)
@@ -25,7 +25,7 @@ def test_every_flipped_bit_of_a_header_is_a_wire_error(name: str) -> None:
         payload[bit // 8] ^= 1 << bit % 8
 
 
-def test_a_count_without_a_checksum_allocates_no_memory_that_is_not_there() -> None:
+def test_huge_count_without_checksum_raises_wire_error() -> None:
     codec = tersor.Codec("int8")
     payload = bytearray(codec.encode(numpy.ones(600, "f4"), checksum=False).tobytes())
     payload[23] ^= 1 << 5  # of the count
@@ -37,12 +37,12 @@ def test_a_count_without_a_checksum_allocates_no_memory_that_is_not_there() -> N
     "numbers",
     [{"step": 2**32}, {"seed": -1}, {"first_index": -1}, {"parameter": -1}, {"signature": 2**64}],
 )
-def test_numbers_out_of_range_are_invalid_arguments(numbers: dict[str, int]) -> None:
+def test_out_of_range_numbers_are_rejected(numbers: dict[str, int]) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=next(iter(numbers))):
         tersor.Codec("int8").encode(numpy.ones(10, "f4"), **numbers)
 
 
-def test_integers_of_numpy_are_integers() -> None:
+def test_numpy_integers_are_accepted() -> None:
     values = numpy.ones(600, "f4")
     one: Any = numpy.int64(512)
     payload = int8.encode(values, first_index=one)
@@ -78,7 +78,7 @@ CODECS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("what", CODECS)
-def test_a_codecs_arrays_that_overlap_are_refused_and_stay(what: str) -> None:
+def test_overlapping_arrays_are_rejected_and_unchanged(what: str) -> None:
     memory = numpy.zeros(4096 + 16, numpy.uint8)
     array = memory[-memory.ctypes.data % 16 :][:4096].view("f4")
     array[:] = numpy.arange(1024)
@@ -87,13 +87,13 @@ def test_a_codecs_arrays_that_overlap_are_refused_and_stay(what: str) -> None:
     assert array.tolist() == list(range(1024))
 
 
-def test_gradients_side_by_side_are_not_refused() -> None:
+def test_adjacent_or_shared_gradients_are_accepted() -> None:
     values, left = numpy.arange(64, dtype="f4"), numpy.zeros(64, "f4")
     fed.encode([values[:20], values[20:40]], residual=[left[20:40], left[:20]])
     fed.encode([values[:20], values[:20]], residual=[left[:20], left[20:40]])
 
 
-def test_collectives_refuse_arrays_that_overlap_but_in_place() -> None:
+def test_collectives_reject_overlap_except_in_place() -> None:
     def body(transport: tersor.Transport) -> None:
         rank, values = transport.rank, numpy.ones(64, "f4")
         whole, place = values[:32], values[16 * rank : 16 * rank + 16]
@@ -115,7 +115,7 @@ def test_collectives_refuse_arrays_that_overlap_but_in_place() -> None:
     tersor.local.run(2, body)
 
 
-def test_a_reducer_refuses_gradients_that_overlap_until_one_is_back() -> None:
+def test_reducer_rejects_overlapping_gradients_in_flight() -> None:
     def body(transport: tersor.Transport) -> None:
         memory = numpy.ones(300, "f4")
         learning = tersor.GradientReducer(transport, codec="none", timeout=20)

@@ -59,7 +59,7 @@ def test_all_reduce_leaves_the_mean_on_all_ranks(rank: int, count: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 @ranks.on("count")
-def test_shards_are_reduced_and_gathered(rank: int, count: int) -> None:
+def test_reduce_scatter_and_all_gather(rank: int, count: int) -> None:
     for dtype in DTYPES:
         shard = torch.empty(1003, dtype=dtype)
         reduce_scatter(shard, values(rank, 1003 * count, dtype), codec="int8", reduction="mean")
@@ -72,7 +72,7 @@ def test_shards_are_reduced_and_gathered(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_shards_go_by_hosts(rank: int, count: int) -> None:
+def test_hierarchical_reduce_scatter_and_all_gather(rank: int, count: int) -> None:
     hosts, codec = [0, 0, 1, 1], "int8+ef"
     values_of_all = values(rank, 4000 * count)
     shard, whole = torch.empty(4000), torch.empty(4000 * count)
@@ -91,7 +91,7 @@ def test_shards_go_by_hosts(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_a_group_is_a_part_of_the_world(rank: int, count: int) -> None:
+def test_all_reduce_in_subgroups(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     tensor = torch.full((300,), float(rank))
     all_reduce(tensor, codec="none", process_group=pairs[rank // 2])
@@ -111,7 +111,7 @@ def test_feedback_is_kept_between_calls(rank: int, count: int) -> None:
 
 
 @ranks.on(1)
-def test_mistakes_are_named(rank: int, count: int) -> None:
+def test_invalid_arguments_raise(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="int9"):
         all_reduce(torch.zeros(3), codec="int9")
     with pytest.raises(tersor.InvalidArgumentError, match="float64"):
@@ -133,7 +133,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @ranks.on("count")
-def test_one_rank_has_or_gets_what_all_get_or_have(rank: int, count: int) -> None:
+def test_rooted_collectives(rank: int, count: int) -> None:
     root = count - 1
     for dtype in DTYPES:
         tensor = values(rank, 1003, dtype)
@@ -172,7 +172,7 @@ def test_a_sum_of_f16_overflows_to_infinity(rank: int, count: int) -> None:
 
 
 @ranks.on(3)
-def test_replicas_begin_alike(rank: int, count: int) -> None:
+def test_broadcast_of_model_and_optimizer_state(rank: int, count: int) -> None:
     torch.manual_seed(rank)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(6, 5)
@@ -198,7 +198,7 @@ def test_replicas_begin_alike(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_the_state_of_bf16_parameters_keeps_its_dtypes(rank: int, count: int) -> None:
+def test_optimizer_state_of_bf16_parameters_keeps_dtypes(rank: int, count: int) -> None:
     weight = torch.nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
     optimizer = torch.optim.NAdam([weight])
     if rank == 0:
@@ -213,7 +213,7 @@ def test_the_state_of_bf16_parameters_keeps_its_dtypes(rank: int, count: int) ->
     assert others[0] == others[1] == held
 
 
-def test_a_root_that_is_no_rank_is_named() -> None:
+def test_invalid_arguments_of_rooted_collectives_raise() -> None:
     ranks.run(names_a_wrong_root, 2)
 
 
@@ -235,7 +235,7 @@ def names_a_wrong_root(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_a_source_is_one_of_all_ranks_or_of_the_group(rank: int, count: int) -> None:
+def test_source_is_a_global_or_group_rank(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     pair, first = pairs[rank % 2], rank % 2
     for options, source in (
@@ -254,7 +254,7 @@ def test_a_source_is_one_of_all_ranks_or_of_the_group(rank: int, count: int) -> 
 
 
 @ranks.on(4)
-def test_calls_of_the_last_release_mean_what_they_meant(rank: int, count: int) -> None:
+def test_deprecated_signatures_still_work(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     pair, first, second = pairs[rank % 2], rank % 2, rank // 2 == 1
     old: Any = tersor.torch  # whose signatures are the new ones
@@ -299,7 +299,7 @@ def test_calls_of_the_last_release_mean_what_they_meant(rank: int, count: int) -
 
 
 @ranks.on(2)
-def test_shards_have_no_root(rank: int, count: int) -> None:
+def test_broadcast_rejects_shards_and_compressed_optimizers(rank: int, count: int) -> None:
     model = torch.nn.Linear(4, 4)
     fully_shard(model)
     with pytest.raises(tersor.InvalidArgumentError, match="weight is a shard"):

@@ -89,7 +89,7 @@ def evaluated(
 
 
 @ranks.on(2)
-def test_without_feedback_it_is_adamw_on_the_mean(rank: int, count: int) -> None:
+def test_updates_without_feedback_equal_adamw(rank: int, count: int) -> None:
     """Of parameters without feedback: groups, schedules and closures as in torch.optim.AdamW."""
     ours, reference = make_model(), make_model()
     groups = [
@@ -161,16 +161,12 @@ def follows_the_recipe(rank: int, count: int, passes: int) -> float:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_it_follows_the_recipe_also_when_gradients_are_accumulated_and_clipped(
-    count: int, passes: int
-) -> None:
+def test_updates_match_reference_with_accumulation_and_clipping(count: int, passes: int) -> None:
     assert max(ranks.run(follows_the_recipe, count, passes)) < 1e-5
 
 
 @ranks.on(2)
-def test_it_does_not_wait_for_the_collector_to_give_back_its_connections(
-    rank: int, count: int
-) -> None:
+def test_deleted_optimizer_is_freed_without_garbage_collection(rank: int, count: int) -> None:
     gc.disable()
     try:
         model = make_model()
@@ -219,7 +215,7 @@ def starts_dense(rank: int, count: int, kind: Kind) -> tuple[list[float], list[s
 
 
 @every_kind
-def test_first_steps_go_by_the_dense_codec(kind: Kind) -> None:
+def test_warmup_steps_use_the_warmup_codec(kind: Kind) -> None:
     for each, explained in ranks.run(starts_dense, 2, kind):
         assert each[1] == each[2] > 8 * each[4]
         assert each[4] == each[5]
@@ -256,7 +252,7 @@ def skips(rank: int, count: int, kind: Kind, way: str) -> tuple[float, int]:
     ("way", "scales"),
     [("scaled", (1024, 512)), ("unscaled", (1024, 512)), ("without a scaler", (1, 1))],
 )
-def test_an_overflow_on_one_rank_leaves_no_trace_on_any(
+def test_overflow_on_one_rank_leaves_all_ranks_unchanged(
     kind: Kind, way: str, scales: tuple[int, int]
 ) -> None:
     assert ranks.run(skips, 2, kind, way) == [(one, 1) for one in scales]
@@ -264,7 +260,7 @@ def test_an_overflow_on_one_rank_leaves_no_trace_on_any(
 
 @every_kind
 @ranks.on(1)
-def test_who_has_a_gradient_that_is_not_finite_names_it(rank: int, count: int, kind: Kind) -> None:
+def test_nonfinite_gradient_warns_and_skips_the_step(rank: int, count: int, kind: Kind) -> None:
     """Also for finite gradients with an infinite sum."""
     model = make_model()
     optimizer = wrap(model, kind=kind)
@@ -326,7 +322,7 @@ def scales_in_float64(rank: int, count: int) -> int:
     return optimizer.skipped_steps
 
 
-def test_a_scaler_works_under_another_default_dtype() -> None:
+def test_scaler_works_with_default_dtype_float64() -> None:
     assert ranks.run(scales_in_float64, 2) == [0, 0]
 
 
@@ -347,7 +343,7 @@ def trained_around(rank: int, count: int, kind: Kind, wrapped: str) -> torch.Ten
 
 
 @every_kind
-def test_ddp_without_sync_and_compiled_models_train_as_plain_ones(kind: Kind) -> None:
+def test_no_sync_ddp_and_compiled_models_train_like_plain_models(kind: Kind) -> None:
     wanted = ranks.run(trained_around, 2, kind, "plain")
     for wrapped in ("ddp", "compiled"):
         again = ranks.run(trained_around, 2, kind, wrapped)
@@ -374,7 +370,7 @@ def goes_without_gradients(rank: int, count: int, kind: Kind) -> tuple[torch.Ten
 
 
 @every_kind
-def test_no_gradient_is_a_gradient_of_zeros(kind: Kind) -> None:
+def test_missing_gradients_count_as_zeros(kind: Kind) -> None:
     found = ranks.run(goes_without_gradients, 2, kind)
     for missing, zeros in found:
         assert torch.equal(missing, zeros)
@@ -408,7 +404,7 @@ def trains_on_a_part(rank: int, count: int) -> torch.Tensor:
     return flat(model)
 
 
-def test_a_part_of_the_ranks_trains() -> None:
+def test_subgroups_train_independently() -> None:
     found = ranks.run(trains_on_a_part, 4)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[2], found[3])

@@ -35,7 +35,7 @@ from tersor.torch import CompressedAdamW, CompressedMuon
     ],
 )
 @ranks.on(1)
-def test_wrong_options_are_named(
+def test_invalid_options_raise(
     rank: int, count: int, message: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=message):
@@ -44,7 +44,7 @@ def test_wrong_options_are_named(
 
 @every_kind
 @ranks.on(1)
-def test_options_of_groups_without_effect_are_refused(rank: int, count: int, kind: Kind) -> None:
+def test_unsupported_group_options_are_rejected(rank: int, count: int, kind: Kind) -> None:
     others = {"amsgrad": True, "dampening": 0.1, "maximize": True}
     others |= {} if kind is CompressedMuon else {"nesterov": True}
     for name, value in others.items():
@@ -56,7 +56,7 @@ def test_options_of_groups_without_effect_are_refused(rank: int, count: int, kin
 
 
 @ranks.on(2)
-def test_wrong_parameters_are_named(rank: int, count: int) -> None:
+def test_unsupported_parameters_raise(rank: int, count: int) -> None:
     table = torch.nn.Embedding(70, 60, sparse=True)
     optimizer = CompressedAdamW(table.parameters())
     table(torch.tensor([rank])).sum().backward()

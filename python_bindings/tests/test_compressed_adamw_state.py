@@ -88,7 +88,7 @@ def resumes(rank: int, count: int, options: dict[str, Any], folder: str) -> list
 
 
 @every_kind
-def test_a_run_goes_on_bit_for_bit_from_its_dense_start(kind: Kind, tmp_path: pathlib.Path) -> None:
+def test_training_resumes_bit_for_bit_from_warmup(kind: Kind, tmp_path: pathlib.Path) -> None:
     options = {**OPTIONS["in the dense start"], "kind": kind}
     wanted = ranks.run(saves, 3, options, str(tmp_path))
     found = ranks.run(resumes, 3, options, str(tmp_path))
@@ -98,7 +98,7 @@ def test_a_run_goes_on_bit_for_bit_from_its_dense_start(kind: Kind, tmp_path: pa
 
 @every_kind
 @ranks.on(2)
-def test_a_state_is_a_copy(rank: int, count: int, kind: Kind) -> None:
+def test_state_dict_is_a_copy(rank: int, count: int, kind: Kind) -> None:
     """Later steps change neither a saved state nor a loaded state."""
     model = make_model()
     optimizer = wrap(model, kind=kind)
@@ -139,7 +139,7 @@ def resumes_by_pytorch(rank: int, count: int, kind: Kind, folder: str, full: boo
 
 @every_kind
 @pytest.mark.parametrize("full", [False, True])
-def test_pytorchs_functions_for_states_take_it(
+def test_pytorch_state_functions_save_and_restore(
     kind: Kind, full: bool, tmp_path: pathlib.Path
 ) -> None:
     ranks.run(resumes_by_pytorch, 2, kind, str(tmp_path), full)
@@ -164,7 +164,7 @@ def resumes_elsewhere(
 
 
 @ranks.on(2)
-def test_pytorchs_functions_for_states_take_parameters_without_names(rank: int, count: int) -> None:
+def test_pytorch_state_functions_accept_unnamed_parameters(rank: int, count: int) -> None:
     model, other = make_model(), make_model()
     layers = [[{"params": list(one[i].parameters())} for i in (2, 0)] for one in (model, other)]
     optimizer, again = (CompressedAdamW(groups, lr=0.01) for groups in layers)
@@ -182,7 +182,7 @@ def test_pytorchs_functions_for_states_take_parameters_without_names(rank: int, 
 
 @every_kind
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_mean_of_own_moments_goes_to_any_number_of_ranks(
+def test_portable_moments_load_on_any_number_of_ranks(
     kind: Kind, count: int, tmp_path: pathlib.Path
 ) -> None:
     options = {**OPTIONS["few bits"], "kind": kind}
@@ -246,15 +246,13 @@ def wrap_loaded(state: dict[str, Any]) -> CompressedAdamW:
     return optimizer
 
 
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: pathlib.Path) -> None:
+def test_mismatched_state_is_rejected_and_changes_nothing(tmp_path: pathlib.Path) -> None:
     ranks.run(saves, 3, OPTIONS["few bits"], str(tmp_path))
     ranks.run(refuses, 2, str(tmp_path))
 
 
 @ranks.on(2)
-def test_a_state_with_parameters_first_trained_after_remove_is_refused(
-    rank: int, count: int
-) -> None:
+def test_state_dict_rejects_parameters_first_trained_after_remove(rank: int, count: int) -> None:
     model = make_model()
     model[2].requires_grad_(False)
     optimizer = wrap(model)
@@ -269,7 +267,7 @@ def test_a_state_with_parameters_first_trained_after_remove_is_refused(
 
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @ranks.on(3)
-def test_a_state_fits_another_codec_of_owners(rank: int, count: int, mode: Any) -> None:
+def test_state_loads_with_another_result_codec(rank: int, count: int, mode: Any) -> None:
     model, other = make_model(), make_model()
     optimizer, again = wrap(model, FEW_BITS[0]), wrap(other, "hadamard:bits=1,result=int8+ef")
     train(model, optimizer, rank, range(2))
@@ -283,7 +281,7 @@ def test_a_state_fits_another_codec_of_owners(rank: int, count: int, mode: Any) 
 
 
 @ranks.on(1)
-def test_a_state_in_another_order_is_refused(rank: int, count: int) -> None:
+def test_state_in_another_order_is_rejected(rank: int, count: int) -> None:
     named = list(make_model().named_parameters())
     state = CompressedAdamW(named).state_dict("portable")
     words = "in another order: 0.weight, 0.bias, 2.weight, 2.bias"
@@ -292,7 +290,7 @@ def test_a_state_in_another_order_is_refused(rank: int, count: int) -> None:
 
 
 @ranks.on(1)
-def test_a_state_of_another_shape_is_refused(rank: int, count: int) -> None:
+def test_state_with_transposed_shapes_is_rejected(rank: int, count: int) -> None:
     """Linear and Conv1D of Transformers have transposed weights under one name."""
     for one, other in ((64, 128), (128, 64)):
         model = torch.nn.Linear(one, other, bias=False)

@@ -56,7 +56,7 @@ def f32(named: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
 
 
 @ranks.on(1)
-def test_a_schedule_in_a_compiled_step_compiles_nothing_again(rank: int, count: int) -> None:
+def test_schedule_does_not_recompile_a_compiled_step(rank: int, count: int) -> None:
     weight = torch.nn.Parameter(torch.zeros(64, 64))
     optimizer = CompressedAdamW([("w", weight)], lr=1e-2, rules=[("*", "int8+ef")])
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)

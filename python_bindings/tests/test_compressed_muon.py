@@ -43,7 +43,7 @@ def by_newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(3, 20, 50), (2, 50, 20), (1, 30, 30), (4, 1, 9)])
-def test_matrices_become_orthogonal(shape: tuple[int, ...]) -> None:
+def test_newton_schulz_orthogonalizes_matrices(shape: tuple[int, ...]) -> None:
     matrices = 100 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
     with IN_FLOAT32:
         found = orthogonal(matrices, 5)
@@ -83,7 +83,7 @@ def follows_the_recipe(rank: int, count: int, passes: int) -> tuple[float, torch
 
 
 @pytest.mark.parametrize(("count", "passes"), [(1, 1), (2, 2), (3, 1)])
-def test_it_follows_the_recipe(count: int, passes: int) -> None:
+def test_updates_match_reference(count: int, passes: int) -> None:
     found = ranks.run(follows_the_recipe, count, passes)
     assert max(error for error, _ in found) < 1e-4
     for _, momenta in found[1:]:
@@ -128,7 +128,7 @@ def learns(rank: int, count: int, kind: str, lr: float) -> tuple[float, torch.Te
     return sum(losses[-10:]) / 10, flat(model)
 
 
-def test_at_one_bit_it_learns_more_than_adam() -> None:
+def test_muon_at_one_bit_reaches_lower_loss_than_adamw() -> None:
     (loss, first), (_, second) = ranks.run(learns, 2, "CompressedMuon", 0.01)
     assert torch.equal(first, second)
     assert loss < 0.3
@@ -137,7 +137,7 @@ def test_at_one_bit_it_learns_more_than_adam() -> None:
 
 
 @ranks.on(1)
-def test_names_and_shapes_tell_what_is_hidden(rank: int, count: int) -> None:
+def test_hidden_matrices_are_selected_by_name_shape_or_group(rank: int, count: int) -> None:
     model = Network()
     blocks = [f"blocks.{i}.weight" for i in range(3)]
     by_default = CompressedMuon(model.named_parameters())
@@ -172,7 +172,7 @@ NAMES = {
 }
 
 
-def test_usual_names_of_embeddings_and_heads() -> None:
+def test_embeddings_and_heads_are_not_hidden_matrices() -> None:
     one = torch.ones(2, 2)
     assert {name: tersor.torch._src.optim.muon.is_hidden(name, one) for name in NAMES} == NAMES
     assert not tersor.torch._src.optim.muon.is_hidden("experts.weight", torch.ones(2, 2, 2))
@@ -190,7 +190,7 @@ def test_usual_names_of_embeddings_and_heads() -> None:
     ],
 )
 @ranks.on(1)
-def test_wrong_options_are_named(
+def test_invalid_options_raise(
     rank: int, count: int, message: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=message):
@@ -198,7 +198,7 @@ def test_wrong_options_are_named(
 
 
 @ranks.on(1)
-def test_wrong_parameters_are_named(rank: int, count: int) -> None:
+def test_invalid_parameters_raise_or_warn(rank: int, count: int) -> None:
     model = Network()
     for message, params in {
         r"by their names: .*named_parameters\(\)": model.parameters(),
@@ -216,7 +216,7 @@ def test_wrong_parameters_are_named(rank: int, count: int) -> None:
 
 
 @ranks.on(3)
-def test_ranks_that_disagree_on_what_is_hidden_all_hear_of_it(rank: int, count: int) -> None:
+def test_hidden_matrix_mismatch_raises_on_all_ranks(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=r"0.weight is a hidden matrix on 2 of 3"):
         wrap(make_model(), kind=CompressedMuon, hidden="2" if rank == 1 else "0|2")
     model = make_model()

@@ -28,11 +28,11 @@ from tersor.torch._src.optim.sgd import share_of
         ("topk:density=0.01+ef", 0.084),  # the part of a normal variable beyond 2.58 deviations
     ],
 )
-def test_a_codec_brings_a_share_of_what_waits(codec: str, share: float) -> None:
+def test_sent_share_of_codecs(codec: str, share: float) -> None:
     assert share_of(codec) == pytest.approx(share, abs=0.005)
 
 
-def test_momentum_before_and_in_feedback_is_what_was_asked_for() -> None:
+def test_split_momentum_equals_requested_momentum() -> None:
     """A step of the gradient arrives as by a momentum of 0.9, whatever share a step brings."""
     for codec in ("int8+ef", "hadamard:bits=1+ef", "blocktopk:density=0.03+ef"):
         share = share_of(codec)
@@ -54,7 +54,7 @@ def sent_of_ones(optimizer: CompressedSGD) -> float:
 
 
 @ranks.on(1)
-def test_codecs_and_options_tell_what_is_sent_of_the_momentum(rank: int, count: int) -> None:
+def test_sent_momentum_depends_on_codec_and_options(rank: int, count: int) -> None:
     for codec, options, sent in (
         ("hadamard:bits=1+ef", {}, 0.1 / share_of("hadamard:bits=1+ef")),
         ("blocktopk:density=0.01+ef", {}, 1.0),
@@ -99,13 +99,13 @@ def follows_the_recipe(rank: int, count: int, decay: float) -> float:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_it_follows_the_recipe(count: int, decay: float) -> None:
+def test_updates_match_reference(count: int, decay: float) -> None:
     """The formula is also SGD's, and therefore covers parameters without feedback."""
     assert max(ranks.run(follows_the_recipe, count, decay)) < 1e-5
 
 
 @ranks.on(2)
-def test_without_feedback_it_is_sgd_on_the_mean(rank: int, count: int) -> None:
+def test_updates_without_feedback_equal_sgd(rank: int, count: int) -> None:
     ours, reference = make_model(), make_model()
     options: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.3}
     rules = [("no such", "none+ef"), ("*", "none")]
@@ -142,7 +142,7 @@ def distance(rank: int, count: int, ours: bool) -> tuple[float, torch.Tensor]:
     return float(off), flat(model)
 
 
-def test_steps_stay_stable_that_are_not_with_momentum_behind_feedback() -> None:
+def test_training_is_stable_unlike_sgd_with_momentum_after_feedback() -> None:
     (found, first), (_, second) = ranks.run(distance, 2, True)
     assert torch.equal(first, second)
     assert found < 0.1
@@ -160,7 +160,7 @@ def test_steps_stay_stable_that_are_not_with_momentum_behind_feedback() -> None:
     ],
 )
 @ranks.on(1)
-def test_wrong_options_are_named(
+def test_invalid_options_raise(
     rank: int, count: int, message: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=message):
@@ -187,7 +187,7 @@ def by_samples(counts: list[int], rank: int) -> tuple[torch.nn.Module, torch.nn.
 
 @pytest.mark.parametrize("counts", [[1, 2, 5], [4, 0, 3], [2, 2, 2]])
 @ranks.on(3)
-def test_means_are_over_samples(rank: int, count: int, counts: list[int]) -> None:
+def test_mean_is_weighted_by_samples(rank: int, count: int, counts: list[int]) -> None:
     model, alone = by_samples(counts, rank)
     for own, wanted in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-6)
@@ -197,7 +197,7 @@ def test_means_are_over_samples(rank: int, count: int, counts: list[int]) -> Non
     ("told", "message"), [([3, None], "1 of 2 ranks set samples"), ([0, 0], "add up to 0.0")]
 )
 @ranks.on(2)
-def test_samples_that_mean_nothing_are_refused(
+def test_invalid_samples_are_rejected(
     rank: int, count: int, told: list[int | None], message: str
 ) -> None:
     model = make_model()

@@ -61,7 +61,7 @@ Make = Callable[[nn.Module], Any]
 @pytest.mark.parametrize("way", [copy.deepcopy, averaged, saved])
 @pytest.mark.parametrize("steps", [0, 2])
 @ranks.on(2)
-def test_copies_of_ddp_travel_uncompressed(
+def test_copies_of_ddp_models_send_uncompressed_gradients(
     rank: int, count: int, make: Make, way: Make, steps: int
 ) -> None:
     model = wrap(mlp())
@@ -85,13 +85,13 @@ def test_copies_of_ddp_travel_uncompressed(
 
 
 @ranks.on(1)
-def test_a_state_is_copied_as_what_there_was(rank: int, count: int) -> None:
+def test_copied_handle_is_a_copied_hook_state(rank: int, count: int) -> None:
     handle = by_compress(wrap(mlp()))
     for copied in (copy.deepcopy(handle), copy.copy(handle), pickle.loads(pickle.dumps(handle))):
         assert isinstance(copied, CopiedHookState)
 
 
-def test_a_copied_state_says_what_it_is() -> None:
+def test_copied_hook_state_raises_on_use() -> None:
     copied = CopiedHookState()
     for name in ("state_dict", "reducer", "reset", "explain"):
         with pytest.raises(tersor.InvalidArgumentError, match=rf"{name}: .*uncompressed"):
@@ -112,7 +112,7 @@ def handles(count: int) -> dict[str, Any]:
 
 
 @ranks.on(2)
-def test_other_handles_name_what_to_save(rank: int, count: int) -> None:
+def test_copying_other_handles_raises(rank: int, count: int) -> None:
     for name, handle in handles(count).items():
         for way in (
             copy.deepcopy,

@@ -49,23 +49,23 @@ def _nothing_is_kept() -> Iterator[None]:
 
 
 class TestPlaces:
-    def test_views_of_all_shapes_are_read_where_they_lie(self) -> None:
+    def test_views_of_all_shapes_are_read_in_place(self) -> None:
         whole = DeviceArray.of(gaussian(3 * 64))
         expected = CODEC.encode(gaussian(3 * 64)[64:128]).tobytes()
         for shape in ((64,), (8, 8), (2, 1, 32), (64, 1)):
             view = whole.view(shape, first=64)
             assert CODEC.encode(view, room(CODEC.max_payload_bytes(view))).tobytes() == expected
 
-    def test_single_values_have_no_axes(self) -> None:
+    def test_zero_dimensional_arrays(self) -> None:
         one = DeviceArray.of(numpy.full((), 3, numpy.float32))
         payload = CODEC.encode(one, room(CODEC.max_payload_bytes(one)))
         assert CODEC.decode(payload, DeviceArray(())).numpy() == pytest.approx(3)
 
-    def test_managed_memory_is_a_devices(self) -> None:
+    def test_managed_memory_is_device_memory(self) -> None:
         gradient = DeviceArray.of(gaussian(COUNT), kind=MANAGED)
         assert CODEC.encode(gradient, room()).tobytes() == on_host()
 
-    def test_pinned_memory_is_the_hosts(self) -> None:
+    def test_pinned_memory_is_host_memory(self) -> None:
         gradient = DeviceArray.of(gaussian(COUNT), kind=CUDA_HOST)
         assert CODEC.encode(gradient).tobytes() == on_host()
         out = DeviceArray((COUNT,), kind=CUDA_HOST)
@@ -73,13 +73,13 @@ class TestPlaces:
         expected = CODEC.decode(CODEC.encode(gaussian(COUNT)))
         assert out.tobytes() == expected.tobytes()
 
-    def test_sizes_ask_for_nothing_to_be_waited_for(self) -> None:
+    def test_size_queries_do_not_synchronize(self) -> None:
         gradient = values()
         assert CODEC.max_payload_bytes(gradient) == MOST
         assert gradient.asked_for == [-1]
 
     @cuda_arrays.two_devices
-    def test_another_device_than_the_threads_own(self) -> None:
+    def test_arrays_on_a_noncurrent_device(self) -> None:
         gradient = DeviceArray.of(gaussian(COUNT), device=1)
         out = DeviceArray((MOST,), numpy.uint8, device=1)
         assert CODEC.encode(gradient, out).tobytes() == on_host()
@@ -101,18 +101,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("shape", "strides"), [((504,), (2,)), ((10, 100), (1, 10)), ((5,), (0,))]
     )
-    def test_values_that_do_not_lie_side_by_side(
-        self, shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> None:
+    def test_noncontiguous_arrays(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
         refused("contiguous", lambda: CODEC.encode(values().view(shape, strides), room()))
         refused("contiguous", lambda: CODEC.decode(room(), values().view(shape, strides)))
 
     @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "uint16", "bool"])
-    def test_other_dtypes(self, dtype: str) -> None:
+    def test_unsupported_dtypes(self, dtype: str) -> None:
         gradient = DeviceArray((COUNT,), dtype)
         refused(f"array: the dtype is {dtype}; convert", lambda: CODEC.encode(gradient, room()))
 
-    def test_arrays_of_one_call_lie_together(self) -> None:
+    def test_mixed_host_and_device_arrays(self) -> None:
         feedback = tersor.Codec("int8+ef")
         residual, payload = gaussian(COUNT), CODEC.encode(gaussian(COUNT))
         words = "{}: the array is on {}, the first array on {}"
@@ -139,23 +137,23 @@ class TestRefusals:
         stream = cuda_arrays.new_stream(1)
         refused("stream.* device", lambda: CODEC.encode(values(), room(), stream=stream))
 
-    def test_pointers_that_the_device_cannot_reach(self) -> None:
+    def test_pointers_inaccessible_to_the_device(self) -> None:
         gradient = values()
         elsewhere = gaussian(COUNT)
         gradient.pointer = elsewhere.ctypes.data
         refused("device", lambda: CODEC.encode(gradient, room()))
 
-    def test_outputs_of_another_shape(self) -> None:
+    def test_outputs_with_wrong_dtype_size_or_alignment(self) -> None:
         refused("flat uint8", lambda: CODEC.encode(values(), DeviceArray((COUNT,))))
         refused(f"needs {MOST}", lambda: CODEC.encode(values(), room(MOST - 1)))
         refused("16 bytes", lambda: CODEC.encode(values(), room(MOST + 16)[1:]))
         refused("16 bytes", lambda: CODEC.decode(room(MOST + 16)[1:], values()))
 
-    def test_outputs_have_to_be_given(self) -> None:
+    def test_missing_outputs(self) -> None:
         refused("out: pass a uint8 array", lambda: CODEC.encode(values()))
         refused("payload is on a device", lambda: CODEC.decode(room()))
 
-    def test_residuals_of_another_length_change_nothing(self) -> None:
+    def test_residual_length_mismatch_changes_nothing(self) -> None:
         residual, out = values(), room()
         out.fill(numpy.full(MOST, 7, numpy.uint8))
         feedback = tersor.Codec("int8+ef")
@@ -166,7 +164,7 @@ class TestRefusals:
 
 
 class TestStreams:
-    def test_work_is_queued_behind_what_the_stream_holds(self) -> None:
+    def test_calls_are_ordered_after_queued_work(self) -> None:
         stream = cuda_arrays.new_stream()
         gradient, later, out = values(), DeviceArray.of(gaussian(COUNT, 2)), room()
         CODEC.encode(gradient, out, stream=stream)
@@ -192,17 +190,17 @@ class TestStreams:
         assert gradient.asked_for == [stream, stream]
         assert out.tobytes() == on_host(2)
 
-    def test_what_is_none(self) -> None:
+    def test_invalid_stream(self) -> None:
         refused("stream: pass a PyTorch", lambda: CODEC.encode(values(), room(), stream="default"))
 
-    def test_none_is_cudas_default(self) -> None:
+    def test_default_is_the_legacy_stream(self) -> None:
         gradient, out = values(), room()
         CODEC.encode(gradient, out)
         assert (gradient.asked_for, out.asked_for) == ([LEGACY], [LEGACY])
         assert out.tobytes() == on_host()
 
     @pytest.mark.parametrize("given", [True, False])
-    def test_values_that_another_stream_makes(self, given: bool) -> None:
+    def test_values_produced_on_another_stream(self, given: bool) -> None:
         making = cuda_arrays.new_stream()
         stream = cuda_arrays.new_stream() if given else None
         gradient, later, out = values(), DeviceArray.of(gaussian(COUNT, 2)), room()
@@ -213,7 +211,7 @@ class TestStreams:
             CODEC.encode(gradient, out, stream=stream)
         assert out.tobytes() == on_host(2)
 
-    def test_one_codec_serves_many_streams_and_threads(self) -> None:
+    def test_codec_shared_by_streams_and_threads(self) -> None:
         codec = tersor.Codec("topk:density=0.05+ef")
         wanted = [codec.encode(gaussian(5003, seed), residual=numpy.zeros(5003, numpy.float32))
                   for seed in range(3)]  # fmt: skip
@@ -236,7 +234,7 @@ class TestStreams:
             thread.join(60)
         assert found == [{each.tobytes()} for each in wanted]
 
-    def test_a_handle_of_two_streams(self) -> None:
+    def test_call_waits_for_another_stream_with_the_same_handle(self) -> None:
         """A call waits for an earlier call on another stream with the same handle."""
         codec = tersor.Codec("topk:density=0.05")
         gradients = [DeviceArray.of(gaussian(COUNT, seed)) for seed in (1, 2)]
@@ -259,7 +257,7 @@ class TestStreams:
             expected = codec.encode(gaussian(COUNT, seed)).tobytes()
             assert payload.tobytes()[: len(expected)] == expected
 
-    def test_codecs_go_while_their_work_is_queued(self) -> None:
+    def test_codec_deleted_while_work_is_queued(self) -> None:
         stream = cuda_arrays.new_stream()
         codec = tersor.Codec("topk:density=0.05")
         gradient = values()
@@ -297,7 +295,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class TestCupy:
-    def test_calls_queue_on_its_current_stream(self, cupy: Any) -> None:
+    def test_calls_use_the_current_cupy_stream(self, cupy: Any) -> None:
         gradient = cupy.ndarray.of(gaussian(COUNT))
         later = DeviceArray.of(gaussian(COUNT, 2))
         stream = cupy.cuda.get_current_stream().ptr
@@ -329,7 +327,7 @@ class TestCupy:
         assert residual.tobytes() == expected.tobytes()
 
     @cuda_arrays.two_devices
-    def test_new_payloads_lie_beside_the_gradient(self, cupy: Any) -> None:
+    def test_new_payloads_are_on_the_gradients_device(self, cupy: Any) -> None:
         cuda_stream = cuda_arrays.new_stream(1)
         gradient = cupy.ndarray.of(gaussian(COUNT), device=1)
         payload = CODEC.encode(gradient, stream=cuda_stream)

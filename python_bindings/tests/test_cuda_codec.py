@@ -53,7 +53,7 @@ def same_payload(found: DeviceArray, expected: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "entropy"])  # hosts only
 class TestEveryCodec:
-    def test_payloads_and_values_have_the_hosts_bytes(self, name: str, dtype: Any) -> None:
+    def test_payloads_and_values_match_host_bytes(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name)
         for count in COUNTS:
             gradient = gaussian(count, dtype=dtype)
@@ -64,7 +64,7 @@ class TestEveryCodec:
             assert codec.decode(payload, out) is out
             same_bytes(out, codec.decode(expected, numpy.empty_like(gradient)))
 
-    def test_residuals_have_the_hosts_bytes(self, name: str, dtype: Any) -> None:
+    def test_residuals_match_host_bytes(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name + "+ef")
         for residual_dtype in DTYPES[:2]:
             gradient = gaussian(5003, dtype=dtype)
@@ -76,7 +76,7 @@ class TestEveryCodec:
                 same_payload(encode(codec, on_device, residual=kept, step=step), expected)
                 same_bytes(kept, residual)
 
-    def test_sums_have_the_hosts_bytes(self, name: str, dtype: Any) -> None:
+    def test_sums_match_host_bytes(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name)
         gradients = [gaussian(1009, seed, dtype) for seed in (1, 2, 3)]
         there = gaussian(1009, 4, dtype)
@@ -86,7 +86,7 @@ class TestEveryCodec:
         codec.decode(list(map(codec.encode, gradients)), there, add=True, factor=1 / 3)
         same_bytes(out, there)
 
-    def test_lists_travel_in_one_payload(self, name: str, dtype: Any) -> None:
+    def test_lists_are_encoded_in_one_payload(self, name: str, dtype: Any) -> None:
         codec = tersor.Codec(name)
         gradients = [gaussian(count, seed=count, dtype=dtype) for count in (257, 0, 1000)]
         gradients[0] = gradients[0].reshape(257, 1)
@@ -102,7 +102,7 @@ class TestEveryCodec:
 
 
 @of_each_file
-def test_frames_are_written_byte_for_byte(
+def test_frames_match_golden_files_byte_for_byte(
     name: str, spec: str, counts: list[int], dtype: str, checksum: bool
 ) -> None:
     if name.startswith("entropy"):
@@ -129,7 +129,7 @@ def test_frames_are_written_byte_for_byte(
         same_bytes(out, want)
 
 
-def test_a_factor_is_the_hosts_alone() -> None:
+def test_encode_factor_on_device_is_rejected() -> None:
     gradient, residual = DeviceArray.of(gaussian(300)), DeviceArray.of(gaussian(300, 2))
     with pytest.raises(tersor.InvalidArgumentError, match="supported in host memory only"):
         encode(tersor.Codec("int8+ef"), gradient, residual=residual, factor=0.5)
@@ -138,7 +138,7 @@ def test_a_factor_is_the_hosts_alone() -> None:
 class TestDamage:
     """On a device nobody waits to be told: values are NaN."""
 
-    def test_of_frames_that_are_not_what_the_call_says(self) -> None:
+    def test_damaged_or_mismatched_frames_decode_to_nan(self) -> None:
         codec = tersor.Codec("int8")
         sent = codec.encode(gaussian(1009))
         flipped = sent.copy()
@@ -148,7 +148,7 @@ class TestDamage:
             codec.decode(DeviceArray.of(frame), out, signature=signature)
             assert numpy.isnan(out.numpy()).all()
 
-    def test_of_frames_that_are_too_short_is_told_at_once(self) -> None:
+    def test_truncated_frames_raise_immediately(self) -> None:
         codec = tersor.Codec("int8")
         sent = codec.encode(gaussian(1009))
         out = DeviceArray.of(gaussian(1009))
@@ -157,7 +157,7 @@ class TestDamage:
                 codec.decode(DeviceArray.of(sent[:length]), out)
         same_bytes(out, gaussian(1009))
 
-    def test_of_one_frame_of_several(self) -> None:
+    def test_mismatched_frame_among_several_decodes_to_nan(self) -> None:
         codec = tersor.Codec("int4")
         frames = [codec.encode(gaussian(1009, seed)) for seed in (1, 2)]
         frames[1] = tersor.Codec("int8").encode(gaussian(1009))
@@ -168,7 +168,7 @@ class TestDamage:
     @pytest.mark.parametrize(
         "path", sorted((GOLDEN / "broken").glob("topk-*.bin")), ids=lambda path: path.stem
     )
-    def test_of_lists_of_places(self, path: pathlib.Path) -> None:
+    def test_damaged_topk_indices_decode_to_nan(self, path: pathlib.Path) -> None:
         spec, counts = "topk:density=0.05", [1000]
         if path.stem == "topk-falling":
             spec, counts = "topk:density=0.002", [0, 500, 140_000]

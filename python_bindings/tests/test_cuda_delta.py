@@ -42,7 +42,7 @@ def test_a_delta_is_written_and_undone_on_the_device(classes: int) -> None:
     assert change.bytes > 0
 
 
-def test_another_base_is_named_and_stays() -> None:
+def test_base_mismatch_raises_and_changes_nothing() -> None:
     base, new = weights(), stepped(weights())
     other = stepped(base, 2)
     arrays = on_device(other)
@@ -51,7 +51,7 @@ def test_another_base_is_named_and_stays() -> None:
     assert [array.tobytes() for array in arrays] == bytes_of(other)
 
 
-def test_arrays_in_two_places_are_refused() -> None:
+def test_mixed_host_and_device_arrays_are_rejected() -> None:
     base, new = weights(), stepped(weights())
     arrays: list[Any] = on_device(base)
     arrays[1] = base["layer.bias"].view(numpy.uint8)

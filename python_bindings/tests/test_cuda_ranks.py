@@ -78,7 +78,7 @@ def _nothing_is_kept() -> Iterator[None]:
     ("codec", "algorithm"),
     [("none", "two-shot"), ("int8", "two-shot"), ("int4", "one-shot"), ("topk", "one-shot")],
 )
-def test_collectives_give_the_hosts_bits(codec: str, algorithm: Any, dtype: Any, way: str) -> None:
+def test_collectives_match_host_bits(codec: str, algorithm: Any, dtype: Any, way: str) -> None:
     options: CollectiveOptions = {"codec": codec, "algorithm": algorithm, "timeout": TIMEOUT}
 
     def collect(transport: Transport, make: Make) -> list[bytes]:
@@ -115,7 +115,7 @@ def test_feedback_is_kept_between_calls(residual_dtype: Any, way: str) -> None:
 
 
 @everywhere
-def test_feedback_in_arrays_of_the_callers(way: str) -> None:
+def test_feedback_in_caller_owned_arrays(way: str) -> None:
     def train(transport: Transport, make: Make) -> list[bytes]:
         residual = make(numpy.zeros(RANKS * SHARD, numpy.float32))
         words = make(numpy.frombuffer(_core.FRESH_STATE_WORDS, numpy.int64))
@@ -189,7 +189,7 @@ def train(reducer: Any, transport: Transport, make: Make, steps: range) -> list[
 
 @everywhere
 @pytest.mark.parametrize("progress", ["thread", "caller"])
-def test_a_reducer_gives_the_hosts_bits(progress: str, way: str) -> None:
+def test_reducer_matches_host_bits(progress: str, way: str) -> None:
     rules = [
         ("*.bias", "bf16"),
         ("head.*", "topk:density=0.1+ef"),
@@ -217,7 +217,7 @@ def test_each_step_rounds_differently(way: str) -> None:
 
 
 @everywhere
-def test_flat_gradients_give_the_bits_of_single_ones(way: str) -> None:
+def test_flat_gradients_match_separate_gradients_bit_for_bit(way: str) -> None:
     def body(transport: Transport, make: Make) -> list[bytes]:
         reducer = reducer_of(transport, make, codec="int8+ef", algorithm="two-shot")
         single = reducer_of(transport.channel(), make, codec="int8+ef", algorithm="two-shot")
@@ -234,7 +234,7 @@ def test_flat_gradients_give_the_bits_of_single_ones(way: str) -> None:
 
 
 @everywhere
-def test_a_run_goes_on_from_its_state(way: str) -> None:
+def test_training_resumes_from_saved_state(way: str) -> None:
     options = {"codec": "int4:rounding=stochastic+ef", "seed": 5, "algorithm": "two-shot"}
 
     def body(transport: Transport, make: Make) -> list[bytes]:
@@ -255,7 +255,7 @@ def test_a_run_goes_on_from_its_state(way: str) -> None:
 
 
 @everywhere
-def test_nothing_but_zeros_keeps_the_residual(way: str) -> None:
+def test_missing_and_zero_contributions_match_host_bits(way: str) -> None:
     def body(transport: Transport, make: Make) -> list[bytes]:
         reducer = reducer_of(transport, make, codec="topk:density=0.01+ef", algorithm="one-shot")
         found = train(reducer, transport, make, range(1))
@@ -276,7 +276,9 @@ def test_nothing_but_zeros_keeps_the_residual(way: str) -> None:
 @pytest.mark.parametrize(
     ("codec", "algorithm"), [("int8+ef", "two-shot"), ("lowrank:rank=2+ef", "auto")]
 )
-def test_what_no_rank_brings_is_left_alone(codec: str, algorithm: Any, way: str) -> None:
+def test_globally_unused_parameters_are_zeroed_and_keep_state(
+    codec: str, algorithm: Any, way: str
+) -> None:
     options = {"codec": codec, "algorithm": algorithm}
 
     def body(transport: Transport, make: Make) -> list[bytes]:
@@ -317,7 +319,7 @@ def test_calls_while_another_device_is_current(progress: str, way: str) -> None:
 
 
 @cuda_arrays.two_devices
-def test_a_reducer_ends_while_its_residuals_are_cleared() -> None:
+def test_reducer_destroyed_while_residuals_are_cleared() -> None:
     def body(transport: Transport) -> None:
         gradient = DeviceArray((1024, 1024), device=1)
         reducer = tersor.GradientReducer(transport, codec="int8+ef", timeout=TIMEOUT)
@@ -333,7 +335,7 @@ def test_a_reducer_ends_while_its_residuals_are_cleared() -> None:
 
 @everywhere
 @pytest.mark.parametrize("told_by", ["memory", "stream"])
-def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str) -> None:
+def test_auto_selects_the_same_codec_on_all_ranks(told_by: str, way: str) -> None:
     def body(transport: Transport, make: Make) -> list[str]:
         place: Any = {"memory": "device", "stream": cuda_arrays.new_stream()}
         reducer = tersor.GradientReducer(
@@ -354,7 +356,7 @@ def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str) -> None:
 
 
 @everywhere
-def test_gradients_that_another_stream_makes(way: str) -> None:
+def test_gradients_produced_on_another_stream(way: str) -> None:
     """The reducer waits for another library's stream, as DLPack requires."""
 
     def body(transport: Transport, make: Make) -> bytes:
@@ -421,7 +423,7 @@ def test_a_reducer_follows_the_current_stream(
 
 
 @everywhere
-def test_mistakes_are_named(way: str) -> None:
+def test_invalid_arguments_raise(way: str) -> None:
     def body(transport: Transport, make: Make) -> None:
         gradient = make(gaussian(SHARD))
         refused("shard: the array is on the host", lambda: tersor.reduce_scatter(
@@ -438,7 +440,7 @@ def test_mistakes_are_named(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", [pytest.param(OWN, marks=over_nccl)])
-def test_hosts_memory_does_not_go_over_nccl(way: str) -> None:
+def test_nccl_rejects_host_memory(way: str) -> None:
     def body(transport: Transport, make: Make) -> None:
         with pytest.raises(tersor.InvalidArgumentError, match="host"):
             tersor.allreduce(transport, gaussian(SHARD), codec="int8", timeout=TIMEOUT)
@@ -447,7 +449,7 @@ def test_hosts_memory_does_not_go_over_nccl(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", [pytest.param(OWN, marks=over_nccl)])
-def test_ranks_that_differ_are_named_over_nccl(way: str) -> None:
+def test_nccl_error_names_mismatched_rank(way: str) -> None:
     def body(transport: Transport, make: Make) -> None:
         gradient = make(gaussian(SHARD + transport.rank))
         with pytest.raises(tersor.TransportError, match="rank 1"):

@@ -76,9 +76,7 @@ def flat(state: Any) -> list[Any]:
 
 @every_handle
 @ranks.on(1)
-def test_a_damaged_state_is_an_invalid_argument_and_changes_nothing(
-    rank: int, count: int, name: str
-) -> None:
+def test_damaged_state_is_rejected_and_changes_nothing(rank: int, count: int, name: str) -> None:
     training, rng = HANDLES[name](), random.Random(1)
     training.steps(rank, range(3))
     good = copy.deepcopy(training.state())
@@ -134,7 +132,9 @@ BAD_OPTIONS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @pytest.mark.parametrize("name", COMPRESSED)
 @ranks.on(1)
-def test_bad_moments_and_options_are_refused(rank: int, count: int, name: str, mode: str) -> None:
+def test_invalid_moments_and_options_are_rejected(
+    rank: int, count: int, name: str, mode: str
+) -> None:
     training = HANDLES[name]()
     training.steps(rank, range(3))
     good = copy.deepcopy(training.state(mode))
@@ -176,7 +176,7 @@ def load_mixed(rank: int, training: Training) -> str:
 
 @every_handle
 @ranks.on(2)
-def test_saves_of_different_steps_on_two_ranks_are_named(rank: int, count: int, name: str) -> None:
+def test_error_names_states_of_different_steps(rank: int, count: int, name: str) -> None:
     options = {"sync_every": 1} if name == "DiLoCo" else {}
     error = load_mixed(rank, HANDLES[name](**options))
     assert "rank 0 loaded the exact state of step 1, rank 1 the exact state of step 3" in error
@@ -185,9 +185,7 @@ def test_saves_of_different_steps_on_two_ranks_are_named(rank: int, count: int, 
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @pytest.mark.parametrize("name", [*COMPRESSED, "DiLoCo", "DistributedOptimizer"])
 @ranks.on(2)
-def test_saves_of_the_same_step_of_two_runs_are_refused(
-    rank: int, count: int, name: str, mode: str
-) -> None:
+def test_mixed_states_of_two_runs_are_rejected(rank: int, count: int, name: str, mode: str) -> None:
     runs = []
     for first in (0, 10):
         training = HANDLES[name]()
@@ -214,7 +212,7 @@ def test_saves_of_the_same_step_of_two_runs_are_refused(
     "state",
     [{"0": torch.zeros(3)}, {"x.y": torch.zeros(3)}, {"0.-1": torch.zeros(3)}, {"0.0": None}, [1]],
 )
-def test_damaged_residuals_of_torchft_change_nothing(state: Any) -> None:
+def test_damaged_torchft_residuals_are_rejected_and_change_nothing(state: Any) -> None:
     kept = Places({}, 1, lambda: 0)
     kept.load_state_dict({"0.0": torch.ones(3)})
     for bad in (state, {"0.0": torch.tensor([1.0, torch.nan])}):

@@ -40,7 +40,7 @@ def losses_of(rank: int, _: int, codec: str | None, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_without_a_codec_losses_are_those_of_ddp(count: int) -> None:
+def test_codec_none_losses_equal_ddp(count: int) -> None:
     wanted = ranks.run(losses_of, count, None, 6)
     found = ranks.run(losses_of, count, "none", 6)
     if count == 2:
@@ -96,7 +96,7 @@ def test_all_ranks_end_with_the_same_bits(codec: str) -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_ddp_does_with_buckets_changes_no_bits(ddp: dict[str, Any]) -> None:
+def test_ddp_bucket_options_change_no_bits(ddp: dict[str, Any]) -> None:
     # Each weight has a separate message. Messages therefore do not depend on the order.
     options = {
         "rules": [("*.weight", "int4+ef"), ("*", "none")],
@@ -141,7 +141,7 @@ def accumulated(rank: int, _: int, codec: str | None) -> Tensor:
     return gradients(model)
 
 
-def test_accumulated_and_clipped_gradients_are_ddps() -> None:
+def test_accumulated_and_clipped_gradients_equal_ddp() -> None:
     wanted = ranks.run(accumulated, 2, None)
     for one, other in zip(ranks.run(accumulated, 2, "none"), wanted, strict=True):
         assert torch.equal(one, other)
@@ -186,7 +186,7 @@ def unused(rank: int, _: int) -> tuple[list[float], bool, float]:
     return norms, none_there, float(model.module.second.weight.grad.norm())
 
 
-def test_a_parameter_that_is_not_used_keeps_its_residual() -> None:
+def test_unused_parameter_keeps_its_residual() -> None:
     (norms, none_there, used), (others, _, received) = ranks.run(unused, 2)
     assert norms[0] > 0
     assert norms[1] == norms[0]
@@ -238,7 +238,7 @@ def channels_last(rank: int, _: int, compressed: bool) -> list[Tensor]:
     return [one.grad for one in module.parameters()]
 
 
-def test_channels_last_gradients_are_ddps() -> None:
+def test_channels_last_gradients_equal_ddp() -> None:
     for found, wanted in zip(
         ranks.run(channels_last, 2, True), ranks.run(channels_last, 2, False), strict=True
     ):
@@ -257,7 +257,7 @@ def built_by_others(rank: int, _: int, named: bool) -> tuple[Tensor, list[str]]:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_hook_works_for_those_who_build_ddp_themselves(named: bool) -> None:
+def test_communication_hook_matches_compress(named: bool) -> None:
     wanted = ranks.run(final_gradients, 2, {"codec": "int8+ef"}, {})
     for (found, names), other in zip(ranks.run(built_by_others, 2, named), wanted, strict=True):
         assert torch.equal(found, other)
@@ -282,7 +282,7 @@ def different_paces(rank: int, count: int) -> float:
     return largest
 
 
-def test_ranks_of_different_pace_with_collectives_of_their_own() -> None:
+def test_uneven_ranks_with_interleaved_collectives() -> None:
     for error in ranks.run(different_paces, 3):
         assert error < 0.03
 
@@ -331,7 +331,7 @@ def resumed(rank: int, _: int, codec: str, mode: Any) -> tuple[Tensor, Tensor]:
     return wanted, sum_of_gradients(other, rank, range(3, 6))
 
 
-def test_the_sum_of_residuals_is_enough_to_go_on() -> None:
+def test_portable_residuals_reduce_error_after_resume() -> None:
     codec = "topk:density=0.05+ef"
     kept, lost = (ranks.run(resumed, 2, codec, mode) for mode in ("portable", None))
     for (wanted, found), (_, without) in zip(kept, lost, strict=True):
@@ -351,7 +351,7 @@ def removed(rank: int, count: int) -> tuple[float, float]:
     return errors[0], errors[1]
 
 
-def test_gradients_travel_as_they_are_once_the_hook_is_removed() -> None:
+def test_gradients_are_uncompressed_after_remove() -> None:
     for compressed, plain in ranks.run(removed, 2):
         assert compressed > 0.01
         assert plain < 1e-6
@@ -369,7 +369,7 @@ def looks_at_parameters(rank: int, _: int) -> list[int]:
     return counts
 
 
-def test_a_pass_looks_at_parameters_where_buckets_are_new() -> None:
+def test_parameter_names_are_looked_up_only_for_new_buckets() -> None:
     for first, rebuilt, *later in ranks.run(looks_at_parameters, 2):
         assert first > 0
         assert rebuilt > first

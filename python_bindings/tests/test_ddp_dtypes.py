@@ -46,7 +46,7 @@ def mixed(rank: int, _: int, compressed: bool) -> tuple[dict[str, Tensor], list[
     return found, [str(one.message) for one in caught]
 
 
-def test_what_cannot_be_encoded_passes_through_and_is_listed_once() -> None:
+def test_unsupported_parameters_pass_through_and_warn_once() -> None:
     wanted = ranks.run(mixed, 2, False)
     results = ranks.run(mixed, 2, True)
     for (found, _), (other, _) in zip(results, wanted, strict=True):
@@ -92,7 +92,7 @@ def first_pass(rank: int, _: int, kind: str, hooked: bool) -> tuple[list[Tensor]
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_passes_through_a_hook_is_the_mean_from_the_first_pass_on(kind: str) -> None:
+def test_unsupported_parameters_are_averaged_from_the_first_pass(kind: str) -> None:
     wanted = ranks.run(first_pass, 2, kind, False)
     results = ranks.run(first_pass, 2, kind, True)
     for (found, _), (other, _) in zip(results, wanted, strict=True):
@@ -119,7 +119,7 @@ def only_doubles(rank: int, _: int, unsupported: str) -> tuple[list[str], list[s
 
 
 @pytest.mark.parametrize("unsupported", ["warn", "error"])
-def test_a_model_of_which_nothing_can_be_encoded_is_told_of(unsupported: str) -> None:
+def test_fully_unsupported_model_warns_or_raises(unsupported: str) -> None:
     for rank, (warned, raised) in enumerate(ranks.run(only_doubles, 2, unsupported)):
         wanted = (1 - rank, 0) if unsupported == "warn" else (0, 2)
         assert (len(warned), len(raised)) == wanted
@@ -152,7 +152,7 @@ def refuse_mixed(rank: int, _: int) -> str:
     return ""
 
 
-def test_what_cannot_be_encoded_is_an_error_if_asked() -> None:
+def test_unsupported_error_option_raises() -> None:
     for message in ranks.run(refuse_mixed, 2):
         assert "words.weight (sparse)" in message
         assert "float64" in message

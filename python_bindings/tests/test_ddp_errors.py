@@ -65,7 +65,7 @@ def refusals(rank: int, count: int) -> tuple[list[str], float]:
     return messages, relative_error(gradients(corrected), mean_gradients(count, 0))
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_models_and_options_raise() -> None:
     for messages, error in ranks.run(refusals, 2):
         again, hooked, fused, codec, option, bare, mixed = messages
         assert 1e-4 < error < 0.03  # what was corrected is compressed
@@ -85,7 +85,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
 
 @ranks.on(1)
-def test_what_sends_otherwise_is_refused_with_the_way_out(rank: int, count: int) -> None:
+def test_other_parallel_wrappers_are_rejected_with_advice(rank: int, count: int) -> None:
     refused = {
         "torchrun.*DistributedDataParallel": torch.nn.DataParallel(mlp()),
         "FSDP1: use fully_shard": FullyShardedDataParallel(mlp(), device_id=torch.device("cpu")),
@@ -101,7 +101,7 @@ class NoRank(tersor.TransportError):
 
 
 @ranks.on(2)
-def test_what_is_no_second_hook_is_not_called_one(rank: int, count: int) -> None:
+def test_failed_compress_leaves_no_hook(rank: int, count: int) -> None:
     """Each error has a separate message, and leaves nothing in DDP."""
     model = wrap(mlp())
     refused: list[tuple[str, dict[str, Any]]] = [
@@ -137,7 +137,7 @@ def python_reducer(rank: int, _: int) -> str:
         return message_of(lambda: tersor.torch.compress(model, codec="int8"))
 
 
-def test_the_python_reducer_is_refused() -> None:
+def test_compress_rejects_the_python_reducer() -> None:
     for message in ranks.run(python_reducer, 1):
         assert '"ddp_optimizer"' in message
 
@@ -149,7 +149,7 @@ def python_reducer_of_a_hook(rank: int, _: int) -> str:
         return str(one_backward(model, rank, 0))
 
 
-def test_the_python_reducer_is_refused_by_the_hook() -> None:
+def test_hook_rejects_the_python_reducer() -> None:
     for message in ranks.run(python_reducer_of_a_hook, 1):
         assert '"ddp_optimizer"' in message
 
@@ -162,7 +162,7 @@ def ends_with_an_error(rank: int, _: int) -> None:
 
 
 @pytest.mark.long
-def test_a_process_ends_by_itself_without_being_closed() -> None:
+def test_process_exits_cleanly_without_close() -> None:
     for outcome in ranks.outcomes(ends_with_an_error, 2, fresh=True):
         assert isinstance(outcome.error, KeyError)
         assert outcome.exit_code == 0
@@ -178,7 +178,7 @@ def wrong_model(rank: int, _: int) -> str:
     return str(one_backward(model, rank, 1))
 
 
-def test_a_state_of_another_model_is_an_error() -> None:
+def test_hook_state_of_another_model_raises() -> None:
     for message in ranks.run(wrong_model, 2):
         assert "that is not in the model" in message
 
@@ -216,7 +216,7 @@ def changed(rank: int, count: int, change: Callable[[Any], object]) -> str:
         (reorder, "0.weight has another memory order"),
     ],
 )
-def test_a_changed_model_is_refused(change: Callable[[Any], object], text: str) -> None:
+def test_changed_model_is_rejected(change: Callable[[Any], object], text: str) -> None:
     for message in ranks.run(changed, 2, change):
         assert text in message
 
@@ -228,13 +228,13 @@ def frozen_in_between(rank: int, count: int) -> str:
     return str(one_backward(model, rank, 0))
 
 
-def test_a_layer_frozen_between_ddp_and_compress_is_refused() -> None:
+def test_layer_frozen_between_ddp_and_compress_is_rejected() -> None:
     for message in ranks.run(frozen_in_between, 2):
         assert "0.weight was frozen between DistributedDataParallel and compress()" in message
 
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
-def test_closing_and_destroying_in_any_order(when: str) -> None:
+def test_close_and_destroy_in_any_order(when: str) -> None:
     for outcome in ranks.outcomes(closes, 2, when, fresh=True):
         assert outcome.error is None, outcome.traceback
         assert outcome.exit_code == 0, outcome.output

@@ -100,7 +100,7 @@ def alike(rank: int, _: int, way: str, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("way", WAYS)
-def test_who_is_done_brings_zeros(way: str, codec: str) -> None:
+def test_finished_ranks_contribute_zeros(way: str, codec: str) -> None:
     ranks.run(alike, RANKS, way, codec)
 
 
@@ -128,7 +128,7 @@ def owes(rank: int, _: int, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
-def test_nothing_is_lost_of_what_ranks_owe(codec: str) -> None:
+def test_residuals_of_finished_ranks_arrive(codec: str) -> None:
     ranks.run(owes, RANKS, codec)
 
 
@@ -144,7 +144,7 @@ def weighed(rank: int, _: int, way: str, divides: bool, odd: bool) -> None:
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("divides", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_who_is_done_counts_for_no_samples(way: str, divides: bool, odd: bool) -> None:
+def test_finished_ranks_have_no_sample_weight(way: str, divides: bool, odd: bool) -> None:
     ranks.run(weighed, RANKS, way, divides, odd)
 
 
@@ -154,7 +154,7 @@ def refused(rank: int, _: int, way: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_mean_over_those_left_is_refused_without_weights(way: str) -> None:
+def test_mean_over_remaining_ranks_requires_weights(way: str) -> None:
     ranks.run(refused, RANKS, way, "int8+ef")
 
 
@@ -168,13 +168,13 @@ def unused(rank: int, _: int, weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_with_parameters_that_are_not_used(weighted: bool) -> None:
+def test_unused_parameters(weighted: bool) -> None:
     ranks.run(unused, RANKS, weighted)
 
 
 # Outside of join nothing has changed for a pass that forgets, and static graphs are in a pass.
 @ranks.on(2)
-def test_a_static_graph_has_its_samples(rank: int, count: int) -> None:
+def test_static_graph_uses_samples(rank: int, count: int) -> None:
     model = DistributedDataParallel(Model(), static_graph=True, bucket_cap_mb=0.04)
     handle = tersor.torch.compress(model, codec="none", weighted=True)
     for step in range(3):

@@ -70,7 +70,7 @@ def trained(rank: int, options: dict[str, Any], *, compressed: bool) -> Tensor:
 
 
 @ranks.on(2)
-def test_ranks_agree_by_every_option_and_have_the_bits_of_ddp(rank: int, count: int) -> None:
+def test_parameters_equal_ddp_bit_for_bit_with_every_option(rank: int, count: int) -> None:
     for options in OPTIONS:
         if not all(name in KNOWN or hasattr(DistributedDataParallel, name) for name in options):
             continue  # of a newer PyTorch
@@ -93,7 +93,7 @@ def refused(model: DistributedDataParallel, rank: int, text: str) -> None:
 
 
 @ranks.on(2)
-def test_options_that_bypass_the_hook_are_refused_by_name(rank: int, count: int) -> None:
+def test_options_bypassing_the_hook_are_rejected(rank: int, count: int) -> None:
     for all_of_them in (False, True):
         module = Model()
         module.second.requires_grad_(False)

@@ -65,7 +65,7 @@ def spoil(gradient: torch.Tensor) -> torch.Tensor:
     return spoiled
 
 
-def test_a_skipped_step_is_counted_and_undone_where_asked() -> None:
+def test_skipped_step_is_counted_and_undone_on_request() -> None:
     without = ranks.run(last_step, 2, False, True)
     undone = ranks.run(last_step, 2, True, True)
     kept = ranks.run(last_step, 2, True, False)
@@ -93,7 +93,7 @@ def starts_to_scale(rank: int, _: int, scale: float) -> torch.Tensor:
     return gradients(model) / scale
 
 
-def test_residuals_of_a_training_without_a_scaler_get_the_scale() -> None:
+def test_unscaled_residuals_are_rescaled_on_load() -> None:
     for one, other in zip(
         ranks.run(starts_to_scale, 2, 1024.0), ranks.run(starts_to_scale, 2, 1.0), strict=True
     ):

@@ -179,7 +179,7 @@ def golden_base(index: int, count: int, dtype: int) -> bytes:
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4])
-def test_golden_deltas_are_decoded_from_the_page_alone(classes: int) -> None:
+def test_golden_deltas_decode_by_the_documented_format(classes: int) -> None:
     data = (GOLDEN / f"classes-{classes}.bin").read_bytes()
     model = [("embedding", 40_000, 1), ("scale", 3000, 0), ("steps", 1, 9), ("norm", 700, 4)]
     model.append(("frozen", 20_000, 2))
@@ -194,7 +194,7 @@ def test_golden_deltas_are_decoded_from_the_page_alone(classes: int) -> None:
 
 
 @pytest.mark.parametrize("classes", ["auto", 1, 2, 4])
-def test_every_bit_comes_back(classes: Any) -> None:
+def test_apply_restores_every_bit(classes: Any) -> None:
     base, new = weights(), stepped(weights())
     made = delta.encode(base, new, classes, threads=2)
     delta.check(base, made)
@@ -207,7 +207,7 @@ def test_every_bit_comes_back(classes: Any) -> None:
     assert same(base, new)
 
 
-def test_bf16_and_float8_of_numpy_come_back() -> None:
+def test_numpy_bf16_and_float8_round_trip() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         dtype = getattr(ml_dtypes, name)
@@ -220,7 +220,7 @@ def test_bf16_and_float8_of_numpy_come_back() -> None:
         assert same(base, new)
 
 
-def test_tensors_of_pytorch_are_changed_in_place() -> None:
+def test_torch_tensors_are_changed_in_place() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(300, 70).to(torch.bfloat16)
     base = {name: value.clone() for name, value in model.state_dict().items()}
@@ -235,7 +235,7 @@ def test_tensors_of_pytorch_are_changed_in_place() -> None:
     delta.apply(kept, delta.encode(kept, {name: v.clone() for name, v in kept.items()}))
 
 
-def test_another_base_changes_nothing() -> None:
+def test_base_mismatch_raises_and_changes_nothing() -> None:
     base, new = weights(), stepped(weights())
     made = delta.encode(base, new)
     with pytest.raises(delta.BaseMismatchError, match=r'tensor "layer.weight" is not the base'):
@@ -247,7 +247,7 @@ def test_another_base_changes_nothing() -> None:
     assert isinstance(delta.BaseMismatchError("x"), tersor.Error)
 
 
-def test_another_model_is_named() -> None:
+def test_model_mismatch_raises() -> None:
     base = weights()
     made = delta.encode(base, stepped(base))
     for change, words in [
@@ -265,7 +265,7 @@ def test_another_model_is_named() -> None:
         delta.check(base, made)
 
 
-def test_damaged_bytes_are_refused() -> None:
+def test_damaged_bytes_are_rejected() -> None:
     base = weights()
     data = delta.encode(base, stepped(base)).data
     for at in range(0, len(data), 5):
@@ -278,7 +278,7 @@ def test_damaged_bytes_are_refused() -> None:
     assert same(base, weights())
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_invalid_arguments_raise() -> None:
     base, new = weights(), stepped(weights())
     made = delta.encode(base, new)
     with pytest.raises(tersor.InvalidArgumentError, match='1, 2, 4 or "auto"'):
@@ -301,7 +301,7 @@ def test_wrong_arguments_are_named() -> None:
     assert same(base, weights())
 
 
-def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_works_with_partially_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     old = weights()
     delta.apply(old, delta.encode(old, stepped(old)))

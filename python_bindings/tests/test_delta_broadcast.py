@@ -99,7 +99,7 @@ def test_deltas_are_sent_instead_of_weights() -> None:
     assert 0 < nothing < one < two < size / 4 < everything < size
 
 
-def test_a_wrong_version_changes_no_rank_and_the_next_call_succeeds() -> None:
+def test_base_mismatch_changes_no_rank_and_the_next_call_succeeds() -> None:
     found = versions(3)
 
     def rank(transport: tersor.Transport) -> None:
@@ -116,7 +116,7 @@ def test_a_wrong_version_changes_no_rank_and_the_next_call_succeeds() -> None:
     tersor.local.run(3, rank)
 
 
-def test_other_models_and_wrong_roots_are_named() -> None:
+def test_model_and_root_mismatches_raise() -> None:
     found = versions(2)
 
     def rank(transport: tersor.Transport) -> None:
@@ -138,7 +138,9 @@ def test_other_models_and_wrong_roots_are_named() -> None:
     tersor.local.run(3, rank)
 
 
-def test_damaged_and_huge_messages_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_and_oversized_messages_raise_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = versions(3)
     damages: list[Any] = [
         lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:],
@@ -167,7 +169,7 @@ def test_damaged_and_huge_messages_change_nothing(monkeypatch: pytest.MonkeyPatc
         tersor.local.run(2, rank)
 
 
-def test_the_newest_version_is_checked() -> None:
+def test_weights_at_the_newest_version_are_verified() -> None:
     found = versions(2)
 
     def rank(transport: tersor.Transport) -> None:
@@ -181,7 +183,7 @@ def test_the_newest_version_is_checked() -> None:
     tersor.local.run(2, rank)
 
 
-def test_an_error_of_the_root_is_an_error_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_error_raises_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(*_: Any) -> Any:
         raise MemoryError("no room for \udcff\x1f")
 

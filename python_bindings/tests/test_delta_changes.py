@@ -28,7 +28,7 @@ def patched(base: dict[str, Any], changes: dict[str, tuple[Any, Any]]) -> dict[s
 
 
 @pytest.mark.parametrize("trust_base", [False, True])
-def test_changes_have_every_bit(trust_base: bool) -> None:
+def test_changes_reproduce_every_bit(trust_base: bool) -> None:
     base, new = weights(), stepped(weights())
     new["layer.bias"].view(numpy.uint32)[1] = 0x7FC01234  # a NaN with a payload
     made = delta.encode(base, new)
@@ -40,7 +40,7 @@ def test_changes_have_every_bit(trust_base: bool) -> None:
     assert "empty" not in found
 
 
-def test_changes_of_several_deltas_are_the_difference_of_the_last_version() -> None:
+def test_changes_of_a_chain_lead_to_the_last_version() -> None:
     base = weights()
     new, last = stepped(base), stepped(stepped(base), 2)
     last["steps"] = base["steps"].copy()  # changed and changed back
@@ -54,7 +54,7 @@ def test_changes_of_several_deltas_are_the_difference_of_the_last_version() -> N
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4])
-def test_each_tensor_of_a_golden_delta_becomes_a_delta(classes: int) -> None:
+def test_golden_delta_splits_into_one_delta_per_tensor(classes: int) -> None:
     data = (GOLDEN / f"classes-{classes}.bin").read_bytes()
     model = [("embedding", 40_000, 1), ("scale", 3000, 0), ("steps", 1, 9), ("norm", 700, 4)]
     model.append(("frozen", 20_000, 2))
@@ -64,7 +64,7 @@ def test_each_tensor_of_a_golden_delta_becomes_a_delta(classes: int) -> None:
     assert {name: one[name] for one in found for name in one} == decode(data, base)
 
 
-def test_changes_of_pytorch_are_tensors_of_the_same_dtype() -> None:
+def test_changes_of_torch_tensors_keep_the_dtype() -> None:
     torch = pytest.importorskip("torch")
     dtypes = [torch.bfloat16, torch.float8_e4m3fn, torch.float64, torch.bool, torch.int32]
     base = {str(one): (torch.arange(600).reshape(20, 30) % 7).to(one) for one in dtypes}
@@ -88,7 +88,7 @@ def test_changes_of_pytorch_are_tensors_of_the_same_dtype() -> None:
         assert (old == now).all()
 
 
-def test_a_changed_value_that_is_nan_is_refused_by_name() -> None:
+def test_new_nan_values_are_rejected_on_request() -> None:
     base = weights()
     base["layer.bias"][4] = numpy.nan
     new = stepped(base)
@@ -106,7 +106,7 @@ def test_a_changed_value_that_is_nan_is_refused_by_name() -> None:
         delta.changes(olds, made, allow_nan=False)
 
 
-def test_another_base_another_model_and_damage_are_named() -> None:
+def test_base_mismatch_model_mismatch_and_damage_raise() -> None:
     base, new = weights(), stepped(weights())
     made = delta.encode(base, new)
     with pytest.raises(delta.BaseMismatchError, match=r'tensor "layer.weight" is not the base'):
@@ -122,7 +122,7 @@ def test_another_base_another_model_and_damage_are_named() -> None:
     assert same(base, weights())
 
 
-def test_one_tensor_at_a_time_is_copied() -> None:
+def test_changes_copy_one_tensor_at_a_time() -> None:
     base = {f"layer.{i}": numpy.zeros(1 << 18, numpy.float32) for i in range(16)}  # 1 MiB each
     new = {name: value.copy() for name, value in base.items()}
     for value in new.values():

@@ -26,7 +26,7 @@ def models(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[dict
     return found
 
 
-def test_a_delta_is_made_applied_and_described(
+def test_make_verify_info_and_apply(
     models: list[dict[str, Any]],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -56,7 +56,7 @@ def test_a_delta_is_made_applied_and_described(
         assert file.metadata() == {"step": "old"}
 
 
-def test_errors_are_named_and_write_nothing(
+def test_errors_are_reported_and_write_no_output(
     models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["make", "old.safetensors", "new.safetensors", "a.delta"]) == 0
@@ -80,7 +80,7 @@ def test_errors_are_named_and_write_nothing(
         main(["make", "old.safetensors"])
 
 
-def test_a_full_disk_leaves_the_old_file(
+def test_full_disk_keeps_the_old_file(
     models: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
@@ -95,7 +95,7 @@ def test_a_full_disk_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o440, 0o666])
-def test_permissions_of_an_old_file_stay(models: list[dict[str, Any]], mode: int) -> None:
+def test_file_permissions_are_preserved(models: list[dict[str, Any]], mode: int) -> None:
     for name in ("old.safetensors", "a.delta"):
         pathlib.Path(name).touch()
         pathlib.Path(name).chmod(mode)
@@ -144,7 +144,7 @@ def test_control_characters_are_escaped(
     assert "\x1b" not in printed
 
 
-def test_folders_are_followed_and_verified(
+def test_commands_accept_version_folders(
     models: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     publisher = delta.Publisher("versions")

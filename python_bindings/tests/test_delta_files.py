@@ -59,7 +59,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return tmp_path / "versions"
 
 
-def test_receivers_follow_skip_and_begin(folder: pathlib.Path) -> None:
+def test_receivers_update_to_any_version(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder, metadata={"rounding": "nearest"})
     following, ours = delta.Receiver(folder), weights(5)
     for number in range(1, 8):
@@ -82,7 +82,7 @@ def test_receivers_follow_skip_and_begin(folder: pathlib.Path) -> None:
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
-def test_a_version_is_read_from_the_page_alone(folder: pathlib.Path) -> None:
+def test_files_match_the_documented_format(folder: pathlib.Path) -> None:
     published(folder, 2)
     manifest = json.loads((folder / f"{SECOND}.json").read_text())
 
@@ -106,7 +106,9 @@ def test_a_version_is_read_from_the_page_alone(folder: pathlib.Path) -> None:
         assert one["shape"] == [length for _, length in one["slice"]]
 
 
-def test_the_shorter_path_is_taken(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_takes_the_shorter_path(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     published(folder, 6, keep=4)
     read: list[str] = []
     real = _files.read_delta
@@ -128,7 +130,7 @@ def test_the_shorter_path_is_taken(folder: pathlib.Path, monkeypatch: pytest.Mon
         assert same(ours, version(6))
 
 
-def test_a_long_chain_and_many_versions_make_full_copies(folder: pathlib.Path) -> None:
+def test_long_chains_and_many_versions_add_full_copies(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder, keep=3)
     for number in range(1, 40):
         publisher.publish(number, version(number))
@@ -151,7 +153,7 @@ def test_a_long_chain_and_many_versions_make_full_copies(folder: pathlib.Path) -
     assert 2 < fulls < 8
 
 
-def test_bf16_and_float8_of_pytorch_with_tied_weights(folder: pathlib.Path) -> None:
+def test_torch_bf16_and_float8_with_tied_weights(folder: pathlib.Path) -> None:
     torch = pytest.importorskip("torch")
 
     def model(number: int) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def writes(monkeypatch: pytest.MonkeyPatch, stop: Callable[[], None]) -> list[in
     return left
 
 
-def test_a_full_disk_leaves_the_versions_before(
+def test_full_disk_keeps_previous_versions(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> None:
@@ -242,7 +244,7 @@ def test_a_full_disk_leaves_the_versions_before(
     assert failures > 30
 
 
-def test_an_interrupt_at_any_line_leaves_a_whole_version(folder: pathlib.Path) -> None:
+def test_interrupt_at_any_line_leaves_a_complete_version(folder: pathlib.Path) -> None:
     publisher, receiver = delta.Publisher(folder, keep=2), delta.Receiver(folder)
     number, line, kept, failed = 1, 1, 0, 0
     publisher.publish(number, version(number))
@@ -267,7 +269,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_version(folder: pathlib.Path) -
     assert failed > 10 < kept
 
 
-def test_another_folder_and_used_versions_are_refused(folder: pathlib.Path) -> None:
+def test_missing_and_used_versions_are_rejected(folder: pathlib.Path) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="there is no version yet"):
         delta.Receiver(folder).update(weights())
     publisher = published(folder, 2)
@@ -286,7 +288,7 @@ def test_another_folder_and_used_versions_are_refused(folder: pathlib.Path) -> N
     assert same(ours, version(5))
 
 
-def test_another_base_is_named_and_the_full_copy_follows(folder: pathlib.Path) -> None:
+def test_base_mismatch_raises_and_the_next_update_uses_a_full_copy(folder: pathlib.Path) -> None:
     published(folder, 4)
     receiver, ours = delta.Receiver(folder, version=3), version(3)
     ours["steps"][0] += 1
@@ -307,7 +309,7 @@ def test_another_base_is_named_and_the_full_copy_follows(folder: pathlib.Path) -
     assert same(ours, version(2))
 
 
-def test_a_delta_of_another_training_is_named(folder: pathlib.Path) -> None:
+def test_delta_of_another_training_is_rejected(folder: pathlib.Path) -> None:
     for place, at in ((folder, 0), (folder.with_name("other"), 1)):  # of the same base
         publisher = published(place, 1)
         new = version(2)
@@ -328,7 +330,7 @@ def test_a_delta_of_another_training_is_named(folder: pathlib.Path) -> None:
         delta.Receiver(folder, version=1).update(ours)
 
 
-def test_files_are_on_the_disk_before_their_names_appear(
+def test_files_are_synced_before_they_are_renamed(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -359,7 +361,7 @@ def test_files_are_on_the_disk_before_their_names_appear(
     assert [re.sub(r"\.[0-9a-f]{8}\.tmp$", "", step) for step in steps] == expected
 
 
-def test_another_model_is_named(folder: pathlib.Path) -> None:
+def test_model_mismatch_raises(folder: pathlib.Path) -> None:
     published(folder, 2)
     for change, words in [
         ({"layer.bias": numpy.zeros(34, numpy.float32)}, r'"layer.bias" is float32, shape \[34\]'),
@@ -413,17 +415,17 @@ def refuse_mutations(count: int, seed: int) -> None:
     assert same(base, kept)
 
 
-def test_mutated_deltas_are_refused() -> None:
+def test_mutated_deltas_are_rejected() -> None:
     refuse_mutations(4000, 1)
 
 
 @pytest.mark.long
-def test_a_million_mutated_deltas_are_refused() -> None:
+def test_a_million_mutated_deltas_are_rejected() -> None:
     refuse_mutations(1_000_000, 2)
 
 
 @pytest.mark.parametrize("suffix", ["json", "delta", "safetensors"])
-def test_mutated_files_are_refused(folder: pathlib.Path, suffix: str) -> None:
+def test_mutated_files_are_rejected(folder: pathlib.Path, suffix: str) -> None:
     published(folder, 2, keep=1)
     path, rng = file_of(folder, 2, suffix), random.Random(3)
     data, own = path.read_bytes(), None if suffix == "safetensors" else 1
@@ -443,7 +445,7 @@ def test_mutated_files_are_refused(folder: pathlib.Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["file", "full"])
-def test_a_manifest_names_files_of_its_own_folder(folder: pathlib.Path, key: str) -> None:
+def test_manifest_rejects_files_outside_its_folder(folder: pathlib.Path, key: str) -> None:
     published(folder, 2)
     manifest = json.loads((folder / f"{SECOND}.json").read_text())
     del manifest["sha256"]
@@ -457,7 +459,9 @@ def test_a_manifest_names_files_of_its_own_folder(folder: pathlib.Path, key: str
         assert same(ours, version(1))
 
 
-def test_huge_claims_allocate_nothing(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_oversized_fields_raise_without_large_allocations(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     published(folder, 2)
     path = folder / f"{SECOND}.json"
     manifest = json.loads(path.read_text())
@@ -528,7 +532,7 @@ def test_ranks_publish_and_receive_shards(folder: pathlib.Path) -> None:
         delta.Receiver(folder, slices={"matrix": ((70, 300), (60, 0))}).update(third)
 
 
-def test_replicas_that_differ_are_named(folder: pathlib.Path) -> None:
+def test_replica_mismatch_raises(folder: pathlib.Path) -> None:
     def rank(transport: tersor.Transport) -> None:
         ours, slices = shards(1, transport.rank)
         ours["vector"][0] += transport.rank
@@ -541,7 +545,7 @@ def test_replicas_that_differ_are_named(folder: pathlib.Path) -> None:
     assert _files.versions_in(folder) == []
 
 
-def test_another_manifest_on_a_rank_is_named(folder: pathlib.Path) -> None:
+def test_manifest_mismatch_between_ranks_raises(folder: pathlib.Path) -> None:
     published(folder, 2)
     other = folder.with_name("other")
     shutil.copytree(folder, other)
@@ -559,7 +563,7 @@ def test_another_manifest_on_a_rank_is_named(folder: pathlib.Path) -> None:
     tersor.local.run(3, rank)
 
 
-def test_a_wrong_version_of_the_weights_is_named(folder: pathlib.Path) -> None:
+def test_weights_of_a_wrong_version_raise(folder: pathlib.Path) -> None:
     published(folder, 2)
     ours, receiver = version(1), delta.Receiver(folder, version=2)
     with pytest.raises(delta.BaseMismatchError, match="is not of version 2"):
@@ -573,7 +577,7 @@ def test_a_wrong_version_of_the_weights_is_named(folder: pathlib.Path) -> None:
         delta.Receiver(folder.with_name("missing"), version=7).update(ours, 7)
 
 
-def test_a_restarted_training_with_old_numbers_is_named(folder: pathlib.Path) -> None:
+def test_reused_version_number_of_a_restarted_training_raises(folder: pathlib.Path) -> None:
     published(folder, 1)
     ours, receiver = version(0), delta.Receiver(folder)
     receiver.update(ours)
@@ -585,7 +589,7 @@ def test_a_restarted_training_with_old_numbers_is_named(folder: pathlib.Path) ->
     assert same(ours, version(9))
 
 
-def test_own_versions_are_not_read_again(
+def test_own_weights_are_not_checksummed_again(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published(folder, 2)
@@ -595,7 +599,7 @@ def test_own_versions_are_not_read_again(
     assert receiver.update(ours) == 2
 
 
-def test_new_arrays_at_an_old_address_are_read(folder: pathlib.Path) -> None:
+def test_new_arrays_at_an_old_address_are_checked(folder: pathlib.Path) -> None:
     published(folder, 1)
     memory = {name: one.copy() for name, one in version(0).items()}
     ours, receiver = {name: one[...] for name, one in memory.items()}, delta.Receiver(folder)
@@ -609,7 +613,7 @@ def test_new_arrays_at_an_old_address_are_read(folder: pathlib.Path) -> None:
     assert same(ours, version(1))
 
 
-def test_a_failed_call_forgets_what_was_read(
+def test_failed_update_invalidates_cached_checks(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published(folder, 2)
@@ -629,7 +633,7 @@ def test_a_failed_call_forgets_what_was_read(
         receiver.update(ours, 1)
 
 
-def test_tensors_of_pytorch_are_read_after_a_change(
+def test_changed_torch_tensors_are_checked_again(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -670,13 +674,13 @@ def test_tensors_of_pytorch_are_read_after_a_change(
         receiver.update(parts)
 
 
-def test_a_transposed_view_is_no_alias(folder: pathlib.Path) -> None:
+def test_transposed_view_is_rejected(folder: pathlib.Path) -> None:
     square = numpy.arange(4, dtype=numpy.float32).reshape(2, 2)
     with pytest.raises(tersor.InvalidArgumentError, match='"b" is not contiguous'):
         delta.Publisher(folder).publish(1, {"a": square, "b": square.T})
 
 
-def test_scalars_of_numpy_are_refused(folder: pathlib.Path) -> None:
+def test_numpy_scalars_are_rejected(folder: pathlib.Path) -> None:
     old, new = {"s": numpy.float32(1)}, {"s": numpy.float32(2)}
     arrays = {name: numpy.array(one) for name, one in old.items()}
     same_delta = delta.encode(arrays, arrays)
@@ -693,7 +697,7 @@ def test_scalars_of_numpy_are_refused(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("others", [{"b": 5.0}, {"c": 1.0, "b": "c"}])
-def test_weights_shared_on_some_ranks_only_are_refused(
+def test_weights_shared_on_some_ranks_only_are_rejected(
     folder: pathlib.Path, others: dict[str, Any]
 ) -> None:
     def rank(transport: tersor.Transport) -> None:
@@ -710,7 +714,7 @@ def test_weights_shared_on_some_ranks_only_are_refused(
     assert _files.versions_in(folder) == []
 
 
-def test_types_with_one_dtype_of_deltas_differ(folder: pathlib.Path) -> None:
+def test_bool_and_uint8_are_distinct_types(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder)
     publisher.publish(1, {"mask": numpy.uint8([2, 3])})
     with pytest.raises(
@@ -720,7 +724,7 @@ def test_types_with_one_dtype_of_deltas_differ(folder: pathlib.Path) -> None:
     assert publisher.publish(2, {"mask": numpy.ones(2, bool)})["base_version"] is None
 
 
-def test_variants_of_float8_differ(folder: pathlib.Path) -> None:
+def test_float8_variants_are_distinct_types(folder: pathlib.Path) -> None:
     torch = pytest.importorskip("torch")
     delta.Publisher(folder).publish(1, {"w": torch.ones(4).to(torch.float8_e4m3fn)})
     ours = {"w": torch.zeros(4).to(torch.float8_e4m3fnuz)}
@@ -728,7 +732,7 @@ def test_variants_of_float8_differ(folder: pathlib.Path) -> None:
         delta.Receiver(folder).update(ours)
 
 
-def test_a_failed_call_leaves_no_version(
+def test_failed_publish_leaves_no_version(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = published(folder, 1)
@@ -747,7 +751,7 @@ def test_a_failed_call_leaves_no_version(
     assert publisher.publish(2, version(2))["base_version"] == 1
 
 
-def test_a_rank_that_fails_last_leaves_no_version(
+def test_late_failure_on_one_rank_leaves_no_version(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = _files.read_json
@@ -775,7 +779,7 @@ def test_a_rank_that_fails_last_leaves_no_version(
     tersor.local.run(2, rank)
 
 
-def test_ranks_with_other_bases_publish_full_copies(folder: pathlib.Path) -> None:
+def test_ranks_with_different_bases_publish_full_copies(folder: pathlib.Path) -> None:
     def rank(transport: tersor.Transport) -> None:
         ours, slices = shards(1, transport.rank)
         publisher = delta.Publisher(folder, transport=transport, slices=slices)
@@ -794,7 +798,7 @@ def test_ranks_with_other_bases_publish_full_copies(folder: pathlib.Path) -> Non
     tersor.local.run(2, rank)
 
 
-def test_a_rank_may_lose_its_tensors(folder: pathlib.Path) -> None:
+def test_rank_may_drop_its_tensors(folder: pathlib.Path) -> None:
     def rank(transport: tersor.Transport) -> None:
         publisher = delta.Publisher(folder, transport=transport)
         for number in (1, 2):
@@ -809,7 +813,7 @@ def test_a_rank_may_lose_its_tensors(folder: pathlib.Path) -> None:
     assert ours["a"].tolist() == [2, 2, 2]
 
 
-def test_two_publishers_never_mix_their_files(
+def test_concurrent_publishers_do_not_mix_files(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = published(folder, 1), delta.Publisher(folder)
@@ -830,7 +834,7 @@ def test_two_publishers_never_mix_their_files(
     assert same(ours, version(44))
 
 
-def test_links_are_not_followed(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symlinks_are_not_followed(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = published(folder, 1)
     precious = folder.parent / "precious"
     precious.write_text("mine")
@@ -880,7 +884,7 @@ def test_publishing_without_hard_links(
         {"model": [1]}, {"model": None},
     ],
 )  # fmt: skip
-def test_sealed_manifests_with_wrong_members_are_refused(
+def test_invalid_manifest_members_are_rejected(
     folder: pathlib.Path, change: dict[str, Any]
 ) -> None:
     published(folder, 2)
@@ -898,7 +902,7 @@ def test_sealed_manifests_with_wrong_members_are_refused(
     assert same(ours, version(1))
 
 
-def test_publishers_that_take_turns_leave_a_full_copy(folder: pathlib.Path) -> None:
+def test_alternating_publishers_keep_a_full_copy(folder: pathlib.Path) -> None:
     publishers = [delta.Publisher(folder, keep=3), delta.Publisher(folder, keep=3)]
     for number in range(1, 30):
         publishers[number % 7 < 4].publish(number, version(number))
@@ -907,7 +911,7 @@ def test_publishers_that_take_turns_leave_a_full_copy(folder: pathlib.Path) -> N
         assert same(ours, version(number))
 
 
-def test_other_files_stay_and_do_not_stop_the_deletion(folder: pathlib.Path) -> None:
+def test_foreign_files_survive_and_do_not_block_deletion(folder: pathlib.Path) -> None:
     foreign = {".tmp", ".tmp-upload", "v000000000001.backup", "v000000000001.notes.txt"}
     blocking = {".tmpA1b2C3", "v000000000001.json.00000000.tmp", "v000000000000.part"}
     for name in blocking:
@@ -920,7 +924,9 @@ def test_other_files_stay_and_do_not_stop_the_deletion(folder: pathlib.Path) -> 
     assert len(names - foreign - blocking) < 12
 
 
-def test_failed_calls_leave_no_data(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_publish_leaves_no_files(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(path: pathlib.Path, *_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
@@ -962,7 +968,7 @@ def test_failed_calls_leave_no_data(folder: pathlib.Path, monkeypatch: pytest.Mo
     assert same(ours, version(22))
 
 
-def test_integers_of_numpy_are_numbers_and_bools_are_not(folder: pathlib.Path) -> None:
+def test_numpy_integers_are_valid_versions_and_bools_are_not(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder, slices={"a": (numpy.array([4]), numpy.array([2]))})
     ours = {"a": numpy.ones(2, numpy.float32)}
     assert type(publisher.publish(numpy.int64(1), ours)["version"]) is int
@@ -976,7 +982,7 @@ def test_integers_of_numpy_are_numbers_and_bools_are_not(folder: pathlib.Path) -
     assert not other.exists()
 
 
-def test_the_name_of_the_metadata_is_refused(folder: pathlib.Path) -> None:
+def test_reserved_metadata_name_is_rejected(folder: pathlib.Path) -> None:
     ours = {"__metadata__": numpy.ones(1, numpy.float32), "a": numpy.ones(1, numpy.float32)}
     with pytest.raises(tersor.InvalidArgumentError, match='with the name "__metadata__"'):
         delta.Publisher(folder).publish(1, ours)
@@ -990,7 +996,7 @@ def test_the_name_of_the_metadata_is_refused(folder: pathlib.Path) -> None:
         {"changed": "x"}, {"changed": None}, {"bytes": True}, {"checksum": 1}, {"slice": [3]},
     ],
 )  # fmt: skip
-def test_sealed_entries_with_wrong_members_are_refused(
+def test_invalid_manifest_entries_are_rejected(
     folder: pathlib.Path, change: dict[str, Any]
 ) -> None:
     published(folder, 2)
@@ -1003,7 +1009,7 @@ def test_sealed_entries_with_wrong_members_are_refused(
 
 
 @pytest.mark.parametrize("key", ["format", "format_version", "model"])
-def test_sealed_manifests_without_members_are_refused(folder: pathlib.Path, key: str) -> None:
+def test_missing_manifest_members_are_rejected(folder: pathlib.Path, key: str) -> None:
     published(folder, 1)
     path = folder / "v000000000001.json"
     manifest = json.loads(path.read_text())
@@ -1012,7 +1018,7 @@ def test_sealed_manifests_without_members_are_refused(folder: pathlib.Path, key:
         _files.read_manifest(folder, 1)
 
 
-def test_empty_models_and_broken_numbers_are_refused(folder: pathlib.Path) -> None:
+def test_empty_models_and_fractional_versions_are_rejected(folder: pathlib.Path) -> None:
     publisher = delta.Publisher(folder)
     with pytest.raises(tersor.InvalidArgumentError, match="there are no tensors"):
         publisher.publish(1, {})

@@ -210,12 +210,12 @@ def kill_ranks(least: int) -> Counter[str]:
     raise AssertionError
 
 
-def test_a_killed_rank_leaves_whole_versions_on_the_others() -> None:
+def test_killed_rank_leaves_complete_versions_on_other_ranks() -> None:
     kill_ranks(6)
 
 
 @pytest.mark.long
-def test_60_killed_ranks_leave_whole_versions_on_the_others() -> None:
+def test_60_killed_ranks_leave_complete_versions_on_other_ranks() -> None:
     assert kill_ranks(60)["error"] > 10
 
 

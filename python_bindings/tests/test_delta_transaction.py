@@ -51,7 +51,7 @@ def test_ranks_change_their_own_tensors(split: bool) -> None:
     assert tersor.local.run(3, rank) == [True] * 3
 
 
-def test_an_error_of_one_rank_is_an_error_of_all_ranks_and_nothing_is_written() -> None:
+def test_error_on_one_rank_raises_on_all_ranks_and_writes_nothing() -> None:
     def rank(transport: tersor.Transport) -> tuple[str, str, bool]:
         base, new = weights(), stepped(weights())
         made = each(base, new)
@@ -69,7 +69,7 @@ def test_an_error_of_one_rank_is_an_error_of_all_ranks_and_nothing_is_written() 
     assert text.startswith('rank 1: delta: tensor "steps" is not the base')
 
 
-def test_ranks_with_other_versions_are_named() -> None:
+def test_version_mismatch_raises_on_all_ranks() -> None:
     def rank(transport: tersor.Transport) -> bool:
         base = weights()
         made = delta.encode(base, stepped(base))
@@ -80,7 +80,7 @@ def test_ranks_with_other_versions_are_named() -> None:
     assert all(tersor.local.run(3, rank))
 
 
-def test_a_late_rank_is_named_and_nothing_is_written() -> None:
+def test_timeout_names_late_rank_and_writes_nothing() -> None:
     def rank(transport: tersor.Transport) -> bool:
         base = weights()
         made = delta.encode(base, stepped(base))
@@ -93,7 +93,7 @@ def test_a_late_rank_is_named_and_nothing_is_written() -> None:
     assert all(tersor.local.run(3, rank))
 
 
-def test_a_rank_that_is_lost_while_others_write_leaves_the_base(
+def test_rank_lost_during_the_write_restores_the_base(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = _transaction.Part.write
@@ -119,7 +119,7 @@ def test_a_rank_that_is_lost_while_others_write_leaves_the_base(
 
 
 @pytest.mark.parametrize("device", [False, True])
-def test_an_interrupt_at_any_line_leaves_a_whole_version(
+def test_interrupt_at_any_line_leaves_a_complete_version(
     device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, three = versions(3)
@@ -168,7 +168,7 @@ def test_a_failed_copy_to_the_device_restores_all_ranks(monkeypatch: pytest.Monk
     assert failed
 
 
-def test_a_base_that_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_restore_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(_memory, "is_on_host", lambda _: False)
 
@@ -181,7 +181,7 @@ def test_a_base_that_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch
         delta.apply(as_torch(base), each(base, {"a": numpy.ones(3)}))
 
 
-def test_a_chain_is_proved_before_anything_is_written() -> None:
+def test_chain_is_verified_before_any_write() -> None:
     found = versions(5)
     links = [each(*pair) for pair in itertools.pairwise(found)]
     base = weights()
@@ -199,7 +199,7 @@ def test_a_chain_is_proved_before_anything_is_written() -> None:
     assert same(base, found[-1])
 
 
-def test_lists_of_deltas_are_checked() -> None:
+def test_invalid_lists_of_deltas_are_rejected() -> None:
     base, new = weights(), stepped(weights())
     made = each(base, new)
     both = {name: base[name] for name in ("layer.bias", "steps")}
@@ -222,7 +222,7 @@ def test_lists_of_deltas_are_checked() -> None:
     assert not whole.any()
 
 
-def test_a_distributed_tensor_is_refused(tmp_path: pathlib.Path) -> None:
+def test_dtensor_is_rejected(tmp_path: pathlib.Path) -> None:
     torch = pytest.importorskip("torch")
     from torch import distributed
 
@@ -238,7 +238,7 @@ def test_a_distributed_tensor_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.gpu
-def test_tensors_of_pytorch_change_on_the_device() -> None:
+def test_torch_tensors_change_on_the_device() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

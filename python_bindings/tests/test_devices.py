@@ -116,7 +116,7 @@ def both_ways(here: Here) -> tuple[Tensor, Tensor]:
 
 
 @everywhere
-def test_ddp_without_a_codec_gives_the_bits_of_ddp_itself(place: str) -> None:
+def test_ddp_with_codec_none_matches_plain_ddp_bit_for_bit(place: str) -> None:
     for plain, ours in on_ranks(both_ways, place):
         assert torch.equal(plain, ours)
 
@@ -219,7 +219,7 @@ def optimized(here: Here) -> Tensor:
 
 
 @everywhere
-def test_an_optimizer_takes_steps_on_the_trainers_stream(place: str) -> None:
+def test_optimizer_steps_on_the_current_stream(place: str) -> None:
     on_host = on_ranks(optimized, "host")
     for found in on_ranks(optimized, place):
         assert relative_error(found, on_host[0]) < 0.05  # another device sums in another order
@@ -296,7 +296,7 @@ def collected(here: Here) -> list[Tensor]:
 
 
 @everywhere
-def test_collectives_give_the_bits_that_they_give_on_the_host(place: str) -> None:
+def test_collectives_match_host_bits(place: str) -> None:
     for found, wanted in zip(on_ranks(collected, place), on_ranks(collected, "host"), strict=True):
         for one, other in zip(found, wanted, strict=True):
             assert torch.equal(one, other)
@@ -330,7 +330,7 @@ def weighed(here: Here) -> Tensor:
 
 
 @everywhere
-def test_ddp_weighs_batches_of_unequal_size(place: str) -> None:
+def test_ddp_weights_batches_of_unequal_size(place: str) -> None:
     model = mlp()
     batches = torch.cat([ddp_models.inputs(rank, 0, 8 + 16 * rank) for rank in range(RANKS)])
     model(batches).square().mean().backward()
@@ -356,7 +356,7 @@ def compressed(here: Here, kind: str) -> tuple[Tensor, list[float]]:
 
 @everywhere
 @pytest.mark.parametrize("kind", ["CompressedAdamW", "CompressedSGD", "CompressedMuon"])
-def test_compressed_optimizers_keep_ranks_alike(place: str, kind: str) -> None:
+def test_compressed_optimizers_keep_ranks_equal(place: str, kind: str) -> None:
     results = on_ranks(functools.partial(compressed, kind=kind), place)
     for found, losses in results:
         assert torch.equal(found, results[0][0])
@@ -378,7 +378,7 @@ def mixed(here: Here) -> tuple[Tensor, float]:
 
 
 @everywhere
-def test_gossip_agrees_on_the_mean(place: str) -> None:
+def test_gossip_converges_to_the_mean(place: str) -> None:
     for _, error in on_ranks(mixed, place):
         assert error < 0.01
 

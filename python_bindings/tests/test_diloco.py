@@ -26,7 +26,7 @@ def begins_equal(rank: int, count: int) -> bool:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_all_ranks_begin_with_those_of_rank_0(count: int) -> None:
+def test_all_ranks_start_with_the_parameters_of_rank_0(count: int) -> None:
     assert all(ranks.run(begins_equal, count))
 
 
@@ -44,14 +44,14 @@ def averages(rank: int, count: int, codec: str) -> float:
 
 @pytest.mark.parametrize(("codec", "error"), [("none", 1e-4), ("int8", 0.02), ("int4", 0.25)])
 @pytest.mark.parametrize("count", [2, 4])
-def test_local_sgd_takes_the_mean_of_the_ranks(count: int, codec: str, error: float) -> None:
+def test_local_sgd_averages_the_ranks(count: int, codec: str, error: float) -> None:
     for found in ranks.run(averages, count, codec):
         assert found < error
         assert found > error / 1000 or codec == "none"
 
 
 @ranks.on(2)
-def test_the_outer_optimizer_sees_the_mean_difference(rank: int, count: int) -> None:
+def test_outer_optimizer_receives_the_mean_difference(rank: int, count: int) -> None:
     model = make_model()
     reference = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
     reference_optimizer = nesterov(reference)
@@ -67,7 +67,7 @@ def test_the_outer_optimizer_sees_the_mean_difference(rank: int, count: int) -> 
 
 
 @ranks.on(2)
-def test_residuals_that_decay_stand_in_for_momentum(rank: int, count: int) -> None:
+def test_decaying_residuals_match_reference(rank: int, count: int) -> None:
     codec = "blocktopk:density=0.03,values=int4"
     model = make_model()
     starts = [p.detach().clone() for p in model.parameters()]
@@ -94,7 +94,7 @@ def test_residuals_that_decay_stand_in_for_momentum(rank: int, count: int) -> No
 
 @pytest.mark.parametrize("options", [{}, {"straggler_timeout": 120.0}])
 @ranks.on(2)
-def test_a_state_is_a_copy(rank: int, count: int, options: dict[str, Any]) -> None:
+def test_state_dict_is_a_copy(rank: int, count: int, options: dict[str, Any]) -> None:
     """Later steps change neither a saved state nor a loaded state."""
     model = make_model()
     outer = DiLoCo(model, sync_every=1, **options)
@@ -126,7 +126,7 @@ def nan_in(values: torch.Tensor) -> None:
 
 
 @ranks.on(1)
-def test_a_damaged_state_is_refused_and_changes_nothing(rank: int, count: int) -> None:
+def test_damaged_state_is_rejected_and_changes_nothing(rank: int, count: int) -> None:
     model = make_model()
     outer = DiLoCo(model, sync_every=1)
     for step in range(2):
@@ -154,7 +154,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(rank: int, count: int) -
 
 
 @ranks.on(2)
-def test_parameters_without_gradients_are_left_alone(rank: int, count: int) -> None:
+def test_frozen_parameters_keep_the_values_of_rank_0(rank: int, count: int) -> None:
     model = make_model(seed=rank)
     model[0].weight.requires_grad_(False)
     outer = DiLoCo(model, sync_every=1, codec="none")
@@ -166,7 +166,7 @@ def test_parameters_without_gradients_are_left_alone(rank: int, count: int) -> N
 
 
 @ranks.on(1)
-def test_mistakes_are_named(rank: int, count: int) -> None:
+def test_invalid_arguments_raise(rank: int, count: int) -> None:
     model = make_model()
     with pytest.raises(tersor.InvalidArgumentError, match="sync_every=0"):
         DiLoCo(model, sync_every=0)

@@ -42,7 +42,7 @@ def close_to(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @ranks.on(3)
-def test_ranks_in_step_have_the_bits_of_plain_diloco(rank: int, count: int) -> None:
+def test_synchronous_ranks_match_plain_diloco_bit_for_bit(rank: int, count: int) -> None:
     found = []
     for grace in (None, LONG):
         model = make_model()
@@ -65,7 +65,7 @@ def test_ranks_in_step_have_the_bits_of_plain_diloco(rank: int, count: int) -> N
 
 @pytest.mark.parametrize("samples", [None, 5.0])
 @ranks.on(2)
-def test_differences_weigh_what_their_steps_do(
+def test_differences_are_weighted_by_steps_or_samples(
     rank: int, count: int, samples: float | None
 ) -> None:
     model = make_model()
@@ -113,7 +113,7 @@ def late(outer: DiLoCo, model: torch.nn.Module, rank: int, plan: list[bool]) -> 
 
 @pytest.mark.parametrize("plan", [[True, False], [False, True, True, False], [True, True, True]])
 @ranks.on(2)
-def test_a_late_rank_has_what_all_have_and_loses_nothing(
+def test_late_rank_receives_common_weights_and_keeps_its_progress(
     rank: int, count: int, plan: list[bool]
 ) -> None:
     model = make_model()
@@ -139,7 +139,7 @@ def test_a_late_rank_has_what_all_have_and_loses_nothing(
 
 
 @ranks.on(2)
-def test_what_is_held_back_moves_for_those_alone_who_take_part(rank: int, count: int) -> None:
+def test_residuals_change_only_on_participating_ranks(rank: int, count: int) -> None:
     model = make_model()
     outer = DiLoCo(
         model,
@@ -190,7 +190,7 @@ def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
 
 
 @ranks.on(2)
-def test_a_run_goes_on_from_the_state_of_a_late_rank(rank: int, count: int) -> None:
+def test_training_resumes_from_the_state_of_a_late_rank(rank: int, count: int) -> None:
     model, norms = resumed(rank, "")
     again, norms_again = resumed(rank, "exact")
     assert torch.equal(model, again)
@@ -201,7 +201,7 @@ def test_a_run_goes_on_from_the_state_of_a_late_rank(rank: int, count: int) -> N
 
 
 @ranks.on(2)
-def test_the_state_of_a_late_rank_needs_a_straggler_timeout(rank: int, count: int) -> None:
+def test_state_of_a_late_rank_requires_straggler_timeout(rank: int, count: int) -> None:
     outer = DiLoCo(make_model(), codec="none")
     state = outer.state_dict()
     moved = {"0.weight": torch.zeros(70, 80)}
@@ -211,7 +211,7 @@ def test_the_state_of_a_late_rank_needs_a_straggler_timeout(rank: int, count: in
 
 
 @ranks.on(2)
-def test_a_layer_is_frozen_and_unfrozen(rank: int, count: int) -> None:
+def test_unfrozen_layer_is_exchanged_when_all_ranks_participate(rank: int, count: int) -> None:
     model = make_model()
     model[2].requires_grad_(False)
     frozen = [one.clone() for one in model[2].parameters()]
@@ -275,7 +275,7 @@ def goes_on(rank: int, count: int, victim: int, on_loss: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("victim", "on_loss"), [(0, "continue"), (2, "raise")])
-def test_a_rank_that_dies_is_left_out(victim: int, on_loss: str) -> None:
+def test_killed_rank_is_excluded(victim: int, on_loss: str) -> None:
     found = ranks.outcomes(goes_on, 3, victim, on_loss)
     others = [one for rank, one in enumerate(found) if rank != victim]
     for one in others:
@@ -297,7 +297,7 @@ def disagrees(rank: int, count: int) -> None:
             call()
 
 
-def test_ranks_that_call_something_else_are_told() -> None:
+def test_call_mismatch_raises_on_all_ranks() -> None:
     ranks.run(disagrees, 2)
 
 
@@ -306,14 +306,14 @@ def ends_with_a_thread(rank: int, count: int) -> None:
     outer.synchronize()
 
 
-def test_an_interpreter_ends_with_its_thread_alive() -> None:
+def test_interpreter_exits_with_a_live_thread() -> None:
     for one in ranks.outcomes(ends_with_a_thread, 2, fresh=True, close=False):
         assert one.error is None, one.traceback
         assert one.exit_code == 0, one.output
 
 
 @ranks.on(1)
-def test_mistakes_are_named(rank: int, count: int) -> None:
+def test_invalid_arguments_raise(rank: int, count: int) -> None:
     for grace in (-0.1, float("inf"), float("nan")):
         with pytest.raises(tersor.InvalidArgumentError, match="seconds, 0 or more"):
             DiLoCo(make_model(), straggler_timeout=grace)

@@ -25,7 +25,7 @@ STOCHASTIC = [("*.weight", "int4:rounding=stochastic+ef"), ("*", "bf16")]
 @pytest.mark.parametrize(
     ("every", "fragments", "delay"), [(1, 1, 0), (5, 1, 4), (20, 4, 4), (10, 3, 3), (4, 4, 0)]
 )
-def test_each_fragment_has_its_turn_once_a_round(every: int, fragments: int, delay: int) -> None:
+def test_each_fragment_is_sent_once_per_round(every: int, fragments: int, delay: int) -> None:
     table = Timetable(every, fragments, delay)
     turns = [(step, table.turn_of(step)) for step in range(1, 3 * every + 1)]
     sent = [(step, turn) for step, turn in turns if turn is not None]
@@ -36,7 +36,7 @@ def test_each_fragment_has_its_turn_once_a_round(every: int, fragments: int, del
 
 
 @pytest.mark.parametrize("counts", [[1], [0, 0, 0], [1, 1, 9], [9, 1, 1, 1], [5] * 12, [0, 7, 0]])
-def test_fragments_are_of_about_as_many_values(counts: list[int]) -> None:
+def test_fragments_have_similar_sizes(counts: list[int]) -> None:
     named = {str(number): count for number, count in enumerate(counts)}
     for fragments in range(1, len(counts) + 1):
         divided = divide(named, fragments)
@@ -64,7 +64,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
 
 
 @ranks.on(1)
-def test_mistakes_are_named(rank: int, count: int) -> None:
+def test_invalid_arguments_raise(rank: int, count: int) -> None:
     model = make_model()
     for message, options in MISTAKES.items():
         with pytest.raises(tersor.InvalidArgumentError, match=message):
@@ -91,7 +91,7 @@ COMMON = [(0, 0), (0, 0), (4, 0), (4, 0), (4, 8), (4, 8), (11, 8)]
 
 @pytest.mark.parametrize("progress", ["thread", "caller"])
 @ranks.on(2)
-def test_a_delay_and_a_mix_as_computed_by_hand(rank: int, count: int, progress: Any) -> None:
+def test_delay_and_alpha_match_hand_computed_values(rank: int, count: int, progress: Any) -> None:
     model = Two()
     outer = DiLoCo(
         model,
@@ -127,7 +127,7 @@ def half_in_bf16() -> torch.nn.Sequential:
 
 @pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (1, 0.0), (2, 0.25), (2, 0.75)])
 @ranks.on(3)
-def test_ranks_agree_on_what_they_have_in_common_at_every_step(
+def test_common_parameters_are_equal_on_all_ranks_at_every_step(
     rank: int, count: int, delay: int, mix: float
 ) -> None:
     model = half_in_bf16()
@@ -166,7 +166,7 @@ def test_ranks_agree_on_what_they_have_in_common_at_every_step(
 
 
 @ranks.on(2)
-def test_residuals_of_a_fragment_decay_when_it_is_sent_and_no_others(rank: int, count: int) -> None:
+def test_residuals_decay_only_when_their_fragment_is_sent(rank: int, count: int) -> None:
     """SparseLoCo's recipe, by fragments."""
     codec = "blocktopk:density=0.03,values=int4"
     model = make_model()
@@ -236,7 +236,7 @@ class Run:
 
 @pytest.mark.parametrize("last", [3, 4, 5, 6, 7, 8, 13])
 @ranks.on(2)
-def test_a_run_goes_on_bit_for_bit_with_a_fragment_under_way(
+def test_training_resumes_bit_for_bit_with_a_fragment_in_flight(
     rank: int, count: int, last: int, tmp_path: pathlib.Path
 ) -> None:
     quiet, saving, again = Run(), Run(), Run()
@@ -294,7 +294,7 @@ def goes_on(rank: int, count: int, path: str, options: dict[str, Any]) -> list[t
         (2, {"fragments": 1, "fragment_sync_delay": 0}),
     ],
 )
-def test_a_fragment_under_way_arrives_on_other_ranks_and_by_another_timetable(
+def test_fragment_in_flight_arrives_after_a_change_of_ranks_or_schedule(
     count: int, options: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
     path = str(tmp_path / "state.pt")
@@ -326,7 +326,7 @@ def loses_a_rank(rank: int, count: int) -> tuple[str, bool]:
     return str(raised.value), torch.equal(run.weights(), before)
 
 
-def test_a_rank_that_is_killed_is_named_where_the_fragment_is_waited_for() -> None:
+def test_error_at_fragment_wait_names_killed_rank() -> None:
     survivor, killed = ranks.outcomes(loses_a_rank, 2)
     assert not killed.finished
     assert survivor.error is None, survivor.traceback
@@ -336,7 +336,7 @@ def test_a_rank_that_is_killed_is_named_where_the_fragment_is_waited_for() -> No
 
 
 @ranks.on(2)
-def test_a_layer_that_is_unfrozen_joins_a_fragment(rank: int, count: int) -> None:
+def test_unfrozen_layer_joins_a_fragment(rank: int, count: int) -> None:
     model = make_model()
     model[0].requires_grad_(False)
     frozen = model[0].weight.clone()
@@ -354,7 +354,7 @@ def test_a_layer_that_is_unfrozen_joins_a_fragment(rank: int, count: int) -> Non
 
 
 @ranks.on(2)
-def test_what_was_waited_for_is_told(rank: int, count: int) -> None:
+def test_explain_reports_fragment_sync_delay(rank: int, count: int) -> None:
     run = Run()
     assert "delay" not in run.outer.explain()
     run.steps(range(1, 9))
@@ -363,7 +363,9 @@ def test_what_was_waited_for_is_told(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_closed_one_with_a_fragment_under_way_ends_no_other_handle(rank: int, count: int) -> None:
+def test_closing_with_a_fragment_in_flight_keeps_other_handles_working(
+    rank: int, count: int
+) -> None:
     model = make_model()
     first = DiLoCo(model, "int8+ef", sync_every=1)
     second = DiLoCo(model, "int8+ef", sync_every=2, fragment_sync_delay=1)

@@ -39,7 +39,7 @@ def pictures(cell: Any) -> int:
 
 
 @pytest.mark.long
-def test_the_notebook_runs_and_its_text_is_true(notebook: Any, tmp_path: pathlib.Path) -> None:
+def test_notebook_runs_and_results_match_its_text(notebook: Any, tmp_path: pathlib.Path) -> None:
     notebook.cells.append(nbformat.v4.new_code_cell(LESSONS))
     client = nbclient.NotebookClient(
         notebook,

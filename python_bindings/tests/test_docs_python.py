@@ -50,7 +50,7 @@ def test_every_block_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(IN_PROCESS))
-def test_the_programs_of_one_process_run_in_order(
+def test_single_process_programs_run_in_order(
     page: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: dict[str, Any] = {}

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
         pytest.param("docs/how-to/diloco.md", "bytes", 0.001, marks=pytest.mark.long),
     ],
 )
-def test_the_pages_program_trains(
+def test_documentation_program_trains(
     page: str, unit: str, share: float, tmp_path: pathlib.Path
 ) -> None:
     [program] = programs(page)

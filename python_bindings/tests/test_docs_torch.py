@@ -48,7 +48,7 @@ def test_a_program_runs_and_ranks_agree(page: str, number: int, tmp_path: pathli
         assert one.isfinite().all()
 
 
-def test_each_page_with_programs_links_to_the_one_setup() -> None:
+def test_pages_with_programs_link_to_the_setup() -> None:
     assert [page for page in PAGES if programs(page, "setup")] == ["docs/how-to/ddp.md"]
     (setup,) = programs("docs/how-to/ddp.md", "setup")
     assert setup.count("init_process_group") == 1
@@ -59,7 +59,7 @@ def test_each_page_with_programs_links_to_the_one_setup() -> None:
             assert ("[setup](#setup)" if own else "ddp.md#setup)") in text, page
 
 
-def test_a_program_with_its_setup_runs_as_it_is_copied(tmp_path: pathlib.Path) -> None:
+def test_copied_program_with_setup_runs(tmp_path: pathlib.Path) -> None:
     page = "docs/how-to/ddp.md"
     (setup,), program = programs(page, "setup"), programs(page, "torch")[0]
     (tmp_path / "train.py").write_text(setup + program)
