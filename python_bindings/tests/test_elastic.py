@@ -116,7 +116,9 @@ def mean_of(step: int, victim: int, weighted: bool = False) -> float:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dies", ["before", "after"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_sgd_goes_on_by_the_mean_of_those_left(victim: int, dies: str, weighted: bool) -> None:
+def test_sgd_continues_with_the_mean_of_the_remaining_ranks(
+    victim: int, dies: str, weighted: bool
+) -> None:
     found = survivors(by_sgd, victim, dies, weighted)
     assert all(one == found[0] for one in found)
     moved = torch.tensor(flat(named_weights())) - torch.tensor(found[0])
@@ -149,7 +151,7 @@ def by_compressed(rank: int, _: int, victim: int, kind: str, on_loss: str) -> li
 
 @pytest.mark.parametrize("on_loss", ["raise", "continue"])
 @pytest.mark.parametrize("kind", ["CompressedAdamW", "CompressedMuon", "CompressedSGD"])
-def test_what_compresses_goes_on_alike(kind: str, on_loss: str) -> None:
+def test_compressed_optimizers_continue_equally_after_a_loss(kind: str, on_loss: str) -> None:
     found = survivors(by_compressed, 1, kind, on_loss)
     assert all(one == found[0] for one in found)
 
@@ -168,7 +170,7 @@ def by_sgd_that_goes_on(rank: int, _: int, victim: int) -> list[float]:
     return flat(weights)
 
 
-def test_sgd_that_goes_on_leaves_the_step_out() -> None:
+def test_sgd_with_on_loss_continue_skips_the_lost_step() -> None:
     found = survivors(by_sgd_that_goes_on, 1)
     assert all(one == found[0] for one in found)
     moved = torch.tensor(flat(named_weights())) - torch.tensor(found[0])
@@ -219,7 +221,7 @@ def by_diloco(
 @pytest.mark.filterwarnings("ignore:.*is repeated")
 @pytest.mark.parametrize("on_loss", ["raise", "continue"])
 @pytest.mark.parametrize("options", [{}, {"fragments": 2, "fragment_sync_delay": 1}])
-def test_diloco_goes_on_alike(options: dict[str, Any], on_loss: str) -> None:
+def test_diloco_continues_equally_after_a_loss(options: dict[str, Any], on_loss: str) -> None:
     found = survivors(by_diloco, 1, options, on_loss)
     assert all(one == found[0] for one in found)
     assert found[0][0] == (on_loss == "raise")
@@ -241,7 +243,7 @@ def too_few(rank: int, _: int) -> str:
     return ""
 
 
-def test_one_of_four_does_not_go_on() -> None:
+def test_last_remaining_rank_cannot_resume() -> None:
     found = ranks.outcomes(too_few, RANKS)
     assert found[1].error is None, found[1].traceback
     assert "too few" in found[1].value
@@ -275,7 +277,7 @@ def wrong_options(rank: int, count: int) -> None:
         tersor.torch.compress(model, codec="int8", elastic=True)
 
 
-def test_what_cannot_be_elastic_is_refused() -> None:
+def test_unsupported_elastic_options_raise() -> None:
     ranks.run(wrong_options, 2)
 
 
@@ -308,7 +310,7 @@ def by_optimizer_with_newcomer(rank: int, _: int, victim: int, kind: str) -> lis
 
 @pytest.mark.filterwarnings("ignore:.*is (repeated|skipped)")
 @pytest.mark.parametrize("kind", ["CompressedAdamW", "CompressedMuon", "DistributedOptimizer"])
-def test_a_newcomer_is_taken_in_after_a_loss_on_the_way(kind: str) -> None:
+def test_optimizers_add_a_new_parameter_despite_a_rank_loss(kind: str) -> None:
     found = survivors(by_optimizer_with_newcomer, 1, kind)
     assert all(one == found[0] for one in found)
 
@@ -334,6 +336,6 @@ def by_diloco_with_newcomer(rank: int, _: int, victim: int) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore:.*is repeated")
-def test_diloco_takes_in_a_newcomer_after_a_loss_on_the_way() -> None:
+def test_diloco_adds_a_new_parameter_despite_a_rank_loss() -> None:
     found = survivors(by_diloco_with_newcomer, 1)
     assert all(one == found[0] for one in found)

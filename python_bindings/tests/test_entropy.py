@@ -100,7 +100,7 @@ def decode(frame: bytes, counts: list[int]) -> list[list[int]]:
         ("entropy-segments", [0, 3, 9000]),
     ],
 )
-def test_golden_frames_are_decoded_from_the_page_alone(name: str, counts: list[int]) -> None:
+def test_documented_format_decodes_golden_frames(name: str, counts: list[int]) -> None:
     frame = (GOLDEN / f"{name}.bin").read_bytes()
     spec = "entropy+ef" if name.endswith("ef") else "entropy"
     dtype = {0: numpy.float32, 1: numpy.uint16, 2: numpy.float16}[frame[8]]
@@ -122,7 +122,7 @@ def test_golden_frames_are_decoded_from_the_page_alone(name: str, counts: list[i
         assert out.view(f"<u{out.itemsize}").tolist() == values
 
 
-def test_every_bf16_pattern_comes_back() -> None:
+def test_every_bf16_bit_pattern_round_trips() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     values = numpy.arange(1 << 16, dtype=numpy.uint16).view(ml_dtypes.bfloat16)
     codec = tersor.Codec("entropy")
@@ -130,14 +130,14 @@ def test_every_bf16_pattern_comes_back() -> None:
     assert back.tobytes() == values.tobytes()
 
 
-def test_weights_shrink() -> None:
+def test_bf16_weights_shrink_by_a_third() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     random = numpy.random.default_rng(3)
     weights = (0.02 * random.standard_normal(1 << 18)).astype(ml_dtypes.bfloat16)
     assert 8 * len(tersor.Codec("entropy").encode(weights)) < 10.7 * len(weights)
 
 
-def test_an_all_gather_and_a_broadcast_keep_every_bit() -> None:
+def test_allgather_and_broadcast_keep_every_bit() -> None:
     pytest.importorskip("ml_dtypes")
     patterns = numpy.arange(6000, dtype=numpy.uint16) * numpy.uint16(11)
 
@@ -157,7 +157,7 @@ def test_an_all_gather_and_a_broadcast_keep_every_bit() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("count", [10_000, 100_003])
-def test_collectives_give_the_bits_of_none(dtype: str, count: int) -> None:
+def test_collectives_match_uncompressed_results_bit_for_bit(dtype: str, count: int) -> None:
     pytest.importorskip("ml_dtypes")
 
     def values(rank: int, length: int) -> Any:
@@ -197,7 +197,7 @@ def test_collectives_give_the_bits_of_none(dtype: str, count: int) -> None:
         assert [a == b for a, b in zip(found, expected, strict=True)] == [True] * len(found)
 
 
-def test_a_native_sum_is_refused() -> None:
+def test_native_sum_is_rejected() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="entropy"):
         tersor.Codec("entropy").require("native")
 
@@ -215,7 +215,7 @@ class Variable:
         self.value = value
 
 
-def test_integers_of_tensorflow_keep_their_bits() -> None:
+def test_tensorflow_broadcast_keeps_integer_bits() -> None:
     stub: Any = SimpleNamespace(__version__="2.21.0", float32=0, bfloat16=1, float16=2)
     stub.distribute = SimpleNamespace(ReductionToOneDevice=object)
     stub.keras = SimpleNamespace(utils=SimpleNamespace(get_custom_objects=dict))

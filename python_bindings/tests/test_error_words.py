@@ -24,7 +24,7 @@ def messages() -> Iterator[str]:
             yield from re.findall(r'"((?:[^"\\\n]|\\.)*)"', text)
 
 
-def test_messages_have_no_names_of_cpp() -> None:
+def test_messages_contain_no_cpp_names() -> None:
     texts = list(messages())
     assert len(texts) > 1000
     assert [text for text in texts if CPP_NAME.search(text)] == []

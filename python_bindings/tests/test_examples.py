@@ -47,11 +47,11 @@ def check_comparison(printed: str) -> None:
     assert abs(float(found[6]) - float(found[3])) < 0.1
 
 
-def test_ddp_prints_step_time_and_bytes_without_and_with_a_codec() -> None:
+def test_ddp_prints_step_times_and_bytes_with_and_without_a_codec() -> None:
     check_comparison(output_of("ddp.py", "--steps", "4", "--rate", "1e9"))
 
 
-def test_the_readme_shows_lines_of_the_ddp_example_and_an_output_of_its_form() -> None:
+def test_readme_matches_the_ddp_example_and_its_output_format() -> None:
     [block] = programs("README.md")
     shown = block.replace('"int8"', "codec").splitlines()
     lines = [line.strip() for line in (EXAMPLES / "ddp.py").read_text().splitlines()]
@@ -62,7 +62,7 @@ def test_the_readme_shows_lines_of_the_ddp_example_and_an_output_of_its_form() -
 
 
 @pytest.mark.long
-def test_fsdp2_trains_in_fewer_bytes() -> None:
+def test_fsdp2_trains_with_fewer_bytes() -> None:
     printed = output_of("fsdp2.py")
     first, last = losses(printed)
     assert last < first
@@ -70,7 +70,7 @@ def test_fsdp2_trains_in_fewer_bytes() -> None:
 
 
 @pytest.mark.long  # in the part with transformers
-def test_the_trainer_of_hugging_face_trains_in_fewer_bytes() -> None:
+def test_hugging_face_trainer_trains_with_fewer_bytes() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     printed = output_of("trainer.py")
@@ -79,7 +79,7 @@ def test_the_trainer_of_hugging_face_trains_in_fewer_bytes() -> None:
 
 
 @pytest.mark.long
-def test_diloco_trains_in_fewer_bytes() -> None:
+def test_diloco_trains_with_fewer_bytes() -> None:
     printed = output_of("diloco.py")
     first, last = losses(printed)
     assert last < first
@@ -87,7 +87,7 @@ def test_diloco_trains_in_fewer_bytes() -> None:
 
 
 @pytest.mark.long
-def test_servers_follow_a_policy_that_learns() -> None:
+def test_reward_rises_while_weight_deltas_save_bytes() -> None:
     pytest.importorskip("safetensors")
     printed = output_of("weight_deltas.py", "--versions", "4", count=3)
     found = re.findall(r"^version (\d): reward ([\d.]+), ([\d.]+) of ([\d.]+) KiB$", printed, re.M)
@@ -98,7 +98,7 @@ def test_servers_follow_a_policy_that_learns() -> None:
 
 
 @pytest.mark.long  # torchrun and its ranks import PyTorch
-def test_the_slurm_job_starts_the_ddp_example(tmp_path: pathlib.Path) -> None:
+def test_slurm_job_runs_the_ddp_example(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("torch")
     commands = {
         "scontrol": "echo 127.0.0.1",
@@ -131,7 +131,7 @@ def test_the_slurm_job_starts_the_ddp_example(tmp_path: pathlib.Path) -> None:
     check_comparison(done.stdout)
 
 
-def test_the_kubernetes_job_starts_as_many_launchers_as_pods() -> None:
+def test_kubernetes_job_has_consistent_node_counts_and_names() -> None:
     text = (EXAMPLES / "kubernetes.yaml").read_text()
     [pods] = set(re.findall(r"(?:completions|parallelism|--nnodes)[:=] ?(\d+)", text))
     assert pods == "2"
@@ -145,7 +145,7 @@ def test_the_kubernetes_job_starts_as_many_launchers_as_pods() -> None:
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
 
 
-def test_a_slow_link_limits_the_open_sockets_of_the_process(
+def test_slow_link_limits_open_sockets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -163,6 +163,6 @@ def test_a_slow_link_limits_the_open_sockets_of_the_process(
 @pytest.mark.parametrize(
     "file", [one for one in sorted(EXAMPLES.rglob("*")) if one.is_file()], ids=lambda one: one.name
 )
-def test_an_example_is_short(file: pathlib.Path) -> None:
+def test_examples_are_short(file: pathlib.Path) -> None:
     if "__pycache__" not in file.parts:
         assert len(file.read_text().splitlines()) < MAX_LINES

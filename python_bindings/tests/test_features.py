@@ -112,7 +112,7 @@ def recomputes(rank: int, _: int, way: Way) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_activation_checkpointing_changes_no_names(way: Way) -> None:
+def test_activation_checkpointing_keeps_parameter_names(way: Way) -> None:
     for names in ranks.run(recomputes, 2, way):
         assert sorted(names) == sorted(NAMES)
 
@@ -140,9 +140,7 @@ def test_cpu_offload_policy(rank: int, count: int) -> None:
 
 @pytest.mark.parametrize("way", [with_ddp, with_optimizer])
 @ranks.on(2)
-def test_rules_and_checkpoints_fit_with_and_without_wrappers(
-    rank: int, count: int, way: Way
-) -> None:
+def test_rules_and_checkpoints_ignore_wrappers(rank: int, count: int, way: Way) -> None:
     options: dict[str, Any] = {"rules": [("0.weight", "int4+ef"), ("*", "none")]}
     first, second = way(checkpointed(), **options), way(make_model(), **options)
     train(first, rank)
@@ -154,6 +152,6 @@ def test_rules_and_checkpoints_fit_with_and_without_wrappers(
     assert norms["0.weight"] > 0
 
 
-def test_names_stay_different_without_wrappers() -> None:
+def test_unwrapped_names_stay_unique() -> None:
     named = {"_orig_mod.0._checkpoint_wrapped_module.w": 1, "1._orig_mod.w": 2, "1.w": 3}
     assert unwrapped(named) == {"0.w": 1, "1._orig_mod.w": 2, "1.w": 3}

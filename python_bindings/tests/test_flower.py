@@ -84,7 +84,7 @@ def distance(one: ArrayRecord, other: ArrayRecord) -> float:
     return float(max(np.abs(a.astype(float) - b).max() for a, b in pairs))
 
 
-def test_the_pages_program() -> None:
+def test_documented_program() -> None:
     program, _ = programs("docs/systems/federated.md", "flower")
     page: dict[str, Any] = {}
     exec(program, page)
@@ -94,7 +94,7 @@ def test_the_pages_program() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_the_result_is_that_of_fedavg(dtype: str) -> None:
+def test_result_matches_fedavg(dtype: str) -> None:
     start = model(dtype=dtype)
     plain, _ = run(Nodes(client_app([])), None, 3, start)
     same, _ = run(Nodes(client_app([tersor.federated.flower.compress("none")])), "none", 3, start)
@@ -111,7 +111,7 @@ def test_the_result_is_that_of_fedavg(dtype: str) -> None:
     }
 
 
-def test_the_order_of_replies_changes_nothing() -> None:
+def test_reply_order_does_not_change_the_result() -> None:
     def of(nodes: Iterable[int]) -> dict[str, bytes]:
         app = client_app([tersor.federated.flower.compress("int8+ef")])
         arrays, _ = run(Nodes(app, nodes), "int8+ef", 2)
@@ -120,7 +120,7 @@ def test_the_order_of_replies_changes_nothing() -> None:
     assert of(NODES) == of(reversed(NODES))
 
 
-def test_what_a_round_leaves_out_comes_in_later_ones() -> None:
+def test_feedback_sends_residuals_in_later_rounds() -> None:
     update = np.full((64, 96), 1e-4, np.float32)
     update[:, 0] = 1.0
 
@@ -138,7 +138,7 @@ def test_what_a_round_leaves_out_comes_in_later_ones() -> None:
 
 
 @pytest.mark.parametrize("down", ["none", "difference:none"])
-def test_an_app_may_change_what_it_received(down: str) -> None:
+def test_app_may_modify_received_arrays(down: str) -> None:
     mods = [tersor.federated.flower.compress("none")]
     plain, _ = run(Nodes(changes_in_place([])), None, 3)
     found, _ = run(Nodes(changes_in_place(mods)), "none", 3, down=down)
@@ -160,7 +160,7 @@ def weight_of(codec: str, reply: Message, strategy: tersor.federated.flower.Stra
 
 
 @pytest.mark.parametrize(("round_", "forgot"), [(3, False), (5, False), (6, True), (2, True)])
-def test_a_residual_of_long_ago_is_forgotten_and_told(round_: int, forgot: bool) -> None:
+def test_old_residuals_are_dropped_and_reported(round_: int, forgot: bool) -> None:
     app = client_app([tersor.federated.flower.compress("int4+ef", forget_after=3)])
     nodes, fresh = Nodes(app, [7]), Nodes(app, [7])
     strategy = tersor.federated.flower.Strategy(fedavg(), "int4+ef")
@@ -174,7 +174,7 @@ def test_a_residual_of_long_ago_is_forgotten_and_told(round_: int, forgot: bool)
     assert (found[0] == found[1]) is forgot
 
 
-def test_rounds_of_another_start_are_others() -> None:
+def test_residuals_from_an_earlier_start_are_dropped() -> None:
     """Flower numbers rounds from 1 in each start."""
     views: dict[tuple[int, int], Any] = {}
 
@@ -200,7 +200,7 @@ def test_rounds_of_another_start_are_others() -> None:
     assert forgot == dict.fromkeys(NODES, False)  # of round 4, or first of this start
 
 
-def test_clients_may_return_another_float() -> None:
+def test_clients_may_return_a_different_float_dtype() -> None:
     """FedAdam makes f64 of the weights, PyTorch's clients return f32."""
 
     def as_f32(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def strip(reply: Message) -> None:
         (strip, "tersor.federated.flower.compress"),
     ],
 )
-def test_a_bad_reply_fails_alone(
+def test_invalid_reply_excludes_only_its_node(
     harm: Callable[[Message], None], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def tamper(_: Message, reply: Message) -> list[Message]:
@@ -377,7 +377,7 @@ def test_a_bad_reply_fails_alone(
 
 
 @pytest.mark.parametrize("weight", [float("nan"), -5.0])
-def test_weights_are_checked_within_a_wrapper(
+def test_wrapped_strategies_reject_invalid_example_weights(
     weight: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     def tamper(_: Message, reply: Message) -> list[Message]:
@@ -394,7 +394,7 @@ def test_weights_are_checked_within_a_wrapper(
     assert all(np.isfinite(one.numpy()).all() for one in arrays.values())
 
 
-def test_a_frame_of_an_earlier_round_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_frame_from_an_earlier_round_is_rejected(caplog: pytest.LogCaptureFixture) -> None:
     old: dict[int, Any] = {}
 
     def replays(_: Message, reply: Message) -> list[Message]:
@@ -410,7 +410,7 @@ def test_a_frame_of_an_earlier_round_is_refused(caplog: pytest.LogCaptureFixture
     assert "signature" in caplog.text
 
 
-def test_a_node_that_answers_twice_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_duplicate_reply_counts_once(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(client_app([tersor.federated.flower.compress("int8")]))
     once, _ = run(nodes, "int8")
     nodes = Nodes(client_app([tersor.federated.flower.compress("int8")]))
@@ -435,7 +435,7 @@ def error_of(nodes: Nodes, node: int) -> str:
     return str(found.error.reason)
 
 
-def test_an_update_that_is_not_finite_is_not_sent() -> None:
+def test_nonfinite_update_is_not_sent() -> None:
     nodes = Nodes(client_app([tersor.federated.flower.compress("int8+ef")], as_not_finite))
     run(nodes, "int8+ef", 1)
     before = {name: one.data for name, one in nodes.states[7]["tersor.residuals"].items()}
@@ -446,7 +446,7 @@ def test_an_update_that_is_not_finite_is_not_sent() -> None:
     assert kept == before
 
 
-def test_a_client_says_what_does_not_fit() -> None:
+def test_client_reports_codec_and_strategy_mismatches() -> None:
     nodes = Nodes(client_app([tersor.federated.flower.compress("int4")]))
     run(nodes, "int8", 1)
     assert "has codec 'int4" in error_of(nodes, 7)
@@ -458,7 +458,7 @@ def other_names(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
     return {f"{name}2": one for name, one in arrays.items()}
 
 
-def test_an_app_that_returns_another_model_is_refused() -> None:
+def test_app_returning_a_different_model_is_rejected() -> None:
     nodes = Nodes(client_app([tersor.federated.flower.compress("int8")], other_names))
     run(nodes, "int8", 1)
     assert "other names or shapes" in error_of(nodes, 7)
@@ -473,13 +473,13 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
         ({"codec": "int8", "forget_after": 0}, "1 or more"),
     ],
 )
-def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
+def test_invalid_client_options_raise(options: dict[str, Any], said: str) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=said):
         tersor.federated.flower.compress(**options)
 
 
 @pytest.mark.parametrize("down", ["f32", "int8", "difference:int8+ef", "difference:", "bf16+ef"])
-def test_ways_down_that_are_none(down: str) -> None:
+def test_invalid_down_option_raises(down: str) -> None:
     with pytest.raises(tersor.InvalidArgumentError):
         tersor.federated.flower.Strategy(fedavg(), "int8", down=down)
 
@@ -491,7 +491,7 @@ def bytes_down(nodes: Nodes) -> list[int]:
 @pytest.mark.parametrize(
     ("down", "share", "error"), [("bf16", 0.55, 3e-3), ("difference:int8", 0.32, 1e-3)]
 )
-def test_fewer_bytes_down(down: str, share: float, error: float) -> None:
+def test_down_option_saves_bytes(down: str, share: float, error: float) -> None:
     plain_nodes = Nodes(client_app([tersor.federated.flower.compress("none")]))
     plain, _ = run(plain_nodes, "none", 8)
     nodes = Nodes(client_app([tersor.federated.flower.compress("none")]))
@@ -513,7 +513,7 @@ def test_fewer_bytes_down(down: str, share: float, error: float) -> None:
     assert distance(view, fine) < 10 * error
 
 
-def test_a_client_that_missed_rounds_or_lost_its_state_gets_what_it_needs() -> None:
+def test_clients_recover_from_missed_rounds_and_lost_state() -> None:
     views: dict[tuple[int, int], dict[str, Any]] = {}
 
     def looks(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
@@ -547,7 +547,7 @@ def test_a_client_that_missed_rounds_or_lost_its_state_gets_what_it_needs() -> N
     assert sizes[12][5] == sizes[12][11] == sizes[12][23]
 
 
-def test_a_reply_that_is_lost_costs_its_client_one_round() -> None:
+def test_lost_reply_leaves_the_client_in_sync() -> None:
     """The client has newer weights than the server."""
     views: dict[tuple[int, int], Any] = {}
 
@@ -586,14 +586,14 @@ def sent_with(codec: str, mod: Any) -> tuple[np.ndarray[Any, Any], Message]:
     return (start if arrays is None else arrays["layer.weight"].numpy()) - start, reply
 
 
-def test_what_is_sent_is_a_function_of_what_privacy_lets_out() -> None:
+def test_codec_encodes_the_output_of_privacy_mods() -> None:
     clipped, _ = sent_with("int8", fixedclipping_mod)
     assert np.linalg.norm(clipped) == pytest.approx(0.1, rel=0.01)
     noisy, _ = sent_with("int8", LocalDpMod(0.1, 0.1, 10.0, 1e-5))
     assert 0.1 < np.linalg.norm(noisy) < 10
 
 
-def test_feedback_does_not_go_with_a_norm_that_bounds_a_round() -> None:
+def test_feedback_with_a_clipping_norm_is_rejected() -> None:
     sent, reply = sent_with("int8+ef", fixedclipping_mod)
     assert not sent.any()
     assert 'a codec without "+ef"' in str(reply.error.reason)

@@ -49,7 +49,9 @@ def has_no_network() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(command).returncode == 0
 
 
-def test_trainings_side_by_side(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_codecs_send_fewer_bytes_at_similar_accuracy(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "records.json"
     options = ["--in-process", "--rounds", "4", "--seeds", "2", "--data", str(images)]
     assert main(["federated", *options, "--json", str(path)]) == 0
@@ -66,7 +68,9 @@ def test_trainings_side_by_side(images: pathlib.Path, tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.skipif(not has_no_network(), reason="no namespace of a network may be made here")
-def test_flowers_processes_need_no_network(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_flower_processes_run_without_network_access(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "records.json"
     command = (
         f"ip link set lo up && exec {sys.executable} -m tersor.bench federated --rounds 2 --seeds 1"
@@ -94,14 +98,14 @@ def test_flowers_processes_need_no_network(images: pathlib.Path, tmp_path: pathl
         (["--data", "/nowhere"], "cannot read"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_invalid_federated_options_are_rejected(
     options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["federated", "--in-process", *options]) == 2
     assert reason in capsys.readouterr().err
 
 
-def test_who_is_late_or_terminated_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+def test_timeout_and_sigterm_leave_no_processes(tmp_path: pathlib.Path) -> None:
     link = Link(tmp_path, 1)
     before = signal.getsignal(signal.SIGTERM)
     with contextlib.closing(link):

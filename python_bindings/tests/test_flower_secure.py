@@ -100,7 +100,7 @@ def check_mean(arrays: ArrayRecord | None, wanted: dict[str, Any], unit: float) 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("threshold", [3, 4, 5])
-def test_every_set_that_goes_at_a_stage(
+def test_every_dropout_set_at_each_stage(
     stage: str, threshold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -122,7 +122,7 @@ def test_every_set_that_goes_at_a_stage(
             assert metrics["clients"] == len(there)
 
 
-def test_a_format_of_another_release_is_refused() -> None:
+def test_format_from_another_release_is_rejected() -> None:
     record = secure_wire.SumFormat(8, 16, 1.0, 0, "num-examples").record()
     assert secure_wire.SumFormat.of(record).record() == record
     before = {"lanes": record.pop("accumulator_bits"), "most_examples": record.pop("max_examples")}
@@ -132,7 +132,7 @@ def test_a_format_of_another_release_is_refused() -> None:
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-300])
-def test_a_norm_without_room_for_any_code_gives_zeros(norm: float) -> None:
+def test_too_small_norm_encodes_zeros(norm: float) -> None:
     format = secure_wire.SumFormat(8, 16, CLIP, 0, "num-examples")
     values = [np.full(1_000, 0.01, np.float32)]
     assert not format.encode(values, 1, norm).codes.any()
@@ -141,7 +141,7 @@ def test_a_norm_without_room_for_any_code_gives_zeros(norm: float) -> None:
             format.encode(values, 1, wrong)
 
 
-def test_clip_bounds_an_update_times_its_share_of_examples() -> None:
+def test_clip_bounds_the_example_weighted_update() -> None:
     format = secure_wire.SumFormat(8, 16, 0.5, 100, "num-examples")
     for weight, wanted in ((100, 0.5), (10, 5.0)):
         vector = format.encode([np.full(8, 9.0, np.float32)], weight)
@@ -150,7 +150,7 @@ def test_clip_bounds_an_update_times_its_share_of_examples() -> None:
         np.testing.assert_allclose(found * 100 / weight, wanted, rtol=0.01)
 
 
-def test_masks_leave_the_sum_of_codes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_cancel_in_the_sum_of_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: list[Any] = []
     encode = secure_wire.SumFormat.encode
 
@@ -177,7 +177,7 @@ def test_masks_leave_the_sum_of_codes_alone(monkeypatch: pytest.MonkeyPatch) -> 
             assert np.array_equal(found[-1][place], sum(parts[1:], parts[0]))
 
 
-def test_clients_may_count_by_their_examples() -> None:
+def test_max_examples_weights_clients_by_examples() -> None:
     arrays, metrics, _ = one_round(Nodes(secured(), SIX), max_examples=160, bits=12)
     weights = {node: min(160, examples(node)) for node in SIX}
     check_mean(
@@ -186,7 +186,7 @@ def test_clients_may_count_by_their_examples() -> None:
     assert set(metrics) == {"clients", "cut"}
 
 
-def test_an_app_may_change_what_it_received() -> None:
+def test_app_may_modify_received_arrays() -> None:
     app = ClientApp()
 
     @tersor.federated.flower.secure(app)
@@ -200,7 +200,7 @@ def test_an_app_may_change_what_it_received() -> None:
     check_mean(arrays, expected(SIX), UNIT)
 
 
-def test_a_ring_of_many() -> None:
+def test_dropouts_in_a_ring_of_24_clients() -> None:
     draw = random.Random(0)
     ids = [draw.getrandbits(64) for _ in range(24)]
     failed = 0
@@ -239,7 +239,7 @@ class Noted:
         monkeypatch.setattr(masks, "seal", noted_seal)
 
 
-def test_each_client_has_a_mask_of_its_own_and_one_with_each_neighbour(
+def test_clients_use_an_own_mask_and_one_mask_per_neighbour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     noted = Noted(monkeypatch)
@@ -260,7 +260,7 @@ def test_each_client_has_a_mask_of_its_own_and_one_with_each_neighbour(
     assert not set(noted.seals) & (of_rounds[0] | of_rounds[1])
 
 
-def test_fewer_shares_than_the_threshold_know_nothing() -> None:
+def test_fewer_shares_than_the_threshold_do_not_recover_the_secret() -> None:
     for threshold, count in ((2, 3), (3, 5), (5, 8)):
         secret = masks.new_key()[0]
         shares = masks.split(secret, threshold, count)
@@ -271,7 +271,7 @@ def test_fewer_shares_than_the_threshold_know_nothing() -> None:
             assert masks.combine({place: shares[place] for place in places}) != secret
 
 
-def test_two_have_one_key_in_a_round() -> None:
+def test_pair_key_is_symmetric_and_depends_on_digest_and_pair() -> None:
     (one, one_public), (other, other_public) = masks.new_key(), masks.new_key()
     digest, another = bytes(32), bytes(31) + b"1"
     key = masks.pair_key(one, other_public, digest, 3, 4)
@@ -280,7 +280,7 @@ def test_two_have_one_key_in_a_round() -> None:
     assert masks.pair_key(one, other_public, digest, 3, 5) != key
 
 
-def test_what_is_sealed_opens_for_who_agreed_alone() -> None:
+def test_seal_opens_only_with_the_agreed_key() -> None:
     (one, one_public), (other, other_public), (third, _) = (masks.new_key() for _ in range(3))
     sealed = masks.seal(masks.agreed_key(one, other_public, "share", 1, 3, 4), b"secret")
     assert masks.unseal(masks.agreed_key(other, one_public, "share", 1, 3, 4), sealed) == b"secret"
@@ -294,7 +294,7 @@ def test_what_is_sealed_opens_for_who_agreed_alone() -> None:
     assert masks.unseal(key, b"short") is None
 
 
-def test_codes_are_rounded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_round_equal_updates_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = []
     encode = secure_wire.SumFormat.encode
     monkeypatch.setattr(
@@ -323,7 +323,7 @@ def uploads(count: int) -> Iterator[np.ndarray[Any, Any]]:
         yield np.frombuffer(seen[0], np.uint8)
 
 
-def test_an_upload_is_uniform() -> None:
+def test_masked_upload_bytes_are_uniform() -> None:
     bytes_seen = np.zeros(256)
     pairs_seen = np.zeros(256)
     for data in uploads(100):
@@ -335,7 +335,7 @@ def test_an_upload_is_uniform() -> None:
         assert 150 < chi_squared < 380  # 255 degrees: 1 in 10^6 on either side
 
 
-def test_two_bytes_a_value_and_no_metric() -> None:
+def test_upload_has_two_bytes_per_value_and_no_metrics() -> None:
     nodes = Nodes(secured(), SIX)
     one_round(nodes)
     values = sum(int(np.prod(shape)) for shape in SHAPES.values())
@@ -346,13 +346,13 @@ def test_two_bytes_a_value_and_no_metric() -> None:
             assert not one.content.metric_records
 
 
-def test_what_is_cut_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_clipped_share_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     _, metrics, _ = one_round(Nodes(secured(), SIX), clip=0.01)
     assert metrics["cut"] == pytest.approx(0.317, abs=0.02)
     assert "% was clipped; give a larger clip" in caplog.text
 
 
-def test_mods_stand_inside() -> None:
+def test_mods_run_before_encoding() -> None:
     def far(*_: int) -> dict[str, Any]:
         return {"layer.weight": np.full(SHAPES["layer.weight"], 50, np.float32)}
 
@@ -422,7 +422,7 @@ def of_round_two(reply: Message) -> None:
         ("masked", of_round_two, "node 8, 'masked': a reply of round 2, not 1"),
     ],
 )
-def test_a_node_that_misbehaves_is_left_out(
+def test_misbehaving_node_is_excluded(
     stage: str, change: Any, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = Nodes(secured(), SIX)
@@ -433,7 +433,7 @@ def test_a_node_that_misbehaves_is_left_out(
     check_mean(arrays, expected([node for node in SIX if node != 8]), UNIT)
 
 
-def test_a_share_that_does_not_authenticate_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_unauthenticated_share_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def spoil(reply: Message) -> None:
         sealed = reply.content["tersor"]["own.3"]
         reply.content["tersor"]["own.3"] = sealed[:-1] + bytes([sealed[-1] ^ 1])
@@ -446,7 +446,7 @@ def test_a_share_that_does_not_authenticate_is_named(caplog: pytest.LogCaptureFi
     check_mean(arrays, expected(SIX), UNIT)
 
 
-def test_who_unmasks_badly_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_unmask_reply_does_not_change_the_mean(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(secured(), SIX)
     nodes.answers = changes("unmask", 8, of_none)
     arrays, _, _ = one_round(nodes)
@@ -454,7 +454,7 @@ def test_who_unmasks_badly_is_left_out(caplog: pytest.LogCaptureFixture) -> None
     assert "node 8, 'unmask': not the requested reply" in caplog.text
 
 
-def test_an_update_that_is_not_finite_stays_away() -> None:
+def test_nonfinite_update_is_excluded() -> None:
     def broken(node: int, round_: int) -> dict[str, Any]:
         update = update_of(node, round_)
         if node == 8:
@@ -466,7 +466,7 @@ def test_an_update_that_is_not_finite_stays_away() -> None:
     check_mean(arrays, expected([node for node in SIX if node != 8]), UNIT)
 
 
-def test_a_client_refuses_what_is_out_of_turn() -> None:
+def test_client_rejects_out_of_order_and_invalid_requests() -> None:
     nodes = Nodes(secured(), SIX)
     one_round(nodes, 1)
     run = str(nodes.states[8]["tersor.secure"]["run"])
@@ -499,7 +499,7 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
 @pytest.mark.parametrize(
     "alive", [(3, 4, 15, 16, 23, 90), (3, 4, 15, 16, 90), (3, 4, 8, 15, 16), (90,)]
 )
-def test_a_client_gives_one_of_two_secrets(alive: tuple[int, ...]) -> None:
+def test_client_rejects_survivors_without_shares(alive: tuple[int, ...]) -> None:
     nodes = Nodes(secured(), SIX)
     strategy = tersor.federated.flower.SecureStrategy(fedavg(), clip=CLIP)
     nodes.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), nodes))
@@ -512,7 +512,7 @@ def test_a_client_gives_one_of_two_secrets(alive: tuple[int, ...]) -> None:
     assert "lists a node without shares as alive" in str(reply.error.reason)
 
 
-def test_a_share_that_is_given_opens_one_secret() -> None:
+def test_released_share_opens_one_secret() -> None:
     nodes = Nodes(secured(), SIX)
     nodes.answers = goes([4], "masked")
     one_round(nodes)
@@ -528,7 +528,7 @@ def test_a_share_that_is_given_opens_one_secret() -> None:
             assert opened == ({"mask"} if owner == 4 else {"own"})
 
 
-def test_secrets_go_with_the_round() -> None:
+def test_clients_discard_secrets_after_the_round() -> None:
     def broken(node: int, round_: int) -> dict[str, Any]:
         return {"norm": np.array([np.nan], np.float32)} if node == 8 else update_of(node, round_)
 
@@ -538,7 +538,7 @@ def test_secrets_go_with_the_round() -> None:
         assert set(state["tersor.secure"]) == {"run", "round", "stage"}
 
 
-def test_rounds_and_starts_follow_each_other_and_integers_stay() -> None:
+def test_repeated_rounds_and_starts_keep_integers() -> None:
     nodes = Nodes(secured(), SIX)
     strategy = tersor.federated.flower.SecureStrategy(fedavg(), clip=CLIP)
     for _ in range(2):
@@ -549,7 +549,7 @@ def test_rounds_and_starts_follow_each_other_and_integers_stay() -> None:
         assert [one["clients"] for one in result.train_metrics_clientapp.values()] == [6, 6, 6]
 
 
-def test_weights_are_those_that_the_strategy_asks_for() -> None:
+def test_weights_follow_the_weighted_by_key_option() -> None:
     nodes = Nodes(secured(), SIX)
     strategy = tersor.federated.flower.SecureStrategy(
         fedavg(weighted_by_key="tokens"), clip=CLIP, max_examples=160
@@ -560,14 +560,14 @@ def test_weights_are_those_that_the_strategy_asks_for() -> None:
     check_mean(arrays, expected(SIX, tokens.__getitem__), 6 * UNIT * 160 / sum(tokens.values()))
 
 
-def test_no_weight_at_all_is_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_total_weight_yields_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "examples", lambda node: 0)
     arrays, _, strategy = one_round(Nodes(secured(), SIX), max_examples=10)
     assert arrays is None
     assert "weights are 0" in strategy.failures[1]
 
 
-def test_a_small_array_that_is_cut_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_clipped_small_array_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def jumps(node: int, round_: int) -> dict[str, Any]:
         return {**update_of(node, round_), "norm": np.array([5.0], np.float32)}
 
@@ -576,7 +576,7 @@ def test_a_small_array_that_is_cut_is_told(caplog: pytest.LogCaptureFixture) -> 
     assert metrics["cut"] < 0.01
 
 
-def test_an_app_that_returns_another_model_is_refused() -> None:
+def test_app_returning_a_different_model_is_rejected() -> None:
     def wider(*_: int) -> dict[str, Any]:
         return {"norm": np.ones(7, np.float32)}
 
@@ -585,14 +585,14 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
     assert "other names or shapes" in str(nodes.seen[-1].error.reason)
 
 
-def test_what_wants_each_clients_reply_is_refused() -> None:
+def test_per_client_strategies_are_rejected() -> None:
     for kind in (flower.Krum, flower.FedMedian, flower.FedTrimmedAvg):
         with pytest.raises(tersor.InvalidArgumentError, match="reads each client's reply"):
             tersor.federated.flower.SecureStrategy(kind(), clip=CLIP)
 
 
 @pytest.mark.parametrize(("nodes", "threshold"), [((3,), None), ((3, 4, 8), 5)])
-def test_too_few_at_the_start_cost_a_round(nodes: tuple[int, ...], threshold: int | None) -> None:
+def test_too_few_clients_fail_the_round(nodes: tuple[int, ...], threshold: int | None) -> None:
     arrays, _, strategy = one_round(Nodes(secured(), nodes), threshold=threshold)
     assert arrays is None
     assert "neighbours" in strategy.failures[1]
@@ -611,21 +611,21 @@ def test_too_few_at_the_start_cost_a_round(nodes: tuple[int, ...], threshold: in
         ({"bits": 14}, "of 4 clients, not of 6"),
     ],
 )
-def test_what_cannot_be_summed_is_said_before_a_round(options: dict[str, Any], said: str) -> None:
+def test_invalid_options_raise_before_a_round(options: dict[str, Any], said: str) -> None:
     nodes = Nodes(secured(), SIX)
     with pytest.raises(tersor.InvalidArgumentError, match=said):
         one_round(nodes, **options)
     assert nodes.rounds == 0
 
 
-def test_a_plain_server_gets_nothing_of_a_secured_client() -> None:
+def test_plain_strategy_receives_nothing_from_secure_clients() -> None:
     nodes = Nodes(secured(), SIX)
     fedavg().start(nodes, model(), num_rounds=1)
     assert all("No train function" in str(one.error.reason) for one in nodes.replies)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_nodes_that_die_anywhere(seed: int) -> None:
+def test_random_dropouts_at_random_stages(seed: int) -> None:
     draw = random.Random(seed)
     nodes = Nodes(secured(), SIX)
     deaths = {node: draw.choice(STAGES) for node in draw.sample(SIX, draw.randint(0, 3))}
@@ -645,7 +645,7 @@ def test_nodes_that_die_anywhere(seed: int) -> None:
         check_mean(arrays, expected(there), UNIT)
 
 
-def test_the_pages_program() -> None:
+def test_documented_program() -> None:
     _, program = programs("docs/systems/federated.md", "flower")
     page: dict[str, Any] = {}
     exec(program, page)
@@ -654,7 +654,7 @@ def test_the_pages_program() -> None:
     assert result.train_metrics_clientapp[2]["clients"] == 6
 
 
-def test_masks_are_timed_beside_flowers(tmp_path: pathlib.Path) -> None:
+def test_bench_compares_masks_with_flower(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "masks.json"
     words = ["--mib", "1", "--neighbours", "2", "--turns", "1", "--json", str(path)]
     subprocess.run([sys.executable, "-m", "tersor.bench", "masks", *words], check=True, timeout=120)

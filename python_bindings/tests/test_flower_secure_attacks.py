@@ -109,7 +109,7 @@ def other_weight(message: Message) -> None:
     "change", [other_clip, other_weights, other_configuration, other_cohort, other_weight]
 )
 @pytest.mark.parametrize("are_tags_checked", [True, False])
-def test_clients_that_are_told_different_values_have_no_sum(
+def test_inconsistent_server_values_reveal_no_update(
     change: Callable[[Message], None], are_tags_checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = 4
@@ -134,13 +134,13 @@ def test_clients_that_are_told_different_values_have_no_sum(
     assert abs(np.corrcoef(found, update_of(victim).ravel())[0, 1]) < 0.03
 
 
-def test_clients_that_are_told_the_same_have_their_sum() -> None:
+def test_consistent_server_values_yield_the_mean() -> None:
     arrays, _ = one_round(Nodes(secured(), NINE), strategy_of())
     mean = sum(update_of(node) for node in NINE) / 9
     assert np.abs(arrays["w"].numpy() - mean).max() <= CLIP / 127
 
 
-def test_the_digest_covers_all_that_is_told() -> None:
+def test_digest_covers_all_round_values() -> None:
     told = FORMAT.record() | {"run": "r", "round": 1, "clients": 9, "cohort": bytes(32)}
     config = ConfigRecord({"lr": 0.1, "names": ["a"], "on": True})
 
@@ -259,7 +259,7 @@ def isolating(
 
 @pytest.mark.parametrize("clients", [4, 6, 8, 9, 24, 100])
 @pytest.mark.parametrize("is_usual", [True, False])
-def test_a_server_that_lies_about_survivors_isolates_nobody(
+def test_false_survivor_lists_isolate_no_client(
     clients: int, is_usual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     around = ring(list(range(1, clients + 1)), 8)
@@ -281,7 +281,7 @@ def subsets(nodes: Sequence[int], least: int) -> list[list[int]]:
     return [list(one) for size in sizes for one in itertools.combinations(nodes, size)]
 
 
-def test_every_lie_about_survivors_to_four_clients() -> None:
+def test_every_false_survivor_list_for_four_clients() -> None:
     around = ring([1, 2, 3, 4], 8)
     server = LyingServer(around, 2)
     lies = [[set(one) for one in subsets(around[node], 0) if len(one) < 2] for node in around]
@@ -294,7 +294,7 @@ def test_every_lie_about_survivors_to_four_clients() -> None:
 
 
 @pytest.mark.parametrize("clients", [4, 5, 7, 12])
-def test_random_lies_on_random_graphs(clients: int) -> None:
+def test_random_false_survivor_lists_on_random_graphs(clients: int) -> None:
     for seed in range(3):
         draw = random.Random(seed)
         ids = list(range(1, clients + 1))
@@ -325,7 +325,7 @@ def test_random_lies_on_random_graphs(clients: int) -> None:
         ({"max_clip": 0.04}, 9, "clip=0.05: this client accepts up to 0.04"),
     ],
 )
-def test_a_client_has_bounds_of_its_own(bounds: Any, clients: int, said: str) -> None:
+def test_client_enforces_its_own_bounds(bounds: Any, clients: int, said: str) -> None:
     nodes = Nodes(secured(**bounds), range(1, clients + 1))
     strategy = strategy_of()
     assert one_round(nodes, strategy)[0] is None
@@ -333,7 +333,7 @@ def test_a_client_has_bounds_of_its_own(bounds: Any, clients: int, said: str) ->
     assert said in " ".join(str(one.error.reason) for one in nodes.seen if one.has_error())
 
 
-def test_bounds_that_are_met_change_nothing() -> None:
+def test_satisfied_bounds_pass_and_invalid_bounds_raise() -> None:
     nodes = Nodes(secured(min_clients=7, min_neighbours=8, max_clip=CLIP), NINE)
     assert one_round(nodes, strategy_of())[0] is not None
     for wrong in (
@@ -349,7 +349,7 @@ def test_bounds_that_are_met_change_nothing() -> None:
 # Counts.
 
 
-def test_counts_tell_their_sum_alone() -> None:
+def test_counts_reveal_only_their_sum() -> None:
     for bits, lanes in ((2, 8), (4, 16), (14, 32)):
         format = SumFormat(bits, lanes, CLIP, 5000, "num-examples")
         sums = []
@@ -362,7 +362,7 @@ def test_counts_tell_their_sum_alone() -> None:
         assert format.decode(total, [3])[1:] == (8, [0])
 
 
-def test_clients_may_round_their_examples() -> None:
+def test_example_step_rounds_example_counts() -> None:
     for step, total in ((1, 450), (100, 900), (60, 720)):
         seen = []
         strategy = strategy_of(max_examples=5000)
@@ -426,7 +426,7 @@ def accuses_all(record: Any) -> None:
         ("keys", 7, wrong_public_key, True, True),
     ],
 )
-def test_a_client_that_lies_ends_one_round_at_most(
+def test_malicious_client_fails_at_most_one_round(
     stage: str, node: int, change: Any, is_lost: bool, is_asked: bool
 ) -> None:
     nodes, strategy = Nodes(secured(), NINE), strategy_of()
@@ -444,7 +444,7 @@ def test_a_client_that_lies_ends_one_round_at_most(
     assert metrics["clients"] == 8
 
 
-def test_a_node_that_accuses_others_is_at_fault_itself() -> None:
+def test_disputes_blame_a_single_accuser_but_not_several() -> None:
     disputes = Disputes()
     disputes.add(7, 1, "share")
     assert disputes.at_fault() == {7}
@@ -453,7 +453,7 @@ def test_a_node_that_accuses_others_is_at_fault_itself() -> None:
     assert disputes.at_fault() == {1}
 
 
-def test_texts_of_clients_are_escaped_and_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_messages_are_escaped_and_truncated(caplog: pytest.LogCaptureFixture) -> None:
     def train(node: int, _: Any) -> Any:
         if node == 3:
             raise ValueError("\x1b[2J\nERROR: all is lost\u202e" + "x" * 10_000)
@@ -476,7 +476,7 @@ def tiny(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("gone", [(), (7, 8)])
-def test_noise_is_for_the_clients_in_the_sum(gone: tuple[int, ...]) -> None:
+def test_noise_scales_with_the_clients_in_the_sum(gone: tuple[int, ...]) -> None:
     nodes = Nodes(secured(tiny, mods=[fixedclipping_mod]), NINE)
     nodes.answers = lambda asked, reply: (
         [] if asked.metadata.dst_node_id in gone and "arrays" in asked.content else [reply]
@@ -490,7 +490,7 @@ def test_noise_is_for_the_clients_in_the_sum(gone: tuple[int, ...]) -> None:
         assert inner.num_sampled_clients == 9
 
 
-def test_flowers_accountant_counts_rounds_of_secure_sums() -> None:
+def test_flower_accountant_counts_secure_rounds() -> None:
     pa = pytest.importorskip("flwr.supercore.privacy_accounting")
     rdp = pytest.importorskip("flwr.supercore.privacy_accounting.rdp_accountant")
     pytest.importorskip("dp_accounting")
@@ -505,7 +505,7 @@ def test_flowers_accountant_counts_rounds_of_secure_sums() -> None:
         assert inner.privacy_spent().num_releases == round_
 
 
-def test_other_orders_of_noise_are_refused() -> None:
+def test_unsupported_noise_strategies_are_rejected() -> None:
     for kind in ("ClientSideAdaptive", "ServerSideAdaptive", "ServerSideFixed"):
         noisy = getattr(flower, f"DifferentialPrivacy{kind}Clipping")
         options = {"noise_multiplier": 1.0, "num_sampled_clients": 9}
@@ -531,7 +531,7 @@ def norm_of(vector: Any, format: SumFormat) -> float:
 
 
 @pytest.mark.parametrize("count", [1, 10, 10**4, 10**6])
-def test_rounding_keeps_a_norm(count: int) -> None:
+def test_rounding_respects_the_norm_bound(count: int) -> None:
     update = np.random.default_rng(0).standard_normal(count).astype(np.float32)
     update *= np.float32(0.5 / np.linalg.norm(update))
     format = SumFormat(8, 16, 1.0 if count < 100 else CLIP, 0, "")
@@ -541,7 +541,7 @@ def test_rounding_keeps_a_norm(count: int) -> None:
         assert 0.45 < norm_of(format.encode([update], 1, 0.5), format) <= 0.5
 
 
-def test_clients_keep_the_norm_of_flowers_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_respect_the_clipping_norm_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     norms: list[float] = []
     encode = SumFormat.encode
 
@@ -560,7 +560,7 @@ def test_clients_keep_the_norm_of_flowers_strategy(monkeypatch: pytest.MonkeyPat
 # Graphs.
 
 
-def test_a_threshold_is_two_thirds() -> None:
+def test_default_threshold_is_two_thirds() -> None:
     found = [usual_threshold(count) for count in range(1, 10)]
     assert found == [1, 2, 2, 3, 4, 4, 5, 6, 6]
     assert all(2 * threshold > count for count, threshold in enumerate(found, 1))
@@ -575,7 +575,7 @@ def rounds_without_a_sum(clients: int, neighbours: int, dropouts: float, draws: 
     return failed / draws
 
 
-def test_the_probability_of_failure_bounds_what_is_drawn() -> None:
+def test_failure_probability_bounds_simulated_failures() -> None:
     for clients, neighbours, dropouts in ((20, 8, 0.05), (100, 16, 0.05), (100, 8, 0.02)):
         found = rounds_without_a_sum(clients, neighbours, dropouts, 400)
         bound = failure_probability(clients, neighbours, usual_threshold(neighbours), dropouts)
@@ -585,7 +585,7 @@ def test_the_probability_of_failure_bounds_what_is_drawn() -> None:
     assert failure_probability(6, 5, 4, 0.0) == 0
 
 
-def test_neighbours_follow_the_cohort() -> None:
+def test_neighbour_count_grows_with_the_cohort() -> None:
     counts = [enough_neighbours(clients, 0.05, 1e-4) for clients in (4, 9, 100, 1000, 10_000)]
     assert counts == sorted(counts)
     for clients, count in zip((100, 1000, 10_000), counts[2:], strict=True):
@@ -594,7 +594,7 @@ def test_neighbours_follow_the_cohort() -> None:
     assert rounds_without_a_sum(100, counts[2], 0.05, 200) == 0
 
 
-def test_a_round_that_is_likely_to_fail_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+def test_likely_round_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(secured(), range(24))
     one_round(nodes, strategy_of(neighbours=8, dropouts=0.1))
     assert "round 1 has no sum with a probability of up to 91 %" in caplog.text

@@ -84,12 +84,12 @@ def equals_pytorch(rank: int, count: int, policy: str, step: Step) -> None:
 
 @pytest.mark.parametrize("policy", list(POLICIES))
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_without_a_codec_training_is_pytorchs_own(count: int, policy: str) -> None:
+def test_training_without_a_codec_matches_pytorch(count: int, policy: str) -> None:
     ranks.run(equals_pytorch, count, policy, plain_step)
 
 
 @pytest.mark.parametrize("step", [accumulating_step, clipping_step])
-def test_accumulation_and_clipping_go_on(step: Step) -> None:
+def test_accumulation_and_clipping_match_pytorch(step: Step) -> None:
     ranks.run(equals_pytorch, 2, "f32", step)
 
 
@@ -104,7 +104,9 @@ def relative_error(rank: int, count: int, codec: str, policy: str) -> float:
 @pytest.mark.parametrize("policy", list(POLICIES))
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize(("codec", "error"), [("bf16", 0.006), ("int8", 0.02), ("int4", 0.3)])
-def test_errors_are_those_of_the_codec(count: int, codec: str, error: float, policy: str) -> None:
+def test_gradient_error_matches_the_codec(
+    count: int, codec: str, error: float, policy: str
+) -> None:
     for found in ranks.run(relative_error, count, codec, policy):
         assert found < error
         assert found > error / 100 or codec == "bf16"
@@ -112,7 +114,7 @@ def test_errors_are_those_of_the_codec(count: int, codec: str, error: float, pol
 
 @pytest.mark.parametrize("count", [2, 4])
 @ranks.on("count")
-def test_each_parameter_has_its_codec_and_its_figures(rank: int, count: int) -> None:
+def test_each_parameter_has_a_codec_and_statistics(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int8")
     train(model, rank, range(3))
@@ -148,14 +150,14 @@ def sums_over_steps(rank: int, count: int, options: dict[str, Any], policy: str)
 
 @pytest.mark.parametrize("options", [{}, {"residual_dtype": "bf16"}])
 @pytest.mark.parametrize("policy", ["f32", "f16"])
-def test_what_feedback_keeps_is_sent_later(options: dict[str, Any], policy: str) -> None:
+def test_feedback_sends_residuals_in_later_steps(options: dict[str, Any], policy: str) -> None:
     for found in ranks.run(sums_over_steps, 2, options, policy):
         assert 0 < found < 0.3  # 0.7 without feedback
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 3.0])
 @ranks.on(2)
-def test_fsdps_factors_are_honoured(rank: int, count: int, factor: float) -> None:
+def test_gradient_divide_factor_is_applied(rank: int, count: int, factor: float) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, **NONE)
     for module in fsdp_modules(ours):
@@ -166,7 +168,7 @@ def test_fsdps_factors_are_honoured(rank: int, count: int, factor: float) -> Non
 
 
 @ranks.on(2)
-def test_parameters_may_be_cut_along_columns(rank: int, count: int) -> None:
+def test_parameters_may_be_sharded_along_columns(rank: int, count: int) -> None:
     def place(parameter: torch.nn.Parameter) -> Shard | None:
         return Shard(1) if parameter.ndim == 2 and parameter.shape[1] % count == 0 else None
 
@@ -208,7 +210,7 @@ def test_frozen_parameters_are_left_out(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_step_that_leaves_parameters_out_keeps_their_residuals(rank: int, count: int) -> None:
+def test_steps_without_a_parameter_keep_its_residual(rank: int, count: int) -> None:
     ours, reference = (shard_whole(Branches(), count) for _ in range(2))
     handle = fsdp.compress(ours, codec="topk:density=0.1+ef")
     for both in (True, False, True):
@@ -245,7 +247,7 @@ def sees_no_borders(rank: int, count: int) -> str:
     return handle.explain()
 
 
-def test_without_borders_a_message_is_one_tensor() -> None:
+def test_message_without_parameter_borders_is_one_tensor() -> None:
     for text in ranks.run(sees_no_borders, 2):
         assert text.count("borders of parameters are not known") == 3
         assert text.startswith("(root): bf16")  # fewer than 4096 values
@@ -253,7 +255,7 @@ def test_without_borders_a_message_is_one_tensor() -> None:
 
 
 @ranks.on(2)
-def test_a_handle_can_be_removed(rank: int, count: int) -> None:
+def test_remove_restores_uncompressed_training(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     handle = fsdp.compress(ours, codec="int4+ef", weights_codec="int4")
     backward(ours, rank, 0)
@@ -271,7 +273,7 @@ def test_a_handle_can_be_removed(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_weights_come_ahead_of_their_use_until_the_handle_is_removed(rank: int, count: int) -> None:
+def test_weights_are_prefetched_until_the_handle_is_removed(rank: int, count: int) -> None:
     model = sharded_model(count)
     default = torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultAllGather
     plain, asked = default.__call__, []
@@ -292,7 +294,7 @@ def test_weights_come_ahead_of_their_use_until_the_handle_is_removed(rank: int, 
 
 
 @ranks.on(2)
-def test_after_remove_a_number_of_samples_is_refused(rank: int, count: int) -> None:
+def test_setting_samples_after_remove_raises(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="none", weighted=True)
     handle.samples = 2 + rank
@@ -305,7 +307,7 @@ def test_after_remove_a_number_of_samples_is_refused(rank: int, count: int) -> N
 
 
 @ranks.on(2)
-def test_residuals_follow_a_loss_scale(rank: int, count: int) -> None:
+def test_scale_residuals_scales_residual_norms(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int4+ef")
     backward(model, rank, 0)

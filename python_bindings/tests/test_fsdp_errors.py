@@ -24,7 +24,7 @@ from tersor.torch._src.parameters import selection as parameters
 
 
 @ranks.on(1)
-def test_mistakes_are_named_before_training(rank: int, count: int) -> None:
+def test_invalid_options_raise_before_training(rank: int, count: int) -> None:
     two_shot: Any = "two-shot"
     by_hosts = fsdp.ShardedOptions(algorithm="hierarchical")
     refused: list[tuple[str, dict[str, Any]]] = [
@@ -49,7 +49,7 @@ def test_mistakes_are_named_before_training(rank: int, count: int) -> None:
 
 
 @ranks.on(1)
-def test_a_handle_whose_model_is_gone_says_so(rank: int, count: int) -> None:
+def test_handle_of_a_deleted_model_raises(rank: int, count: int) -> None:
     handle = fsdp.compress(sharded_model(count), codec="int4+ef")
     gc.collect()
     with pytest.raises(tersor.InvalidArgumentError, match="the model that was compressed is gone"):
@@ -105,7 +105,7 @@ def has_different_codecs(rank: int, count: int) -> str:
     return str(raised.value)
 
 
-def test_ranks_with_different_codecs_all_raise_and_go_on() -> None:
+def test_ranks_recover_from_a_codec_mismatch() -> None:
     for message in ranks.run(has_different_codecs, 2):
         assert "gradient reducer" in message
 
@@ -132,7 +132,7 @@ def fails_alone(rank: int, count: int, weights: bool) -> str:
 
 
 @pytest.mark.parametrize("weights", [False, True])
-def test_a_rank_that_fails_alone_tells_the_others(weights: bool) -> None:
+def test_failing_rank_notifies_the_other_ranks(weights: bool) -> None:
     found = ranks.run(fails_alone, 2, weights)  # with a deadline below the timeout of 300 s
     assert found[1] in found[0]
 
@@ -151,7 +151,7 @@ class Step:
             raise self._error
 
 
-def test_an_error_leaves_no_other_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_finishes_all_other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [Step(), Step(RuntimeError("first")), Step(RuntimeError("second")), Step()]
     sender, late = Sender({}), torch.zeros(3)
     monkeypatch.setattr(sender, "every_reducer", lambda: steps)
@@ -168,7 +168,7 @@ def backward_double(model: torch.nn.Module, rank: int) -> None:
 
 
 @ranks.on(2)
-def test_other_dtypes_pass_through_with_a_warning(rank: int, count: int) -> None:
+def test_unsupported_dtypes_pass_through_with_a_warning(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, codec="int4")
     for model in (ours, reference):
@@ -185,7 +185,7 @@ def test_other_dtypes_pass_through_with_a_warning(rank: int, count: int) -> None
 
 
 @ranks.on(2)
-def test_other_dtypes_are_an_error_if_asked(rank: int, count: int) -> None:
+def test_unsupported_dtypes_raise_with_the_error_option(rank: int, count: int) -> None:
     model = sharded_model(count)
     fsdp.compress(model, unsupported="error")
     model.double()
@@ -203,7 +203,7 @@ def tells_its_memory(rank: int, count: int, options: dict[str, Any]) -> list[str
     return messages
 
 
-def test_feedback_tells_its_memory() -> None:
+def test_feedback_logs_its_memory() -> None:
     assert ranks.run(tells_its_memory, 1, {"codec": "int4"}) == [[]]
     values = 65 * 71 * 2  # of both weights that a codec takes
     (f32,) = ranks.run(tells_its_memory, 1, {"codec": "int4+ef"})

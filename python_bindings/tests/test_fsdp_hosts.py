@@ -51,7 +51,7 @@ def test_gradients_are_near_the_mean(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_weights_have_the_bits_of_the_direct_way(rank: int, count: int) -> None:
+def test_weights_match_the_direct_algorithm_bit_for_bit(rank: int, count: int) -> None:
     found = []
     for advanced in (None, BY_HOSTS["advanced"]):
         model = sharded_model(count)
@@ -61,7 +61,7 @@ def test_weights_have_the_bits_of_the_direct_way(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_an_exact_state_goes_on_bit_for_bit(rank: int, count: int) -> None:
+def test_exact_state_resumes_bit_for_bit(rank: int, count: int) -> None:
     first = sharded_model(count)
     handle = fsdp.compress(first, **BY_HOSTS)
     train(first, rank, range(3))
@@ -98,7 +98,7 @@ def owes(rank: int, count: int, state: dict[str, Any], hosts: list[int]) -> dict
     return {name: total / count for name, total in totals.items()}
 
 
-def test_a_portable_state_adds_the_same_to_the_mean_of_any_hosts() -> None:
+def test_portable_state_preserves_the_mean_for_any_host_layout() -> None:
     state = ranks.run(saves, 4)[0]
     assert all(float(total.norm()) > 0 for total in state["residuals"].values())
     for hosts in (HOSTS, [0, 0, 1, 1], [0, 1], [0, 1, 2, 3]):
@@ -119,7 +119,7 @@ def test_shards_within_hosts_are_encoded_between_replicas_only(rank: int, count:
 
 
 @ranks.on(3)
-def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
+def test_invalid_hosts_raise(rank: int, count: int) -> None:
     model = sharded_model(count)
     with pytest.raises(tersor.InvalidArgumentError, match="hosts has 2 numbers for 3 ranks"):
         fsdp.compress(model, **by_hosts([0, 1]))

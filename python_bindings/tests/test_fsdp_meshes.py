@@ -32,7 +32,7 @@ def with_experts(count: int) -> nn.Sequential:
 
 
 @ranks.on(4)
-def test_modules_may_be_on_meshes_of_their_own(rank: int, count: int) -> None:
+def test_modules_may_use_separate_meshes(rank: int, count: int) -> None:
     ours, plain = with_experts(count), with_experts(count)
     fsdp.compress(ours, **NONE)
     for step in range(2):
@@ -43,7 +43,7 @@ def test_modules_may_be_on_meshes_of_their_own(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_states_of_several_meshes_are_each_ranks_own(rank: int, count: int) -> None:
+def test_several_meshes_require_an_exact_state(rank: int, count: int) -> None:
     models, handles = [], []
     for _ in range(2):
         models.append(with_experts(count))
@@ -64,7 +64,7 @@ def test_states_of_several_meshes_are_each_ranks_own(rank: int, count: int) -> N
 
 
 @ranks.on(5)
-def test_a_portable_state_is_the_sum_over_its_mesh(rank: int, count: int) -> None:
+def test_portable_state_round_trips_on_part_of_the_ranks(rank: int, count: int) -> None:
     """Rank 4 is outside of the mesh, as the ranks of another pipeline stage."""
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
     if rank == 4:
@@ -84,7 +84,7 @@ def test_a_portable_state_is_the_sum_over_its_mesh(rank: int, count: int) -> Non
 
 
 @ranks.on(4)
-def test_pipeline_stages_have_states_of_their_own(rank: int, count: int) -> None:
+def test_pipeline_stages_have_separate_states(rank: int, count: int) -> None:
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("stage", "replicate", "shard"))
     model = fully_shard(nn.Linear(INPUTS, INPUTS), mesh=mesh["replicate", "shard"])
     handle = tersor.torch.compress(model, "int4+ef")
@@ -97,7 +97,7 @@ def test_pipeline_stages_have_states_of_their_own(rank: int, count: int) -> None
 
 
 @ranks.on(4)
-def test_a_state_of_tensor_parallel_shards_is_exact(rank: int, count: int) -> None:
+def test_tensor_parallel_shards_require_an_exact_state(rank: int, count: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     model = nn.Sequential(nn.Linear(INPUTS, 2 * INPUTS))
     parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
@@ -120,7 +120,7 @@ def in_part(count: int) -> nn.Module:
 
 
 @ranks.on(2)
-def test_replicated_modules_are_refused_by_name(rank: int, count: int) -> None:
+def test_replicated_modules_are_rejected_by_name(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=r"\(root\) went through replicate\(\)"):
         tersor.torch.compress(replicated(count))
     with pytest.raises(tersor.InvalidArgumentError, match=r"module 0 went through replicate\(\)"):
@@ -142,7 +142,7 @@ def on_two_meshes(rank: int, count: int) -> None:
         tersor.torch.compress(model)
 
 
-def test_a_module_on_two_meshes_is_refused_by_name() -> None:
+def test_module_on_two_meshes_is_rejected_by_name() -> None:
     if not hasattr(pytest.importorskip(PLACEMENTS), "ShardPlacementResult"):
         pytest.skip("this PyTorch has one mesh a module")
     ranks.run(on_two_meshes, 4)

@@ -65,17 +65,17 @@ def counts_late_results(rank: int, count: int, policy: MixedPrecisionPolicy) -> 
 
 
 @pytest.mark.parametrize("policy", list(LATE))
-def test_results_come_late_where_fsdp_only_makes_views(policy: str) -> None:
+def test_results_arrive_late_if_fsdp_only_creates_views(policy: str) -> None:
     assert ranks.run(counts_late_results, 2, LATE[policy]) == [[3, 3]] * 2
 
 
 @pytest.mark.parametrize("policy", list(CAST))
-def test_results_are_waited_for_where_fsdp_computes_with_them(policy: str) -> None:
+def test_results_never_arrive_late_if_fsdp_casts_them(policy: str) -> None:
     assert ranks.run(counts_late_results, 2, CAST[policy]) == [[0, 0]] * 2
 
 
 @ranks.on(2)
-def test_hooks_on_gradients_see_results(rank: int, count: int) -> None:
+def test_gradient_hooks_receive_reduced_gradients(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, rules=[("*", "none")])
     seen: list[torch.Tensor] = []
@@ -87,7 +87,7 @@ def test_hooks_on_gradients_see_results(rank: int, count: int) -> None:
     assert torch.equal(seen[0], seen[1])
 
 
-def test_sizes_of_messages_change_no_bits() -> None:
+def test_message_size_does_not_change_the_weights() -> None:
     found = ranks.run(trained, 2, FEEDBACK)
     small = fsdp.ShardedOptions(bucket_bytes=1, chunk_count=512)
     wanted = ranks.run(trained, 2, {**FEEDBACK, "advanced": small})
@@ -102,7 +102,7 @@ def trained(rank: int, count: int, options: dict[str, Any]) -> torch.Tensor:
 
 
 @ranks.on(2)
-def test_no_gradient_of_the_whole_model_is_kept_after_a_pass(rank: int, count: int) -> None:
+def test_pass_frees_unsharded_gradients(rank: int, count: int) -> None:
     taken: list[StorageWeakRef] = []
     ready_sharded = GradientReducer.ready_sharded
 
@@ -143,20 +143,18 @@ def expects_what_is_asked(rank: int, count: int, replicas: int, setting: str) ->
 
 @pytest.mark.parametrize("setting", ["", "f16", "factor 2", "factor 3", "sums", "own group"])
 @pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2)])
-def test_reducers_made_beforehand_are_those_of_the_pass(
-    count: int, replicas: int, setting: str
-) -> None:
+def test_pass_uses_the_prepared_reducers(count: int, replicas: int, setting: str) -> None:
     if setting == "own group" and not hasattr(FSDPModule, "set_separate_reduce_scatter_group"):
         pytest.skip("PyTorch 2.15 has it")
     ranks.run(expects_what_is_asked, count, replicas, setting)
 
 
-def test_a_rank_alone_is_asked_for_sums() -> None:
+def test_pass_of_a_single_rank_uses_the_prepared_reducers() -> None:
     ranks.run(expects_what_is_asked, 1, 1, "")
 
 
 @ranks.on(2)
-def test_a_sum_beyond_float16_is_an_infinity(rank: int, count: int) -> None:
+def test_float16_sum_overflow_is_not_finite(rank: int, count: int) -> None:
     layer = torch.nn.Linear(64, 128, bias=False)
     fully_shard(layer, mesh=init_device_mesh("cpu", (count,)), mp_policy=CAST["f16"])
     layer.set_gradient_divide_factor(1.0)  # a sum, and no division
@@ -168,7 +166,7 @@ def test_a_sum_beyond_float16_is_an_infinity(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_totals_are_of_all_parameters(rank: int, count: int) -> None:
+def test_totals_cover_all_parameters(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(
         model,
@@ -190,7 +188,7 @@ def test_totals_are_of_all_parameters(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_pass_can_be_thrown_away_only_if_asked(rank: int, count: int) -> None:
+def test_discard_step_requires_the_transactional_option(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)
     backward(model, rank, 0)
@@ -199,7 +197,7 @@ def test_a_pass_can_be_thrown_away_only_if_asked(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_scalers_skipped_step_leaves_no_trace(rank: int, count: int) -> None:
+def test_skipped_scaler_step_leaves_residuals_unchanged(rank: int, count: int) -> None:
     """A skipped step leaves nothing in the residuals."""
     ours, reference = sharded_model(count), sharded_model(count)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -230,7 +228,7 @@ def chooses(rank: int, count: int) -> str:
     return handle.explain()
 
 
-def test_auto_chooses_alike_on_all_ranks() -> None:
+def test_auto_choices_match_on_all_ranks() -> None:
     texts = ranks.run(chooses, 2)
     for text in texts:
         assert "0.weight: " in text
@@ -252,12 +250,12 @@ def settles(rank: int, count: int) -> str:
     return handle.explain()
 
 
-def test_handles_say_when_auto_has_settled() -> None:
+def test_handles_report_settled_auto_choices() -> None:
     assert all("settled after" in text for text in ranks.run(settles, 2))
 
 
 @ranks.on(2)
-def test_modules_take_part_in_the_steps_that_they_are_used_in(rank: int, count: int) -> None:
+def test_unused_modules_skip_the_step_and_keep_residuals(rank: int, count: int) -> None:
     """Modules outside of a step keep their residuals, and hold up no rank."""
     models = []
     for _ in range(2):
@@ -308,7 +306,7 @@ def test_parameters_may_be_unfrozen(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
+def test_moved_residual_counts_once_in_the_norm(rank: int, count: int) -> None:
     """A module with additional parameters within a step leaves the common reducer."""
     model = Branches()
     model.second.bias.requires_grad_(False)
@@ -329,7 +327,7 @@ def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_hidden_and_exposed_times_and_errors_are_told(rank: int, count: int) -> None:
+def test_statistics_report_times_and_errors(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, "int8", advanced=fsdp.ShardedOptions(measure_error=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -74,16 +74,16 @@ def equals_pytorch(rank: int, count: int, policy: str, replicas: int) -> None:
 
 
 @pytest.mark.parametrize("policy", list(POLICIES))
-def test_without_a_codec_training_is_pytorchs_own(policy: str) -> None:
+def test_training_without_a_codec_matches_pytorch(policy: str) -> None:
     ranks.run(equals_pytorch, 4, policy, 2)
 
 
-def test_shards_may_be_whole() -> None:
+def test_replicas_without_sharding_match_pytorch() -> None:
     ranks.run(equals_pytorch, 2, "f32", 2)
 
 
 @ranks.on(4)
-def test_replicas_follow_the_schedule_of_shards(rank: int, count: int) -> None:
+def test_replicas_use_the_codec_schedule_of_shards(rank: int, count: int) -> None:
     model = replicated(count)
     handle = fsdp.compress(model, rules=[("*", "bf16"), ("*", "int8", 1)])
     for step, codec in enumerate(("bf16", "int8")):
@@ -103,13 +103,13 @@ def errs_as_the_codec(rank: int, count: int, policy: str, codec: str) -> float:
 
 
 @pytest.mark.parametrize("policy", list(POLICIES))
-def test_errors_are_the_codecs_and_equal_on_replicas(policy: str) -> None:
+def test_gradient_error_matches_the_codec_and_is_equal_on_replicas(policy: str) -> None:
     for found in ranks.run(errs_as_the_codec, 4, policy, "int8"):
         assert 2e-4 < found < 0.02
 
 
 @ranks.on(4)
-def test_shards_have_the_codec_of_the_whole_parameter(rank: int, count: int) -> None:
+def test_shard_codec_follows_the_whole_parameter(rank: int, count: int) -> None:
     model = replicated(count)
     handle = fsdp.compress(model, codec="int8")
     train(model, rank, range(3))
@@ -129,7 +129,7 @@ def test_shards_have_the_codec_of_the_whole_parameter(rank: int, count: int) -> 
 
 
 @ranks.on(4)
-def test_names_with_the_marks_of_patterns_are_names(rank: int, count: int) -> None:
+def test_names_with_wildcard_characters_match_literally(rank: int, count: int) -> None:
     class Odd(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -166,13 +166,13 @@ def sums_over_steps(rank: int, count: int) -> float:
     return relative(gradients(ours), gradients(reference))
 
 
-def test_what_feedback_keeps_is_sent_later() -> None:
+def test_feedback_sends_residuals_in_later_steps() -> None:
     for found in ranks.run(sums_over_steps, 4):
         assert 0 < found < 0.5
 
 
 @ranks.on(4)
-def test_replicas_may_meet_less_often_than_shards(rank: int, count: int) -> None:
+def test_replicas_may_exchange_less_often_than_shards(rank: int, count: int) -> None:
     """Replicas exchange in the last of three passes. The next pass adds to the gradients, and
     replicas exchange again."""
     ours, reference = (replicated(count) for _ in range(2))
@@ -189,7 +189,7 @@ def test_replicas_may_meet_less_often_than_shards(rank: int, count: int) -> None
 
 
 @ranks.on(4)
-def test_a_step_may_leave_parameters_out(rank: int, count: int) -> None:
+def test_steps_may_skip_parameters(rank: int, count: int) -> None:
     ours, reference = Branches(), Branches()
     handle = None
     for model in (ours, reference):
@@ -219,7 +219,7 @@ def counts_late_results(rank: int, count: int) -> int:
     return found
 
 
-def test_the_pass_goes_on_while_replicas_exchange() -> None:
+def test_pass_overlaps_with_the_replica_exchange() -> None:
     assert ranks.run(counts_late_results, 4) == [3] * 4
 
 
@@ -262,14 +262,14 @@ def resumes(rank: int, count: int, replicas: int, folder: str, way: str) -> None
 
 @pytest.mark.parametrize("way", ["torch.save", "distributed checkpoint"])
 @pytest.mark.parametrize(("count", "replicas"), [(4, 2), (3, 3)])
-def test_an_exact_state_goes_on_bit_for_bit(
+def test_exact_state_resumes_bit_for_bit(
     tmp_path: pathlib.Path, count: int, replicas: int, way: str
 ) -> None:
     ranks.run(resumes, count, replicas, str(tmp_path), way)
 
 
 @ranks.on(4)
-def test_an_exact_state_of_another_mesh_is_refused(rank: int, count: int) -> None:
+def test_exact_state_of_a_different_mesh_is_rejected(rank: int, count: int) -> None:
     kept_model = replicated(count)
     handle = fsdp.compress(kept_model, **FEEDBACK)
     whole_model = sharded_model(count)
@@ -303,7 +303,7 @@ def loads_portably(rank: int, count: int, replicas: int, folder: str) -> dict[st
 
 
 @pytest.mark.parametrize("replicas", [0, 2])
-def test_a_portable_state_fits_any_mesh(tmp_path: pathlib.Path, replicas: int) -> None:
+def test_portable_state_loads_on_any_mesh(tmp_path: pathlib.Path, replicas: int) -> None:
     (expected, *_) = ranks.run(saves_portably, 4, replicas, str(tmp_path))
     assert set(expected) == {"0.weight", "1.weight", "2.weight", "4.weight"}
     assert all(float(one.norm()) > 0 for one in expected.values())
@@ -315,7 +315,7 @@ def test_a_portable_state_fits_any_mesh(tmp_path: pathlib.Path, replicas: int) -
 
 
 @ranks.on(4)
-def test_a_handle_can_be_removed(rank: int, count: int) -> None:
+def test_remove_restores_uncompressed_training(rank: int, count: int) -> None:
     ours, reference = (replicated(count) for _ in range(2))
     handle = fsdp.compress(ours, codec="int8")
     backward(ours, rank, 0)
@@ -333,7 +333,7 @@ def test_a_handle_can_be_removed(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_a_pass_can_be_thrown_away(rank: int, count: int) -> None:
+def test_discarded_pass_does_not_change_later_steps(rank: int, count: int) -> None:
     ours, reference = (replicated(count) for _ in range(2))
     handle = fsdp.compress(ours, transactional=True, **FEEDBACK)
     fsdp.compress(reference, **FEEDBACK)
@@ -352,7 +352,7 @@ def _refuse(*_: object) -> Any:
 
 
 @ranks.on(4)
-def test_a_rank_that_fails_alone_tells_all_others(rank: int, count: int) -> None:
+def test_failing_rank_notifies_all_other_ranks(rank: int, count: int) -> None:
     """A rank's error reaches the ranks of the mesh, and the replicas of these ranks."""
     model = replicated(count)
     handle = fsdp.compress(model, codec="int8")
@@ -366,7 +366,7 @@ def test_a_rank_that_fails_alone_tells_all_others(rank: int, count: int) -> None
 
 
 @ranks.on(3)
-def test_what_replicas_keep_follows_its_parameter(rank: int, count: int) -> None:
+def test_replica_residuals_follow_their_parameter(rank: int, count: int) -> None:
     """The owner of a part of a shard depends on the parameter's index."""
     kind = Kind(dist.group.WORLD, torch.device("cpu"), torch.float32, "mean")
     early, late = (ShardedParameter(f"{i}.weight", torch.Size([9000]), 0, 9000) for i in (0, 1))

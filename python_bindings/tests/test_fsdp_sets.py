@@ -101,18 +101,18 @@ def goes_through(rank: int, count: int, steps: int, mesh_shape: tuple[int, ...])
 
 
 @ranks.on(2)
-def test_one_reducer_serves_all_sets_of_layers_with_pytorchs_bits(rank: int, count: int) -> None:
+def test_single_reducer_matches_pytorch_for_all_layer_sets(rank: int, count: int) -> None:
     goes_through(rank, count, 60, (2,))
 
 
 @ranks.on(4)
-def test_replicas_follow_sets_of_layers(rank: int, count: int) -> None:
+def test_replicas_support_changing_layer_sets(rank: int, count: int) -> None:
     goes_through(rank, count, 12, (2, 2))
 
 
 @pytest.mark.long
 @ranks.on(2)
-def test_a_thousand_sets_of_layers_cost_no_more_than_one(rank: int, count: int) -> None:
+def test_thousand_layer_sets_use_bounded_resources(rank: int, count: int) -> None:
     goes_through(rank, count, 1000, (2,))
 
 
@@ -146,7 +146,7 @@ def test_layers_without_gradients_keep_their_residuals(rank: int, count: int) ->
 
 
 @ranks.on(2)
-def test_sets_that_pytorch_does_not_show_are_sent_as_they_are(rank: int, count: int) -> None:
+def test_unknown_layer_sets_are_sent_uncompressed(rank: int, count: int) -> None:
     ours, reference = (sharded(init_device_mesh("cpu", (count,))) for _ in range(2))
     handle = fsdp.compress(ours, codec="int4")
     with pytest.MonkeyPatch.context() as patch:

@@ -51,7 +51,7 @@ SCHEDULE: dict[str, Any] = {
 
 
 @ranks.on(2)
-def test_a_schedule_without_residuals_goes_on_where_it_was(rank: int, count: int) -> None:
+def test_schedule_without_residuals_resumes_at_its_step(rank: int, count: int) -> None:
     options: dict[str, Any] = {"rules": [("*", "bf16"), ("*", "int8", 2)]}
     model = sharded_model(count)
     handle = fsdp.compress(model, **options)
@@ -64,7 +64,7 @@ def test_a_schedule_without_residuals_goes_on_where_it_was(rank: int, count: int
 
 @pytest.mark.parametrize("count", [2, 3])
 @ranks.on("count")
-def test_a_schedule_goes_on_where_it_was(rank: int, count: int) -> None:
+def test_schedule_resumes_at_its_step(rank: int, count: int) -> None:
     """The run continues over the change of codecs at step 4. A new handle would begin with the
     first codec."""
     whole = sharded_model(count)
@@ -103,7 +103,7 @@ def loads_portably(rank: int, count: int, folder: str) -> dict[str, torch.Tensor
     return {name: total / count for name, total in state["residuals"].items()}
 
 
-def test_a_portable_state_adds_the_same_to_the_mean_of_any_ranks(tmp_path: pathlib.Path) -> None:
+def test_portable_state_preserves_the_mean_for_any_rank_count(tmp_path: pathlib.Path) -> None:
     ranks.run(saves_portably, 3, str(tmp_path))
     (expected, *_) = ranks.run(loads_portably, 3, str(tmp_path))
     for count in (1, 2, 4):
@@ -119,7 +119,7 @@ F16 = MixedPrecisionPolicy(reduce_dtype=torch.float16)
 
 
 @ranks.on(4)
-def test_each_parameter_has_a_unit_of_its_own(rank: int, count: int) -> None:
+def test_portable_state_stores_a_unit_per_parameter(rank: int, count: int) -> None:
     """FSDP averages f32 gradients, and sums f16 gradients that it divides before and after."""
     half = init_device_mesh("cpu", (2, 2), mesh_dim_names=("half", "shard"))["shard"]
     handles, models = [], []
@@ -170,7 +170,7 @@ def arrives(
 @pytest.mark.parametrize("factor", [None, 3.0])
 @pytest.mark.parametrize("policy", [MixedPrecisionPolicy(), F16], ids=["f32", "f16"])
 @pytest.mark.parametrize(("count", "replicas"), [(2, 0), (4, 2), (2, 2)])
-def test_what_a_portable_state_holds_arrives(
+def test_next_gradients_include_portable_residuals(
     count: int, replicas: int, policy: MixedPrecisionPolicy, factor: float | None
 ) -> None:
     ranks.run(arrives, count, replicas, policy, factor)
@@ -200,7 +200,7 @@ def refuses_others(rank: int, count: int, folder: str) -> None:
         handle.state_dict("whole")  # type: ignore[arg-type]
 
 
-def test_states_that_do_not_fit_are_refused(tmp_path: pathlib.Path) -> None:
+def test_mismatched_states_are_rejected(tmp_path: pathlib.Path) -> None:
     ranks.run(saves_for_others, 2, str(tmp_path))
     ranks.run(refuses_others, 3, str(tmp_path))
 
@@ -235,12 +235,12 @@ def refuses_others_rows_and_shapes(rank: int, count: int, folder: str) -> None:
         keeps_what_it_has(handle, state, rf"{last}: the state has residuals of shape", before)
 
 
-def test_an_exact_state_of_another_rank_or_shape_changes_nothing(tmp_path: pathlib.Path) -> None:
+def test_rejected_exact_state_leaves_residuals_unchanged(tmp_path: pathlib.Path) -> None:
     ranks.run(refuses_others_rows_and_shapes, 2, str(tmp_path))
 
 
 @ranks.on(2)
-def test_an_exact_state_of_another_cut_is_refused(rank: int, count: int) -> None:
+def test_exact_state_with_different_sharding_is_rejected(rank: int, count: int) -> None:
     """The numbers of values are equal."""
     layers, handles = [], []
     for inputs, outputs, dimension in ((64, 128, 0), (128, 64, 0), (64, 128, 1)):
@@ -259,7 +259,7 @@ def test_an_exact_state_of_another_cut_is_refused(rank: int, count: int) -> None
 
 
 @ranks.on(2)
-def test_a_checkpoint_without_residuals_starts_at_zero(rank: int, count: int) -> None:
+def test_missing_residuals_start_at_zero(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)
     backward(model, rank, 0)
@@ -269,7 +269,7 @@ def test_a_checkpoint_without_residuals_starts_at_zero(rank: int, count: int) ->
 
 
 @ranks.on(2)
-def test_residuals_are_in_the_units_of_the_loss_scale(rank: int, count: int) -> None:
+def test_residuals_follow_the_loss_scale(rank: int, count: int) -> None:
     """With a scale of 2^k, all results equal the results without a scale, because a scaler's
     factors are powers of two."""
     plain, scaled = sharded_model(count), sharded_model(count)
@@ -289,7 +289,7 @@ def test_residuals_are_in_the_units_of_the_loss_scale(rank: int, count: int) -> 
 
 @pytest.mark.parametrize("dimension", [0, 1])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
-def test_flat_shards_hold_each_value_once(count: int, dimension: int) -> None:
+def test_flat_shards_contain_each_value_once(count: int, dimension: int) -> None:
     whole = torch.arange(24 * 7 if dimension else 5 * 7).float().view(-1, 24 if dimension else 7)
     shape = whole.shape
     rows = -(-shape[0] // count) if dimension == 0 else shape[0]
@@ -304,7 +304,7 @@ def test_flat_shards_hold_each_value_once(count: int, dimension: int) -> None:
 @pytest.mark.parametrize("dimension", [0, 1])
 @pytest.mark.parametrize("count", [2, 3])
 @ranks.on("count")
-def test_shards_lie_as_fsdp_has_them(rank: int, count: int, dimension: int) -> None:
+def test_flat_shards_match_fsdp_shards(rank: int, count: int, dimension: int) -> None:
     """A shard of `to_flat` equals the shard of fully_shard on the same rank."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(INPUTS + 1, 7, bias=False)

@@ -25,7 +25,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(("codec", "error"), [("int8", 0.01), ("hadamard:bits=4", 0.2)])
 @ranks.on("count")
-def test_weights_are_compressed_where_that_is_asked_for(
+def test_weights_codec_compresses_gathered_weights(
     rank: int, count: int, codec: str, error: float
 ) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
@@ -74,7 +74,7 @@ def energies_lost(rank: int, count: int, codec: str, dtype: torch.dtype) -> dict
     # Weights are uniform in an interval, which suits int4: normal weights lose 0.014.
     [("int8", 1.6e-5), ("int4", 0.005), ("hadamard:bits=4", 0.0113), ("hadamard", 0.118)],
 )
-def test_what_each_parameter_loses_is_its_codecs(
+def test_weight_error_matches_the_codec_of_each_parameter(
     count: int, dtype: torch.dtype, codec: str, lost: float
 ) -> None:
     for found in ranks.run(energies_lost, count, codec, dtype):
@@ -86,7 +86,7 @@ def test_what_each_parameter_loses_is_its_codecs(
 
 
 @ranks.on(2)
-def test_weights_are_rounded_with_other_noise_in_each_step(rank: int, count: int) -> None:
+def test_stochastic_rounding_of_weights_differs_between_steps(rank: int, count: int) -> None:
     model = sharded_model(count)
     fsdp.compress(model, weights_codec="int8:rounding=stochastic", **NONE)
     inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
@@ -98,7 +98,7 @@ def test_weights_are_rounded_with_other_noise_in_each_step(rank: int, count: int
 
 
 @ranks.on(2)
-def test_gathers_of_bytes_pass_through(rank: int, count: int) -> None:
+def test_byte_gathers_pass_through_unchanged(rank: int, count: int) -> None:
     kept_model = sharded_model(count)
     gradients = fsdp.compress(kept_model)._gradients[0]
     gather = sharded_weights.WeightExchange("int8", gradients._sender, gradients)

@@ -40,7 +40,7 @@ class Replica:
 
 
 @pytest.mark.parametrize(("codec", "algorithm"), WAYS)
-def test_a_void_step_leaves_all_as_it_was(codec: str, algorithm: str) -> None:
+def test_discarded_step_leaves_residuals_unchanged(codec: str, algorithm: str) -> None:
     def rank(transport: tersor.Transport) -> None:
         with_void, without = Replica(codec, algorithm), Replica(codec, algorithm)
         for seed in range(3):
@@ -57,7 +57,7 @@ def test_a_void_step_leaves_all_as_it_was(codec: str, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(("codec", "algorithm"), WAYS)
-def test_who_goes_on_with_fewer_owes_what_it_owed(codec: str, algorithm: str) -> None:
+def test_remaining_ranks_keep_their_residuals(codec: str, algorithm: str) -> None:
     replicas = [Replica(codec, algorithm) for _ in range(4)]
     tersor.local.run(4, lambda ranks: [replicas[ranks.rank].exchange(ranks, i) for i in range(3)])
     owed = torch.stack([one.owed() for one in replicas[:3]]).sum(0)
@@ -71,7 +71,7 @@ def test_who_goes_on_with_fewer_owes_what_it_owed(codec: str, algorithm: str) ->
     torch.testing.assert_close(found[0] + left, sent + owed, atol=1e-4, rtol=1e-4)
 
 
-def test_a_step_with_missing_calls_is_warned_of_once(recwarn: pytest.WarningsRecorder) -> None:
+def test_missing_calls_in_a_step_warn_once(recwarn: pytest.WarningsRecorder) -> None:
     step = 0
     places = Places({"codec": "int4+ef"}, 2, lambda: step)
 
@@ -95,7 +95,7 @@ def test_a_step_with_missing_calls_is_warned_of_once(recwarn: pytest.WarningsRec
 
 
 @pytest.mark.parametrize("codec", ["int4+ef", "hadamard:bits=1+ef"])
-def test_one_comes_back_as_the_rank_that_it_was(codec: str) -> None:
+def test_restarted_rank_rejoins_with_zero_residuals(codec: str) -> None:
     replicas = [Replica(codec, "two-shot") for _ in range(2)]
 
     def rank(transport: tersor.Transport) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ def test_one_comes_back_as_the_rank_that_it_was(codec: str) -> None:
     torch.testing.assert_close(found[0] + left, sent + owed, atol=1e-4, rtol=1e-4)
 
 
-def test_each_fragment_has_places_of_its_own() -> None:
+def test_each_fragment_has_separate_residuals() -> None:
     def rank(transport: tersor.Transport) -> list[str]:
         replica = Replica("int4+ef", "two-shot", fragments=2)
         for seed in range(5):
@@ -127,7 +127,7 @@ def test_each_fragment_has_places_of_its_own() -> None:
     assert tersor.local.run(2, rank) == [["0.0", "1.0"]] * 2
 
 
-def test_a_checkpoint_brings_back_what_was_owed() -> None:
+def test_checkpoint_restores_residuals() -> None:
     def rank(transport: tersor.Transport) -> None:
         first, again = Replica("int4+ef", "two-shot"), Replica("int4+ef", "two-shot")
         for seed in range(3):
@@ -143,7 +143,7 @@ def test_a_checkpoint_brings_back_what_was_owed() -> None:
     tersor.local.run(2, rank)
 
 
-def test_another_tensor_in_a_place_begins_anew() -> None:
+def test_tensor_of_a_different_size_starts_with_fresh_residuals() -> None:
     places = Places({"codec": "int4+ef", "algorithm": "two-shot"}, 1, lambda: 0)
     places.take(torch.zeros(COUNT), World(0, 2, 0), "sum")()
     places.end_step()
@@ -156,7 +156,7 @@ def test_another_tensor_in_a_place_begins_anew() -> None:
         places.take(torch.zeros(COUNT), World(0, 2, 0), "sum")
 
 
-def test_an_owners_residual_is_folded_where_it_lies() -> None:
+def test_fold_owner_adds_to_the_owned_range() -> None:
     options = _core.CallOptions()
     options.codec = "int8+ef"
     count = _core.owned_count(COUNT, 1, 2, options)

@@ -39,7 +39,7 @@ def all_reduced(rank: int, count: int) -> dict[tuple[str, int], bytes]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_results_have_the_bits_of_ranks_in_one_process(count: int) -> None:
+def test_results_match_ranks_in_one_process_bit_for_bit(count: int) -> None:
     found = ranks.run(all_reduced, count)
     for codec, many in itertools.product(CODECS, COUNTS):
         alone = functools.partial(reduced, codec=codec, count=many)
@@ -63,7 +63,7 @@ def among_the_trainers_own(rank: int, count: int) -> list[bytes]:
     return found
 
 
-def test_the_trainers_own_collectives_may_stand_in_between() -> None:
+def test_application_collectives_may_interleave() -> None:
     found = ranks.run(among_the_trainers_own, 3)
     assert found[0] == found[1] == found[2]
 
@@ -81,7 +81,7 @@ def on_channels_and_splits(rank: int, count: int) -> float:
     return float(values[-1])
 
 
-def test_channels_and_splits_have_messages_of_their_own() -> None:
+def test_channels_and_splits_keep_messages_separate() -> None:
     assert ranks.run(on_channels_and_splits, 4) == [12.0] * 4
 
 
@@ -103,7 +103,7 @@ def on_a_part_of_the_world(rank: int, count: int) -> float | None:
     return float(values[0])
 
 
-def test_a_group_of_some_ranks_has_a_transport_of_its_own() -> None:
+def test_subgroup_has_a_separate_transport() -> None:
     assert ranks.run(on_a_part_of_the_world, 3) == [2.0, None, 2.0]
 
 
@@ -115,12 +115,12 @@ def connects_in_the_second_attempt(rank: int, count: int, folder: str) -> int:
     return rank
 
 
-def test_ranks_that_gloo_does_not_connect_try_again(tmp_path: pathlib.Path) -> None:
+def test_unconnected_gloo_ranks_retry(tmp_path: pathlib.Path) -> None:
     assert ranks.run(connects_in_the_second_attempt, 2, str(tmp_path)) == [0, 1]
 
 
 @ranks.on(2)
-def test_a_closed_transport_says_so_and_can_be_made_anew(rank: int, count: int) -> None:
+def test_closed_transport_raises_and_can_be_recreated(rank: int, count: int) -> None:
     import tersor.torch._src.process_group.connections as group
 
     for _ in range(3):
@@ -146,7 +146,7 @@ def outlives_a_group(rank: int, count: int, meeting: str) -> None:
     reduced(second, "int8", 1000)
 
 
-def test_the_transport_of_a_destroyed_group_is_ended(tmp_path: pathlib.Path) -> None:
+def test_transport_of_a_destroyed_group_is_closed(tmp_path: pathlib.Path) -> None:
     ranks.run(outlives_a_group, 2, f"file://{tmp_path}/store")
 
 
@@ -157,7 +157,7 @@ def without_a_group(rank: int, count: int) -> None:
         group.transport()
 
 
-def test_there_must_be_a_process_group() -> None:
+def test_missing_process_group_raises() -> None:
     for outcome in ranks.outcomes(without_a_group, 1, group=False):
         assert outcome.error is None, outcome.traceback
 
@@ -177,7 +177,7 @@ def message_sizes(rank: int, count: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(("count", "values"), [(2, 1 << 20), (3, 3 << 19)])
-def test_messages_grow_with_ranks_and_model_unless_the_caller_says(count: int, values: int) -> None:
+def test_default_message_sizes_grow_with_ranks_and_model(count: int, values: int) -> None:
     for small, large, chosen in ranks.run(message_sizes, count):
         assert small == {"chunk_count": values, "bucket_bytes": 1 << 20}
         assert large == {"chunk_count": values, "bucket_bytes": 1 << 22}

@@ -82,7 +82,7 @@ def gives_up_while_it_sends(rank: int, count: int) -> str:
     return said
 
 
-def test_a_fault_is_heard_behind_a_payload_that_was_on_its_way() -> None:
+def test_fault_arrives_after_a_partially_sent_payload() -> None:
     assert "the disk is full" in ranks.run(gives_up_while_it_sends, 2)[1]
 
 
@@ -102,7 +102,7 @@ def leaves_while_it_sends(rank: int, count: int) -> str:
     return said_by_the_allreduce(transport)
 
 
-def test_a_goodbye_is_heard_behind_a_payload_that_was_on_its_way() -> None:
+def test_departure_notice_arrives_after_a_partially_sent_payload() -> None:
     assert "rank 0 left" in ranks.run(leaves_while_it_sends, 2)[1]
 
 
@@ -128,7 +128,7 @@ def closed_by_another_thread(rank: int, count: int) -> list[str]:
     return said
 
 
-def test_closing_ends_what_other_threads_wait_for() -> None:
+def test_close_fails_waiting_calls_of_other_threads() -> None:
     ours, theirs = ranks.run(closed_by_another_thread, 2)
     assert len(ours) == len(theirs) == 3
     assert all("rank 0 closed" in one or "rank 0 left" in one for one in ours), ours
@@ -157,7 +157,7 @@ def has_no_room_for_more_threads(rank: int, count: int) -> str:
     return str(caught.value)
 
 
-def test_a_transport_that_gets_no_thread_is_not_made() -> None:
+def test_transport_without_a_connection_thread_raises() -> None:
     found = ranks.run(has_no_room_for_more_threads, 2, fresh=True)
     assert "cannot start the thread that makes connections" in found[0]
 
@@ -183,7 +183,7 @@ def is_interrupted_when_it_ends(rank: int, count: int) -> None:
     dist.barrier()
 
 
-def test_ctrl_c_at_the_end_is_not_lost() -> None:
+def test_ctrl_c_during_shutdown_raises_keyboard_interrupt() -> None:
     for outcome in ranks.outcomes(is_interrupted_when_it_ends, 2, fresh=True):
         assert outcome.error is None, outcome.traceback
         assert outcome.exit_code == 0, outcome.output
@@ -225,5 +225,5 @@ def forks_a_process_that_ends(rank: int, count: int) -> bool:
     return ended
 
 
-def test_a_fork_ends_without_the_connections_of_its_parent() -> None:
+def test_forked_child_exits_without_closing_parent_connections() -> None:
     assert ranks.run(forks_a_process_that_ends, 2, fresh=True) == [True, True]

@@ -34,7 +34,7 @@ def until_one_is_killed(rank: int, count: int) -> str:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_killed_rank_is_named(count: int) -> None:
+def test_error_names_the_killed_rank(count: int) -> None:
     found = ranks.outcomes(until_one_is_killed, count)  # with a deadline below the timeout
     for rank in set(range(count)) - {1}:
         assert found[rank].error is None, found[rank].traceback
@@ -57,7 +57,7 @@ def with_another_codec(rank: int, count: int, other: str) -> str:
         ("bf16", " where this rank calls "),  # it is summed on the way
     ],
 )
-def test_ranks_with_different_codecs_all_raise(other: str, difference: str) -> None:
+def test_codec_mismatch_raises_on_all_ranks(other: str, difference: str) -> None:
     for message in ranks.run(with_another_codec, 3, other):
         assert difference in message
 
@@ -77,7 +77,7 @@ def while_one_is_late(rank: int, count: int) -> str:
     return str(caught.value)
 
 
-def test_a_late_rank_is_named_at_the_deadline() -> None:
+def test_timeout_error_names_the_late_rank() -> None:
     for message in ranks.run(while_one_is_late, 2):
         assert "no message from rank 1 within 1000 ms" in message
 
@@ -93,7 +93,7 @@ def aborted_by_one(rank: int, count: int) -> str:
     return str(caught.value)
 
 
-def test_an_aborted_transport_tells_all_why() -> None:
+def test_abort_reason_reaches_all_ranks() -> None:
     for message in ranks.run(aborted_by_one, 3):
         assert "rank 0 has had enough" in message
 
@@ -169,7 +169,7 @@ def holds_a_reducer_to_the_end(rank: int, count: int) -> None:
         ),
     ],
 )
-def test_a_process_ends_in_silence(function: object) -> None:
+def test_process_exits_silently(function: object) -> None:
     found = ranks.outcomes(function, 3, fresh=True, close=False)
     for outcome in found:
         assert outcome.error is None, outcome.traceback

@@ -50,14 +50,14 @@ def at_once(*calls: Callable[[], float]) -> list[Future[float]]:
         return [threads.submit(call) for call in calls]
 
 
-def test_a_store_may_be_used_again_and_again() -> None:
+def test_store_can_be_reused() -> None:
     store = dist.HashStore()
     for _ in range(3):
         found = at_once(*(functools.partial(met, store, rank, 3) for rank in range(3)))
         assert [one.result() for one in found] == [6.0] * 3
 
 
-def test_worlds_of_other_sizes_may_meet_where_one_has_met() -> None:
+def test_store_can_be_reused_with_other_world_sizes() -> None:
     store = dist.HashStore()
     for count in (4, 2, 3):
         calls = [functools.partial(met, store, rank, count) for rank in range(count)]
@@ -65,7 +65,7 @@ def test_worlds_of_other_sizes_may_meet_where_one_has_met() -> None:
         assert [one.result() for one in found] == [count * (count + 1) / 2] * count
 
 
-def test_the_call_of_a_rank_that_gave_up_deceives_nobody() -> None:
+def test_stale_rendezvous_calls_are_ignored() -> None:
     store = dist.HashStore()
     with pytest.raises(tersor.TransportError, match="rank 0 missed the rendezvous"):
         met(store, 1, 2, seconds=0.1)
@@ -79,7 +79,7 @@ def test_the_call_of_a_rank_that_gave_up_deceives_nobody() -> None:
     assert [one.result() for one in found] == [3.0, 3.0]
 
 
-def test_a_rank_that_does_not_come_is_named_to_all() -> None:
+def test_rendezvous_timeout_names_the_missing_rank_on_all_ranks() -> None:
     store = dist.HashStore()
     found = at_once(lambda: met(store, 0, 3, seconds=1.0), lambda: met(store, 2, 3))
     for one in found:
@@ -106,7 +106,7 @@ class Recorded:
         return getattr(self._store, name)
 
 
-def test_no_secret_remains_in_the_store() -> None:
+def test_rendezvous_removes_secrets_from_the_store() -> None:
     for count in (1, 2, 4):
         store = Recorded()
         found = at_once(*(functools.partial(met, store, rank, count) for rank in range(count)))
@@ -130,7 +130,7 @@ class Plain:
         raise RuntimeError("deleteKey not implemented for this store")
 
 
-def test_ranks_meet_in_a_store_that_keeps_all_keys() -> None:
+def test_rendezvous_works_in_a_store_without_key_removal() -> None:
     store = Plain()
     for _ in range(2):
         found = at_once(*(functools.partial(met, store, rank, 3) for rank in range(3)))
@@ -167,7 +167,7 @@ def completed(rank: int, count: int) -> list[str]:
     return found
 
 
-def test_ranks_complete_the_secret_and_protect_their_bytes() -> None:
+def test_ranks_connect_only_with_equal_secrets_and_protection() -> None:
     for found in ranks.run(completed, 2):
         assert found[:2] == ["3.0", "3.0"]
         assert "rank" in found[2]
@@ -203,9 +203,7 @@ def at_no_address(rank: int, count: int, wrong: int, variable: str, address: str
 @pytest.mark.parametrize("variable", ["TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME"])
 @pytest.mark.parametrize("wrong", [0, 1])
 @pytest.mark.parametrize("address", ["nosuchlink0", "192.0.2.77"])  # the other one is nobody's
-def test_a_wrong_address_says_what_to_do_and_is_told_to_the_others(
-    wrong: int, variable: str, address: str
-) -> None:
+def test_invalid_address_is_reported_on_all_ranks(wrong: int, variable: str, address: str) -> None:
     said = ranks.run(at_no_address, 2, wrong, variable, address)
     assert f"{variable} is {address}: give an active interface" in said[wrong]
     assert f"rank {wrong} gave up the rendezvous" in said[1 - wrong]
@@ -227,7 +225,7 @@ def at_addresses(rank: int, count: int) -> list[float]:
     return found
 
 
-def test_addresses_are_interfaces_names_or_numbers() -> None:
+def test_addresses_may_be_interfaces_host_names_or_ips() -> None:
     assert ranks.run(at_addresses, 2) == [[3.0] * 3] * 2
 
 
@@ -244,7 +242,7 @@ def interrupted(rank: int, count: int, waiting: int) -> float:
 
 
 @pytest.mark.parametrize("waiting", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_ctrl_c_ends_the_meeting(waiting: int) -> None:
+def test_ctrl_c_interrupts_the_rendezvous(waiting: int) -> None:
     assert ranks.run(interrupted, 2, waiting, fresh=True) == [3.0, 3.0]
 
 
@@ -259,7 +257,7 @@ def groups_at_once(rank: int, count: int) -> list[float]:
     return [one.result() for one in found]
 
 
-def test_groups_of_the_same_and_of_other_ranks_are_used_at_once() -> None:
+def test_overlapping_groups_work_concurrently() -> None:
     assert ranks.run(groups_at_once, 3) == [[3.0, 3.0, 6.0], [3.0, 3.0, 3.0, 6.0], [3.0, 6.0]]
 
 
@@ -272,7 +270,7 @@ def of_a_part_alone(rank: int, count: int) -> list[float]:
     return [total(group.transport(one)) for one in made]
 
 
-def test_a_part_makes_its_group_without_the_others() -> None:
+def test_subgroup_forms_without_the_other_ranks() -> None:
     assert ranks.run(of_a_part_alone, 3) == [[3.0, 3.0], [], [3.0, 3.0]]
 
 
@@ -285,7 +283,7 @@ def of_another_backend(rank: int, count: int) -> float:
     return total(group.transport(dist.new_group(backend="fake")))
 
 
-def test_what_carries_the_trainers_own_messages_does_not_matter() -> None:
+def test_transport_is_independent_of_the_group_backend() -> None:
     assert ranks.run(of_another_backend, 2) == [3.0, 3.0]
 
 
@@ -304,7 +302,7 @@ def worlds_of_one_store(rank: int, count: int, path: str) -> list[float]:
     return found
 
 
-def test_worlds_that_follow_each_other_may_have_one_store(tmp_path: pathlib.Path) -> None:
+def test_successive_process_groups_may_share_a_store(tmp_path: pathlib.Path) -> None:
     assert ranks.run(worlds_of_one_store, 2, str(tmp_path / "store")) == [[3.0] * 3] * 2
 
 
@@ -315,7 +313,7 @@ class Storeless:
         return None
 
 
-def test_a_group_without_a_store_is_refused() -> None:
+def test_group_without_a_store_is_rejected() -> None:
     from tersor.torch._src.process_group import connections as group
 
     with pytest.raises(tersor.InvalidArgumentError, match="no store"):

@@ -39,11 +39,11 @@ def writes(rank: int, count: int) -> None:
     print(f"this is rank {rank}", flush=True)
 
 
-def test_each_rank_returns_what_it_computed() -> None:
+def test_run_returns_the_result_of_each_rank() -> None:
     assert ranks.run(total, 3, 10.0) == [33.0, 33.0, 33.0]
 
 
-def test_an_error_keeps_its_type_and_its_rank() -> None:
+def test_error_keeps_its_type_and_rank() -> None:
     found = ranks.outcomes(first_raises, 2)
     assert isinstance(found[0].error, ValueError)
     assert "objects" in found[0].traceback
@@ -52,7 +52,7 @@ def test_an_error_keeps_its_type_and_its_rank() -> None:
         ranks.run(first_raises, 2)
 
 
-def test_a_killed_process_is_told_of_and_replaced() -> None:
+def test_killed_process_is_reported_and_replaced() -> None:
     found = ranks.outcomes(last_kills_itself, 2)
     assert [one.finished for one in found] == [True, False]
     assert found[1].exit_code == -signal.SIGKILL
@@ -65,7 +65,7 @@ def test_a_late_process_is_killed_at_the_deadline() -> None:
     assert [one.finished for one in found] == [True, False]
 
 
-def test_what_a_process_writes_is_kept() -> None:
+def test_process_output_is_captured() -> None:
     found = ranks.outcomes(writes, 2, fresh=True)
     assert [
         "this is rank 0" in found[0].output,

@@ -18,7 +18,7 @@ from tersor.torch.fsdp import compress as compress_sharded
 
 
 @ranks.on(1)
-def test_what_is_no_model_optimizer_or_option_is_named(rank: int, count: int) -> None:
+def test_wrong_argument_types_raise_type_error(rank: int, count: int) -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ddp = DistributedDataParallel(model)

@@ -63,7 +63,7 @@ def test_a_host_trains_like_one_rank(kind: Kind, samples: Sequence[float] | None
 
 
 @both_kinds
-def test_hosts_of_one_rank_change_nothing(kind: Kind) -> None:
+def test_single_rank_hosts_do_not_change_training(kind: Kind) -> None:
     advanced = OptimizerOptions(algorithm="hierarchical", hosts=[0, 1])
     runs = [
         ranks.run(train, 2, kind, BATCHES, None, {"advanced": advanced, **more})
@@ -115,6 +115,6 @@ def test_reset_reconnects_the_ranks_of_a_host(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_elastic_ranks_are_refused(rank: int, count: int) -> None:
+def test_elastic_ranks_are_rejected(rank: int, count: int) -> None:
     with pytest.raises(InvalidArgumentError, match="elastic=True"):
         wrap(make_model(), average_gradients_in_host=True, elastic=True)

@@ -102,7 +102,7 @@ def plain_script(rank: int, count: int) -> list[float]:
 
 
 @ranks.on(2)
-def test_a_ported_script_has_the_losses_of_ddp(rank: int, count: int) -> None:
+def test_ported_script_matches_ddp_losses(rank: int, count: int) -> None:
     wanted = plain_script(rank, count)
     with started():
         assert ported_script(hvd.Compression.none) == wanted  # bit for bit
@@ -196,7 +196,7 @@ def test_sums_and_means(rank: int, count: int) -> None:
 
 
 @ranks.on(3)
-def test_rows_that_travel(rank: int, count: int) -> None:
+def test_allgather_alltoall_broadcast_and_reducescatter(rank: int, count: int) -> None:
     with started():
         for dtype in (*FLOATS, *WHOLE, torch.bool, torch.complex64):
             own = torch.full((rank, 2), rank).to(dtype)
@@ -220,7 +220,7 @@ def test_rows_that_travel(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_parameters_and_optimizers_begin_alike(rank: int, count: int) -> None:
+def test_broadcast_equalizes_parameters_and_optimizer_states(rank: int, count: int) -> None:
     with started():
         model = network(seed=rank)
         model[1].num_batches_tracked += rank
@@ -242,7 +242,7 @@ def test_parameters_and_optimizers_begin_alike(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_calls_have_gradients(rank: int, count: int) -> None:
+def test_collectives_have_gradients(rank: int, count: int) -> None:
     """Horovod's gradients: for an allgather and a broadcast the mean over ranks."""
     with started():
 
@@ -262,7 +262,7 @@ def test_calls_have_gradients(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_ranks_that_call_something_else_are_named(rank: int, count: int) -> None:
+def test_call_mismatch_error_describes_both_calls(rank: int, count: int) -> None:
     one = torch.ones(3)
     calls: list[tuple[str, Any, Any]] = [
         (
@@ -287,7 +287,7 @@ def test_ranks_that_call_something_else_are_named(rank: int, count: int) -> None
 
 
 @ranks.on(1)
-def test_mistakes_are_named(rank: int, count: int) -> None:
+def test_invalid_calls_raise(rank: int, count: int) -> None:
     one = torch.ones(2)
     for call in (hvd.rank, hvd.local_size, hvd.barrier, lambda: hvd.allreduce(one)):
         with pytest.raises(tersor.InvalidArgumentError, match=r"call hvd\.init\(\) first"):
@@ -329,7 +329,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
 
 
 @ranks.on(1)
-def test_arguments_of_optimizers_are_taken_or_named(rank: int, count: int) -> None:
+def test_optimizer_arguments_are_accepted_or_rejected(rank: int, count: int) -> None:
     parameters = [torch.nn.Parameter(torch.ones(8192))]
     sgd = torch.optim.SGD(parameters)
 
@@ -356,14 +356,14 @@ def test_arguments_of_optimizers_are_taken_or_named(rank: int, count: int) -> No
 
 
 @pytest.mark.parametrize("name", HOROVODS)
-def test_names_of_horovods_are_here_or_say_what_to_use(name: str) -> None:
+def test_horovod_names_exist_or_suggest_a_replacement(name: str) -> None:
     if name in vars(hvd):
         return
     with pytest.raises(tersor.InvalidArgumentError, match=rf"no hvd\.{name} here: use .{{4}}"):
         getattr(hvd, name)
 
 
-def test_names_of_nobodys_are_unknown() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'alreduce'"):
         hvd.alreduce  # noqa: B018
 
@@ -390,7 +390,7 @@ def survive(rank: int, _: int, call: str) -> str:
 
 
 @pytest.mark.parametrize("call", ["step", "allreduce", "allgather"])
-def test_a_rank_that_is_killed_ends_the_others(call: str) -> None:
+def test_killed_rank_fails_the_other_ranks(call: str) -> None:
     first, second = ranks.outcomes(survive, 2, call)
     assert second.exit_code == -signal.SIGKILL
     assert first.value, first.traceback

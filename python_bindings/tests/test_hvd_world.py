@@ -46,7 +46,7 @@ def free_ports() -> list[int]:
 
 
 @pytest.mark.parametrize("launcher", world._VARIABLES)
-def test_launchers_say_who_is_who(launcher: str) -> None:
+def test_launcher_variables_set_ranks_and_sizes(launcher: str) -> None:
     for _ in range(3):
         found = ranks.outcomes(place_under, 2, launcher, free_ports(), group=False)
         if not any("failed to listen" in one.traceback for one in found):
@@ -68,7 +68,7 @@ def places_of_two_groups(_: int, __: int) -> list[int]:
     return sizes
 
 
-def test_a_group_that_is_there_is_used() -> None:
+def test_existing_process_group_is_used() -> None:
     (found,) = ranks.outcomes(places_of_two_groups, 1, group=False)
     assert found.value == [1, 1], found.traceback
 
@@ -99,7 +99,7 @@ def refusals(_: int, __: int) -> tuple[int, int]:
         return hvd.rank(), hvd.size()
 
 
-def test_variables_that_do_not_do_are_named_and_without_any_there_is_one_rank() -> None:
+def test_invalid_variables_raise_and_slurm_batch_variables_are_ignored() -> None:
     (found,) = ranks.outcomes(refusals, 1, group=False)
     assert found.value == (0, 1), found.traceback
 
@@ -115,5 +115,5 @@ def test_variables_that_do_not_do_are_named_and_without_any_there_is_one_rank() 
         ("", ""),
     ],
 )
-def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
+def test_first_host_of_a_slurm_node_list(nodes: str, first: str) -> None:
     assert world.first_host(nodes) == first

@@ -81,7 +81,7 @@ def under_ddp(rank: int, count: int, lay: Lay, bound: bool, options: dict[str, A
 
 @SOME
 @pytest.mark.parametrize("bound", [True, False])
-def test_ddp_sends_a_matrix_as_it_lies(lay: Lay, bound: bool) -> None:
+def test_ddp_sends_matrices_in_memory_order(lay: Lay, bound: bool) -> None:
     assert max(ranks.run(under_ddp, 2, lay, bound, LOW_RANK)) < 1e-5
 
 
@@ -159,19 +159,21 @@ def all_pairs(rank: int, count: int, way: Callable[..., float]) -> dict[str, flo
 
 
 @WAYS
-def test_ranks_may_lay_matrices_out_otherwise(way: Callable[..., float]) -> None:
+def test_ranks_may_use_different_memory_orders(way: Callable[..., float]) -> None:
     for errors in ranks.run(all_pairs, 2, way):
         assert max(errors.values()) < 1e-5, errors
 
 
 @pytest.mark.parametrize("way", [by_optimizer, by_diloco, by_adamw])
 @pytest.mark.parametrize("lay", [columns_first, channels_last])
-def test_a_matrix_of_low_rank_stays_one(way: Callable[..., float], lay: Lay) -> None:
+def test_low_rank_matrices_stay_exact_in_any_memory_order(
+    way: Callable[..., float], lay: Lay
+) -> None:
     assert max(ranks.run(way, 2, lay, lay, LOW_RANK)) < 1e-4
 
 
 @ranks.on(2)
-def test_residuals_lie_as_what_is_sent(rank: int, count: int) -> None:
+def test_feedback_supports_different_memory_orders(rank: int, count: int) -> None:
     gradient = lay_of(rank, columns_first, with_gaps)(of_rank_one())
     state = tersor.torch.FeedbackState(gradient, codec="int8+ef", reduction="mean")
     total = torch.zeros_like(gradient)

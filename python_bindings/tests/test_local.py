@@ -40,7 +40,7 @@ def test_allreduce_leaves_the_mean_on_all_ranks(codec: str, ranks: int) -> None:
     assert relative_error(found[0], wanted) < (0.9 if codec.startswith("topk") else 0.3)
 
 
-def test_the_sum_is_the_default_and_the_shape_stays() -> None:
+def test_allreduce_sums_by_default_and_keeps_the_shape() -> None:
     def rank(transport: tersor.Transport) -> np.ndarray:
         values = np.full((3, 5, 7), transport.rank + 1, np.float16)
         allreduce(transport, values, codec="none")
@@ -50,7 +50,7 @@ def test_the_sum_is_the_default_and_the_shape_stays() -> None:
         np.testing.assert_array_equal(found, np.full((3, 5, 7), 6, np.float16))
 
 
-def test_reduce_scatter_then_allgather_is_an_allreduce() -> None:
+def test_reduce_scatter_then_allgather_equals_allreduce() -> None:
     def rank(transport: tersor.Transport) -> np.ndarray:
         values = gradient(transport.rank, 6000)
         shard, output = np.empty(2000, np.float32), np.empty(6000, np.float32)
@@ -63,7 +63,7 @@ def test_reduce_scatter_then_allgather_is_an_allreduce() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_ranks_exchange_on_grids_whose_error_is_bounded() -> None:
+def test_grid_allreduce_respects_error_growth() -> None:
     def rank(transport: tersor.Transport) -> np.ndarray:
         values = gradient(transport.rank, 5003)
         options = {"codec": "int8+ef", "algorithm": "two-shot", "dims": [2, 2]}
@@ -82,7 +82,7 @@ def test_ranks_exchange_on_grids_whose_error_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["two-shot", "one-shot", "hierarchical"])
-def test_feedback_pays_back_what_was_held_back(algorithm: str) -> None:
+def test_feedback_reduces_the_mean_error_over_steps(algorithm: str) -> None:
     steps = 20
 
     def rank(transport: tersor.Transport) -> np.ndarray:
@@ -102,7 +102,7 @@ def test_feedback_pays_back_what_was_held_back(algorithm: str) -> None:
         assert relative_error(found, wanted) < 0.02  # 0.13 without feedback
 
 
-def test_shards_by_hosts() -> None:
+def test_hierarchical_reduce_scatter_and_allgather() -> None:
     def rank(transport: tersor.Transport) -> tuple[np.ndarray, np.ndarray, list[str]]:
         values = gradient(transport.rank, 8000)
         codec = {"codec": "int4+ef", "algorithm": "hierarchical"}
@@ -128,7 +128,7 @@ def test_shards_by_hosts() -> None:
         assert ways == ["hierarchical", "hierarchical", "one-shot"]
 
 
-def test_hosts_of_unequal_numbers_of_ranks_have_no_shards() -> None:
+def test_hierarchical_shards_require_equal_ranks_per_host() -> None:
     def rank(transport: tersor.Transport) -> str:
         values, shard = gradient(transport.rank, 3000), np.empty(1000, np.float32)
         with pytest.raises(tersor.InvalidArgumentError, match="but the hosts have 1, 2"):
@@ -138,7 +138,7 @@ def test_hosts_of_unequal_numbers_of_ranks_have_no_shards() -> None:
     assert tersor.local.run(3, rank, link="none,per_host=2") == ["one-shot"] * 3
 
 
-def test_shards_on_a_grid() -> None:
+def test_reduce_scatter_and_allgather_on_a_grid() -> None:
     def rank(transport: tersor.Transport) -> np.ndarray:
         values, shard = gradient(transport.rank, 6000), np.empty(1000, np.float32)
         output = np.empty(6000, np.float32)
@@ -151,7 +151,7 @@ def test_shards_on_a_grid() -> None:
         assert relative_error(found, wanted) < 0.03
 
 
-def test_statistics_count_what_was_sent() -> None:
+def test_statistics_count_sent_bytes() -> None:
     def rank(transport: tersor.Transport) -> tersor.CollectiveStatistics:
         return allreduce(transport, gradient(transport.rank, 1 << 20), codec="int8")
 
@@ -161,7 +161,7 @@ def test_statistics_count_what_was_sent() -> None:
         assert 1.5 * (1 << 20) < statistics.sent_bytes < 1.6 * (1 << 20)
 
 
-def test_the_gil_is_free_while_a_rank_waits() -> None:
+def test_gil_is_released_while_a_rank_waits() -> None:
     # Otherwise the first rank would wait for the second rank until the deadline.
     started = threading.Barrier(2)
 
@@ -173,7 +173,7 @@ def test_the_gil_is_free_while_a_rank_waits() -> None:
     tersor.local.run(2, rank)
 
 
-def test_the_rank_that_failed_is_heard() -> None:
+def test_run_raises_the_error_of_the_failed_rank() -> None:
     def rank(transport: tersor.Transport) -> None:
         if transport.rank == 1:
             raise KeyError("no such batch")
@@ -189,7 +189,7 @@ class NoTextError(Exception):
 
 
 @pytest.mark.parametrize("error", [OSError("\udcff"), NoTextError()])
-def test_an_error_without_a_text_ends_the_other_ranks(error: Exception) -> None:
+def test_error_without_text_fails_the_other_ranks(error: Exception) -> None:
     ended = []
 
     def rank(transport: tersor.Transport) -> None:
@@ -204,7 +204,7 @@ def test_an_error_without_a_text_ends_the_other_ranks(error: Exception) -> None:
     assert len(ended) == 1
 
 
-def test_an_interrupt_ends_the_ranks() -> None:
+def test_interrupt_stops_all_ranks() -> None:
     ended = threading.Event()
 
     def rank(transport: tersor.Transport) -> None:
@@ -225,7 +225,7 @@ def test_an_interrupt_ends_the_ranks() -> None:
     assert ended.is_set()
 
 
-def test_ranks_with_different_codecs_all_get_an_error() -> None:
+def test_codec_mismatch_raises_on_all_ranks() -> None:
     errors = []
 
     def rank(transport: tersor.Transport) -> None:
@@ -239,7 +239,7 @@ def test_ranks_with_different_codecs_all_get_an_error() -> None:
     assert len(errors) == 3
 
 
-def test_a_split_is_a_world_of_its_own() -> None:
+def test_split_ranks_exchange_separately() -> None:
     def rank(transport: tersor.Transport) -> float:
         half = transport.split([0, 2] if transport.rank % 2 == 0 else [1, 3])
         values = np.full(600, transport.rank, np.float32)
@@ -249,7 +249,7 @@ def test_a_split_is_a_world_of_its_own() -> None:
     assert tersor.local.run(4, rank) == [2, 4, 2, 4]
 
 
-def test_an_emulated_link_takes_its_time() -> None:
+def test_emulated_link_delays_messages() -> None:
     def rank(transport: tersor.Transport) -> float:
         return allreduce(transport, gradient(transport.rank, 1 << 18), codec="none").seconds
 
@@ -257,7 +257,7 @@ def test_an_emulated_link_takes_its_time() -> None:
     assert max(tersor.local.run(2, rank, link="100Mbit")) > 0.08
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_raise() -> None:
     def rank(transport: tersor.Transport) -> None:
         values = gradient(0, 100)
         with pytest.raises(
@@ -282,7 +282,7 @@ def test_mistakes_are_named() -> None:
         tersor.local.run(1, rank, link="fast")
 
 
-def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
+def test_elastic_reducer_reports_the_remaining_ranks() -> None:
     def rank(transport: tersor.Transport) -> tuple[list[int], int, str]:
         values = gradient(transport.rank, 640)
         reducer = tersor.GradientReducer(transport, elastic=True)
@@ -306,7 +306,7 @@ def step(reducer: tersor.GradientReducer, values: np.ndarray) -> None:
     reducer.wait()
 
 
-def test_an_elastic_reducer_resumes_in_a_later_phase_of_a_schedule() -> None:
+def test_elastic_reducer_resumes_in_a_later_schedule_phase() -> None:
     def rank(transport: tersor.Transport) -> float:
         values = np.ones(5000, np.float32)
         rules = [("*", "bf16"), ("*", "int8", 1)]
@@ -328,7 +328,7 @@ def test_an_elastic_reducer_resumes_in_a_later_phase_of_a_schedule() -> None:
     assert tersor.local.run(3, rank)[:2] == pytest.approx([1.5, 1.5], rel=0.01)
 
 
-def test_a_lost_rank_and_an_option_that_differs_are_both_named() -> None:
+def test_error_names_lost_rank_and_option_mismatch() -> None:
     def rank(transport: tersor.Transport) -> tuple[list[int], int, list[tuple[str, ...]]] | None:
         values = gradient(transport.rank, 6400)
         codec = "int8" if transport.rank == 1 else "none"
@@ -355,7 +355,7 @@ def test_a_lost_rank_and_an_option_that_differs_are_both_named() -> None:
     assert isinstance(tersor.RanksLostError("text"), tersor.TransportError)
 
 
-def test_an_error_names_every_option_that_differs() -> None:
+def test_error_names_all_mismatched_options() -> None:
     def rank(transport: tersor.Transport) -> list[tuple[str, int, str, int, str]]:
         odd = transport.rank == 1
         options = (
@@ -378,7 +378,7 @@ def test_an_error_names_every_option_that_differs() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 100, 5000])
-def test_the_largest_chunk_count_is_one_chunk(count: int) -> None:
+def test_collectives_accept_the_largest_chunk_count(count: int) -> None:
     def rank(transport: tersor.Transport) -> float:
         values = np.ones(count, np.float32)
         tersor.broadcast(transport, values, 0, chunk_count=2**64 - 1)
@@ -390,7 +390,7 @@ def test_the_largest_chunk_count_is_one_chunk(count: int) -> None:
     assert tersor.local.run(2, rank) == [4.0, 4.0]
 
 
-def test_a_workspace_of_another_call_is_refused() -> None:
+def test_workspace_in_use_is_rejected() -> None:
     workspace = tersor.Workspace()
     errors = []
 
@@ -438,7 +438,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_process_ends_without_an_abort(program: str) -> None:
+def test_process_exits_without_an_abort(program: str) -> None:
     begin = (
         "import numpy, tersor\n"
         "codec = tersor.Codec('int8', threads=2)\n"

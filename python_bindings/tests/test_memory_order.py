@@ -46,7 +46,7 @@ def reduce(transport: tersor.Transport, like: Array, gradient: Array, codec: str
         ((64, 16, 3, 3), transposed),
     ],
 )
-def test_lowrank_knows_how_a_matrix_lies(
+def test_lowrank_follows_the_memory_order(
     shape: tuple[int, ...], lay: Callable[[Array], Array]
 ) -> None:
     whole = of_rank_1(shape[0], int(np.prod(shape[1:]))).reshape(shape)
@@ -57,7 +57,7 @@ def test_lowrank_knows_how_a_matrix_lies(
         np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gradient_that_lies_otherwise_than_what_was_added_is_refused() -> None:
+def test_gradient_in_a_different_memory_order_is_rejected() -> None:
     matrix = of_rank_1(256, 192)
 
     def refused(transport: tersor.Transport) -> str:
@@ -71,7 +71,7 @@ def test_a_gradient_that_lies_otherwise_than_what_was_added_is_refused() -> None
         assert "(0, 1)" in text
 
 
-def test_a_flat_gradient_is_taken_for_what_lies_there() -> None:
+def test_flat_gradient_uses_the_added_memory_order() -> None:
     matrix = transposed(of_rank_1(256, 192))
 
     def flat(transport: tersor.Transport) -> Array:
@@ -82,7 +82,7 @@ def test_a_flat_gradient_is_taken_for_what_lies_there() -> None:
 
 
 @pytest.mark.parametrize("size", [(256, 192), (64, 64)])
-def test_ranks_whose_values_lie_otherwise_hear_of_it(size: tuple[int, int]) -> None:
+def test_memory_order_mismatch_raises(size: tuple[int, int]) -> None:
     matrix = of_rank_1(*size)
 
     def lying(transport: tersor.Transport) -> Array:

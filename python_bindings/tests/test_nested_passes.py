@@ -86,7 +86,7 @@ def one_backward(model: nn.Module, rank: int, step: int) -> BaseException | None
 @WAYS
 @MODELS
 @ranks.on(2)
-def test_gradients_are_pytorchs_own(rank: int, count: int, make: Make, model: type[Nested]) -> None:
+def test_gradients_match_pytorch(rank: int, count: int, make: Make, model: type[Nested]) -> None:
     ours, plain = make(model()), make(model())
     tersor.torch.compress(ours, **NONE)
     for step in range(3):
@@ -124,9 +124,7 @@ def fails(rank: int, count: int, make: Make, model: type[Nested], layer: int) ->
 @WAYS
 @MODELS
 @pytest.mark.parametrize("layer", [0, MIDDLE, 7])
-def test_errors_are_raised_and_training_goes_on(
-    make: Make, model: type[Nested], layer: int
-) -> None:
+def test_training_continues_after_errors(make: Make, model: type[Nested], layer: int) -> None:
     for messages in ranks.run(fails, 2, make, model, layer):
         assert all("a test says so" in one for one in messages)
 
@@ -143,11 +141,11 @@ def waits_once(rank: int, count: int) -> int:
     return wait.call_count
 
 
-def test_a_pass_of_fsdps_waits_at_its_end_alone() -> None:
+def test_fsdp_pass_waits_once() -> None:
     assert ranks.run(waits_once, 2) == [1, 1]
 
 
-def test_a_pass_that_somebody_elses_error_ended_is_no_more() -> None:
+def test_foreign_error_ends_the_pass() -> None:
     ends: list[str] = []
     passes = Passes(lambda: ends.append("end"))
     weight = torch.ones(1, requires_grad=True)

@@ -56,7 +56,7 @@ def receive(server: tersor.federated.nvflare.Decompress, sent: bytes) -> DXO:
 
 
 @pytest.mark.parametrize(("codec", "share", "error"), [("int8+ef", 0.3, 0.02), ("none", 1.1, 1e-3)])
-def test_arrays_come_as_they_went(codec: str, share: float, error: float) -> None:
+def test_arrays_round_trip(codec: str, share: float, error: float) -> None:
     data = update()
     sent = send(tersor.federated.nvflare.Compress(codec), data)
     assert len(sent) < share * sum(one.size * 4 for one in data.values()) + 3_000
@@ -69,7 +69,7 @@ def test_arrays_come_as_they_went(codec: str, share: float, error: float) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-def test_tensors_come_as_tensors(dtype: str) -> None:
+def test_tensors_round_trip(dtype: str) -> None:
     torch = pytest.importorskip("torch")
     values = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
     data = {
@@ -89,7 +89,7 @@ def test_tensors_come_as_tensors(dtype: str) -> None:
     torch.testing.assert_close(found["weight"].float(), values.T, atol=0.04, rtol=0.01)
 
 
-def test_what_is_left_out_comes_later() -> None:
+def test_feedback_sends_residuals_in_later_rounds() -> None:
     small = np.full(512, 1e-3, np.float32)
     small[::256] = 1
     client, server = (
@@ -109,7 +109,7 @@ def test_frames_may_be_shorter_than_the_maximum() -> None:
     assert np.array_equal(found.data["zeros"], data["zeros"])
 
 
-def test_weights_and_what_has_no_frames_pass() -> None:
+def test_weights_and_uncompressed_results_pass_unchanged() -> None:
     data = update()
     weights = send(tersor.federated.nvflare.Compress("int8"), data, DataKind.WEIGHTS)
     found = receive(tersor.federated.nvflare.Decompress("int8"), weights)
@@ -120,7 +120,7 @@ def test_weights_and_what_has_no_frames_pass() -> None:
     )
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_invalid_codecs_and_updates_are_rejected() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="int9"):
         tersor.federated.nvflare.Compress("int9")
     client, server = (
@@ -204,7 +204,7 @@ def test_a_collection_needs_a_codec_without_feedback() -> None:
         np.testing.assert_allclose(found[key].data["weight"], update(seed)["weight"])
 
 
-def test_a_second_filter_is_refused() -> None:
+def test_second_compress_filter_is_rejected() -> None:
     client = tersor.federated.nvflare.Compress("int8")
     message = client.process(DXO(DataKind.WEIGHT_DIFF, update()).to_shareable(), context())
     with pytest.raises(tersor.InvalidArgumentError, match="one Compress filter is enough"):
@@ -221,7 +221,7 @@ def test_a_second_filter_is_refused() -> None:
         (np.full(3, np.nan + 0j), "bias is complex128: send booleans"),
     ],
 )
-def test_plain_results_are_checked_too(values: Any, said: str) -> None:
+def test_invalid_uncompressed_results_are_rejected(values: Any, said: str) -> None:
     plain = DXO(DataKind.WEIGHT_DIFF, {**update(), "bias": values}).to_shareable()
     at_server = context("server")
     at_server.set_peer_context(context())

@@ -119,7 +119,7 @@ def sometimes_without_gradient(
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("train", [plainly, clipped, closed, sometimes_without_gradient])
 @ranks.on("count")
-def test_steps_equal_the_mean_by_hand(rank: int, count: int, train: Train) -> None:
+def test_steps_match_a_manual_gradient_mean(rank: int, count: int, train: Train) -> None:
     ours, reference = make_model(), make_model()
     optimizer, by_hand = wrap(ours), sgd(reference)
     for step in range(5):
@@ -132,7 +132,7 @@ def test_steps_equal_the_mean_by_hand(rank: int, count: int, train: Train) -> No
 
 
 @ranks.on(2)
-def test_gradients_of_several_passes_travel_once(rank: int, count: int) -> None:
+def test_accumulated_passes_match_a_manual_gradient_mean(rank: int, count: int) -> None:
     ours, reference = make_model(), make_model()
     optimizer, by_hand = wrap(ours, backward_passes_per_step=2), sgd(reference)
     for step in range(4):
@@ -171,7 +171,7 @@ def test_schedulers_and_scalers_work(rank: int, count: int) -> None:
 
 
 @ranks.on(1)
-def test_mistakes_are_named(rank: int, count: int) -> None:
+def test_invalid_arguments_and_calls_raise(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
@@ -232,7 +232,7 @@ def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.parametrize("passes", [1, 2])
 @ranks.on(2)
-def test_a_gan_trains_as_without_it(rank: int, count: int, passes: int) -> None:
+def test_gan_training_matches_manual_averaging(rank: int, count: int, passes: int) -> None:
     """The generator's pass leaves gradients in the discriminator. The optimizer discards these
     gradients."""
     found = []
@@ -258,7 +258,7 @@ def test_a_gan_trains_as_without_it(rank: int, count: int, passes: int) -> None:
 
 
 @ranks.on(2)
-def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> None:
+def test_discarding_gradients_warns_or_raises(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model, "int8+ef")
     loss_of(model, rank, 0).backward()
@@ -274,7 +274,7 @@ def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> 
 
 
 @ranks.on(2)
-def test_a_state_is_loaded_between_synchronize_and_zero_grad(rank: int, count: int) -> None:
+def test_state_loads_between_synchronize_and_zero_grad(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model, "int4+ef", transactional=True)
     plainly(model, optimizer, rank, 0)
@@ -287,7 +287,7 @@ def test_a_state_is_loaded_between_synchronize_and_zero_grad(rank: int, count: i
 
 
 @ranks.on(2)
-def test_a_skipped_step_is_discarded_however_gradients_are_cleared(rank: int, count: int) -> None:
+def test_skipped_step_is_discarded_after_any_gradient_reset(rank: int, count: int) -> None:
     """After a step that a scaler skips, all programs continue with the same residuals."""
     found = []
     for clears in ("optimizer", "model", "by hand"):
@@ -373,7 +373,7 @@ def trains_odd_parameters(rank: int, count: int) -> list[str]:
     return [str(one.message) for one in told]
 
 
-def test_what_no_codec_takes_travels_as_it_is_and_is_listed_once() -> None:
+def test_unsupported_gradients_are_sent_uncompressed_and_listed_once() -> None:
     (mixed, sparse), later_rank = ranks.run(trains_odd_parameters, 2)
     assert "scale (float64), phase (complex64)" in mixed
     assert "embedding.weight (sparse" in sparse
@@ -382,7 +382,7 @@ def test_what_no_codec_takes_travels_as_it_is_and_is_listed_once() -> None:
 
 @pytest.mark.filterwarnings("ignore:tersor sends these gradients")
 @ranks.on(2)
-def test_sums_of_what_no_codec_takes_are_sums(rank: int, count: int) -> None:
+def test_unsupported_gradients_support_sum_reduction(rank: int, count: int) -> None:
     model = Odd()
     optimizer = wrap(model, advanced=tersor.AdvancedOptions(reduction="sum"))
     model(torch.arange(9)).backward()
@@ -395,7 +395,7 @@ def test_sums_of_what_no_codec_takes_are_sums(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_sum_of_f16_overflows_to_infinity(rank: int, count: int) -> None:
+def test_f16_sum_overflows_to_infinity(rank: int, count: int) -> None:
     model = torch.nn.Linear(64, 128, bias=False).half()
     optimizer = wrap(model, "int8", advanced=tersor.AdvancedOptions(reduction="sum"))
     large = torch.tensor([[6e4, -6e4]], dtype=torch.float16).repeat(128, 32)
@@ -412,7 +412,7 @@ def takes_default_names(rank: int, count: int) -> str:
     return optimizer.explain()
 
 
-def test_parameters_have_names_without_a_model() -> None:
+def test_default_parameter_names() -> None:
     (text,) = ranks.run(takes_default_names, 1)
     assert "parameter.0" in text
     assert "parameter.3" in text

@@ -45,19 +45,19 @@ def test_help_shows_every_field(kind: type[ExchangeOptions]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_defaults_are_those_of_the_library(kind: type[ExchangeOptions]) -> None:
+def test_defaults_match_the_library(kind: type[ExchangeOptions]) -> None:
     library = _core.ReducerOptions()
     for name, value in gathered(kind, None).items():
         assert getattr(library, name) == value, name
 
 
-def test_a_reducer_takes_every_advanced_option() -> None:
+def test_reducer_accepts_every_advanced_option() -> None:
     known = get_type_hints(ReducerOptions, {"Tuner": _core.Tuner})
     assert {one.name for one in dataclasses.fields(AdvancedOptions)} < set(known)
     assert set(known) == {name for name in dir(_core.ReducerOptions()) if name[0] != "_"}
 
 
-def test_options_that_are_none_are_left_to_the_library() -> None:
+def test_none_options_use_library_defaults() -> None:
     rules = (pair for pair in [("*", "int8")])
     found = gathered(AdvancedOptions, AdvancedOptions(threads=3), rules=rules, timeout=None)
     assert found["rules"] == [("*", "int8")]
@@ -68,20 +68,20 @@ def test_options_that_are_none_are_left_to_the_library() -> None:
         gathered(AdvancedOptions, None, rules=5)
 
 
-def test_other_options_are_refused() -> None:
+def test_wrong_option_classes_are_rejected() -> None:
     for other in (ShardedOptions(), OptimizerOptions(), {"threads": 2}):
         with pytest.raises(TypeError, match=r"advanced must be AdvancedOptions\(\.\.\.\), not"):
             gathered(AdvancedOptions, other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["FeedbackState", "Workspace", "Tuner"])
-def test_an_option_of_another_type_names_its_type(name: str) -> None:
+def test_type_error_names_the_expected_option_type(name: str) -> None:
     key = name.removeprefix("Feedback").lower()
     with pytest.raises(TypeError, match=f"{key} must be a {name}, not 3"):
         _options.fill(_core.CallOptions(), {key: 3})
 
 
-def test_plain_keywords_warn_once_and_count() -> None:
+def test_plain_keywords_warn_once_and_take_effect() -> None:
     old: dict[str, Any] = {"threads": 2, "seed": 3}
     with pytest.warns(DeprecationWarning, match="use advanced") as told:
         found = compressed("model", "int8", advanced=AdvancedOptions(seed=3, dims=[2, 2]), **old)
@@ -97,20 +97,20 @@ def test_plain_keywords_warn_once_and_count() -> None:
         assert compressed(model="model", **old) == ("model", "bf16", AdvancedOptions(**old))
 
 
-def test_an_option_given_twice_with_two_values_is_refused() -> None:
+def test_conflicting_option_values_are_rejected() -> None:
     old: dict[str, Any] = {"seed": 3}
     message = r"compressed\(\) got seed= and advanced=AdvancedOptions\(seed=\.\.\.\)"
     with pytest.raises(TypeError, match=message):
         compressed("model", advanced=AdvancedOptions(seed=1), **old)
 
 
-def test_options_without_an_effect_are_left_out() -> None:
+def test_options_without_an_effect_warn_and_are_ignored() -> None:
     for name, value in {"missing": "inactive", "progress": "thread", "elastic": False}.items():
         with pytest.warns(DeprecationWarning, match=rf"\({name}=\).*leave the option out"):
             assert compressed("model", **{name: value}) == ("model", "bf16", AdvancedOptions())
 
 
-def test_what_is_no_option_is_an_error_that_lists_all() -> None:
+def test_unknown_option_error_lists_all_options() -> None:
     wrong: dict[str, Any] = {"codek": "int8"}
     message = r"compressed: there is no option 'codek'.*codec.*AdvancedOptions\(.*threads"
     with pytest.raises(tersor.InvalidArgumentError, match=message):
@@ -138,7 +138,7 @@ def old_spellings(transport: tersor.Transport) -> list[str]:
     return [str(one.message) for one in told]
 
 
-def test_former_spellings_warn_once_and_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_spellings_warn_once_and_keep_their_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_renamed, "_warned", set())
     (found,) = tersor.local.run(1, old_spellings)
     ends = "is deprecated and ends with the next release:"
@@ -158,5 +158,5 @@ def least_ranks(transport: tersor.Transport) -> None:
         GradientReducer(transport, codec="none", min_ranks=1, **old)
 
 
-def test_a_reducer_takes_the_old_name_of_min_ranks() -> None:
+def test_reducer_accepts_the_old_name_of_min_ranks() -> None:
     tersor.local.run(1, least_ranks)

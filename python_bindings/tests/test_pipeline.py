@@ -71,7 +71,7 @@ class Run:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @ranks.on(2)
-def test_stages_train_as_without_a_codec(rank: int, count: int, schedule: str) -> None:
+def test_compressed_stages_train_like_plain_stages(rank: int, count: int, schedule: str) -> None:
     plain = Run(rank, schedule)
     assert len(plain.gradients) == 4
     exact = Run(rank, schedule, codec="none")
@@ -90,7 +90,7 @@ def test_stages_train_as_without_a_codec(rank: int, count: int, schedule: str) -
 
 
 @ranks.on(2)
-def test_bytes_are_those_of_the_payloads(rank: int, count: int) -> None:
+def test_byte_counts_match_the_payloads(rank: int, count: int) -> None:
     handle = Run(rank, "1F1B", codec="int8", backward_codec="bf16").handle
     assert handle is not None
     rows = BATCH // MICROBATCHES
@@ -102,7 +102,7 @@ def test_bytes_are_those_of_the_payloads(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_stage_may_go_back_to_plain_tensors(rank: int, count: int) -> None:
+def test_remove_restores_plain_tensors(rank: int, count: int) -> None:
     stage = PipelineStage(Half(rank), rank, 2, torch.device("cpu"))
     handle = pipeline.compress(stage, codec="int8")
     runner = ScheduleGPipe(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
@@ -133,7 +133,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("codec", ["int8", "bf16"])
 @ranks.on(2)
-def test_infinities_that_become_nan_are_reported_once(rank: int, count: int, codec: str) -> None:
+def test_nan_blocks_from_infinities_are_reported_once(rank: int, count: int, codec: str) -> None:
     stage = PipelineStage(Masked(rank), rank, 2, torch.device("cpu"))
     pipeline.compress(stage, codec=codec)
     runner = ScheduleGPipe(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
@@ -147,7 +147,7 @@ def test_infinities_that_become_nan_are_reported_once(rank: int, count: int, cod
 
 
 @ranks.on(1)
-def test_a_stage_is_compressed_once(rank: int, count: int) -> None:
+def test_stage_cannot_be_compressed_twice(rank: int, count: int) -> None:
     stage = PipelineStage(Half(rank), 0, 2, torch.device("cpu"))
     handle = pipeline.compress(stage)
     with pytest.raises(tersor.InvalidArgumentError, match="compressed already"):
@@ -157,7 +157,7 @@ def test_a_stage_is_compressed_once(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_codecs_that_cannot_are_refused(rank: int, count: int) -> None:
+def test_unsupported_codecs_are_rejected(rank: int, count: int) -> None:
     stage = PipelineStage(Half(rank), rank, 2, torch.device("cpu"))
     for codec, said in (
         ("int8+ef", "leave out"),

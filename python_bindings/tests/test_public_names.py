@@ -16,7 +16,7 @@ from reference import modules_of_the_reference
 pytest.importorskip("torch")
 
 
-def test_an_import_leaves_the_compiler_out() -> None:
+def test_import_does_not_load_the_compiler() -> None:
     """The import of ``torch._dynamo`` takes longer than the imports of all Tersor's other
     modules."""
     program = """
@@ -37,7 +37,7 @@ print({name.split(".")[1] for name in added} & {"_dynamo", "_inductor", "_functo
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads is of Python 3.11")
-def test_the_types_of_compress_refuse_for_ddp_what_a_call_refuses() -> None:
+def test_compress_overloads_for_ddp_exclude_sharding_options() -> None:
     typed: Any = typing
     torch = importlib.import_module("tersor.torch")
     ddp = importlib.import_module("torch.nn.parallel").DistributedDataParallel
@@ -52,7 +52,7 @@ def test_the_types_of_compress_refuse_for_ddp_what_a_call_refuses() -> None:
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "tersor"
 
 
-def test_the_reference_has_all_public_modules() -> None:
+def test_reference_covers_all_public_modules() -> None:
     files = (path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py"))
     parts = [path.with_suffix("").parts for path in files]
     names = [one[:-1] if one[-1] == "__init__" else one for one in parts]
@@ -63,7 +63,7 @@ def test_the_reference_has_all_public_modules() -> None:
 
 
 @pytest.mark.parametrize("name", modules_of_the_reference())
-def test_a_module_shows_its_public_names_alone(name: str) -> None:
+def test_module_exposes_only_public_names(name: str) -> None:
     try:
         module = importlib.import_module(name)
     except ImportError as absent:
@@ -96,7 +96,7 @@ def test_signatures_show_all_arguments() -> None:
         assert all(one.annotation not in ("Any", Any) for one in anything), name
 
 
-def test_walks_over_frames_and_objects_stand_in_compat_with_their_reasons() -> None:
+def test_frame_and_object_walks_stay_in_known_files() -> None:
     walks = re.compile(r"\b(currentframe|_getframe|get_objects|get_referrers)\(")
     files = {path.name for path in PACKAGE.rglob("*.py") if walks.search(path.read_text())}
     assert files == {"_compat.py", "_renamed.py", "patches.py"}  # two look for the program's line

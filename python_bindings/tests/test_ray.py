@@ -33,7 +33,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def test_the_program_of_the_page() -> None:
+def test_documented_program() -> None:
     (program,) = programs("docs/systems/ray.md", "ray")
     exec(program.replace("ray.init()", ""), {})
 
@@ -62,7 +62,7 @@ def train(server: Any, worker: int, clocks: int, dies_at: int | None = None) -> 
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_weights_move_by_the_mean(servers: int) -> None:
+def test_server_applies_the_mean_gradient(servers: int) -> None:
     server = tersor.ray.ParameterServer(zeros(), 0.5, servers=servers, workers=range(3), **EXACT)
     seen = ray.get([train.remote(server, worker, 5) for worker in range(3)])
     assert seen[0] == seen[1] == seen[2]
@@ -72,7 +72,7 @@ def test_weights_move_by_the_mean(servers: int) -> None:
     assert sum(one.pushes for one in server.statistics()) == 15 * servers
 
 
-def test_fewer_bytes_and_what_is_left_out_comes_later() -> None:
+def test_feedback_sends_residuals_later_with_fewer_bytes() -> None:
     server = tersor.ray.ParameterServer(zeros(), 1.0, push="topk:density=0.1+ef", pull="int8")
     with server.client(0) as client:
         for _ in range(60):
@@ -83,7 +83,7 @@ def test_fewer_bytes_and_what_is_left_out_comes_later() -> None:
     assert told.pushed_bytes < 60 * 0.4 * 4 * 5_022
 
 
-def test_an_update_of_ones_own() -> None:
+def test_custom_update_function() -> None:
     def halve(parts: list[tuple[str, Any, Any]]) -> None:
         for name, own, by in parts:
             own -= (2.0 if name == "b" else 1.0) * by
@@ -95,7 +95,7 @@ def test_an_update_of_ones_own() -> None:
     np.testing.assert_allclose(server.parameters()["a"], -gradient(7, 0)["a"], rtol=1e-6)
 
 
-def test_a_worker_that_is_killed_holds_nobody_up_for_long() -> None:
+def test_killed_worker_does_not_block_the_others() -> None:
     server = tersor.ray.ParameterServer(zeros(), workers=range(3), timeout=1.0, **EXACT)
     dying = train.options(max_retries=0).remote(server, 2, 8, dies_at=3)
     others = [train.remote(server, worker, 8) for worker in range(2)]
@@ -105,7 +105,7 @@ def test_a_worker_that_is_killed_holds_nobody_up_for_long() -> None:
     assert server.statistics()[0].lost == [2]
 
 
-def test_a_machine_comes_later_and_goes() -> None:
+def test_worker_may_join_late_and_leave() -> None:
     server = tersor.ray.ParameterServer(zeros(), staleness=1, **EXACT)
     with server.client(0) as first:
         for clock in range(3):
@@ -125,7 +125,7 @@ def test_a_worker_may_leave_early() -> None:
         client.flush()
 
 
-def test_who_was_silent_is_told_and_may_join_again() -> None:
+def test_silent_worker_is_lost_and_may_rejoin() -> None:
     server = tersor.ray.ParameterServer(zeros(), workers=range(2), timeout=0.5, **EXACT)
     silent = server.client(0)
     ray.get(train.remote(server, 1, 3))
@@ -138,7 +138,7 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
         again.pull(zeros())
 
 
-def test_what_is_refused() -> None:
+def test_invalid_options_and_pushes_are_rejected() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=r"leave out \+ef"):
         tersor.ray.ParameterServer(zeros(), pull="int8+ef")
     with pytest.raises(tersor.InvalidArgumentError, match="leave out max_restarts"):
@@ -161,7 +161,7 @@ def test_what_is_refused() -> None:
     np.testing.assert_allclose(server.parameters()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
 
 
-def test_a_worker_that_never_joins_ends_the_calls_of_the_others() -> None:
+def test_missing_worker_fails_the_calls_of_the_others() -> None:
     server = tersor.ray.ParameterServer(zeros(), workers=range(3), timeout=0.5, **EXACT)
     client = server.client(1)
     with pytest.raises(tersor.Error, match=r"workers \[0, 2\] .* did not join within 0\.5 s"):
@@ -171,7 +171,7 @@ def test_a_worker_that_never_joins_ends_the_calls_of_the_others() -> None:
         client.leave()
 
 
-def test_what_an_update_raises_reaches_every_worker() -> None:
+def test_update_error_reaches_every_worker() -> None:
     def fails(parts: list[tuple[str, Any, Any]]) -> None:
         raise ValueError("no disk")
 
@@ -187,7 +187,7 @@ def test_what_an_update_raises_reaches_every_worker() -> None:
 
 
 @pytest.mark.parametrize("push", ["none", "int8+ef"])
-def test_a_push_that_is_refused_reaches_no_server(push: str) -> None:
+def test_rejected_push_reaches_no_server(push: str) -> None:
     server = tersor.ray.ParameterServer(zeros(), 1.0, servers=3, push=push, pull="none")
     wrong: list[tuple[str, Any, str]] = [
         ("c", np.ones(2, np.float32), r"c is float32 of \(2,\)"),
@@ -217,7 +217,7 @@ def raw_push(client: Any, clock: int, of: dict[str, np.ndarray[Any, Any]]) -> An
     return actor.push.remote(client._worker, life, clock, frame[:used])
 
 
-def test_a_server_refuses_a_third_unanswered_push() -> None:
+def test_server_rejects_a_third_unanswered_push() -> None:
     server = tersor.ray.ParameterServer(zeros(), workers=range(2), timeout=60.0, **EXACT)
     client, other = server.client(0), server.client(1)
     first, second, *more = [raw_push(client, clock, gradient(0, 0)) for clock in (0, 1, 2, 1)]
@@ -239,7 +239,7 @@ def test_a_server_refuses_a_third_unanswered_push() -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, None])
-def test_a_push_that_is_not_finite_moves_nothing(staleness: int | None) -> None:
+def test_nonfinite_push_does_not_change_parameters(staleness: int | None) -> None:
     server = tersor.ray.ParameterServer(zeros(), staleness=staleness, **EXACT)
     client = server.client(4)
     bad = gradient(4, 0)
@@ -253,7 +253,7 @@ def test_a_push_that_is_not_finite_moves_nothing(staleness: int | None) -> None:
     assert all((one == 0).all() for one in server.parameters().values())
 
 
-def test_a_task_that_is_tried_again_takes_its_place() -> None:
+def test_retried_task_replaces_the_old_worker() -> None:
     server = tersor.ray.ParameterServer(zeros(), workers=range(2), timeout=600.0, **EXACT)
     first = server.client(0)
     again = server.client(0)
@@ -266,7 +266,7 @@ def test_a_task_that_is_tried_again_takes_its_place() -> None:
     again.leave()
 
 
-def test_who_joins_late_has_a_clock_at_each_server() -> None:
+def test_late_worker_pushes_count_on_each_server() -> None:
     server = tersor.ray.ParameterServer(zeros(), servers=2, staleness=None, **EXACT)
     fast = server.client(0)
     for clock in range(20):
@@ -278,9 +278,7 @@ def test_who_joins_late_has_a_clock_at_each_server() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_the_benchmark_sends_to_another_node_where_there_is_one(
-    tmp_path: pathlib.Path, nodes: int
-) -> None:
+def test_benchmark_runs_on_one_or_two_nodes(tmp_path: pathlib.Path, nodes: int) -> None:
     from ray.cluster_utils import Cluster
 
     words = ["--codec", "int8+ef", "--mib", "1", "--pushes", "2", "--turns", "1"]

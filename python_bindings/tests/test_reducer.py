@@ -57,7 +57,7 @@ def assert_equal(found: list[dict[str, np.ndarray]], wanted: list[dict[str, np.n
 
 @pytest.mark.parametrize("progress", ["thread", "caller"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_gradient_is_the_mean(ranks: int, progress: str) -> None:
+def test_reduced_gradients_equal_the_mean(ranks: int, progress: str) -> None:
     results = tersor.local.run(
         ranks,
         lambda transport: train(
@@ -73,7 +73,7 @@ def test_every_gradient_is_the_mean(ranks: int, progress: str) -> None:
             )
 
 
-def test_a_stream_that_is_another_one_in_each_thread_is_refused() -> None:
+def test_per_thread_stream_is_rejected() -> None:
     def body(transport: tersor.Transport) -> None:
         with pytest.raises(tersor.InvalidArgumentError, match="per-thread"):
             GradientReducer(transport, codec="none", stream=2)
@@ -81,7 +81,7 @@ def test_a_stream_that_is_another_one_in_each_thread_is_refused() -> None:
     tersor.local.run(1, body)
 
 
-def test_flat_gradients_give_the_bits_of_single_ones() -> None:
+def test_flat_gradients_match_single_gradients_bit_for_bit() -> None:
     def single(transport: tersor.Transport) -> list[dict[str, np.ndarray]]:
         return train(make(transport, codec="int8+ef"), transport.rank, range(3))
 
@@ -124,7 +124,7 @@ def test_gradients_are_kept_alive_while_they_are_reduced() -> None:
     tersor.local.run(2, rank)
 
 
-def test_gradients_are_let_go_when_their_results_are_there() -> None:
+def test_gradients_are_released_when_results_arrive() -> None:
     def rank(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int8")
         for step in range(2):
@@ -147,7 +147,7 @@ def test_gradients_are_let_go_when_their_results_are_there() -> None:
     tersor.local.run(2, rank)
 
 
-def test_a_call_that_fails_lets_go_of_no_gradient_under_way() -> None:
+def test_failed_call_keeps_gradients_in_flight_alive() -> None:
     def rank(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int8")
         values = gradients(transport.rank, 0)
@@ -165,7 +165,7 @@ def test_a_call_that_fails_lets_go_of_no_gradient_under_way() -> None:
     tersor.local.run(2, rank)
 
 
-def test_a_step_can_be_thrown_away() -> None:
+def test_discard_step_restores_the_state() -> None:
     def rank(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int4+ef", transactional=True)
         train(reducer, transport.rank, range(2))
@@ -188,7 +188,7 @@ def test_a_step_can_be_thrown_away() -> None:
         ({"min_ranks": 1}, "min_ranks is 1, but the reducer is not elastic"),
     ],
 )
-def test_options_that_do_not_fit_the_ranks_are_refused(
+def test_options_inconsistent_with_the_ranks_are_rejected(
     options: dict[str, object], message: str
 ) -> None:
     def rank(transport: tersor.Transport) -> None:
@@ -201,7 +201,7 @@ def test_options_that_do_not_fit_the_ranks_are_refused(
     tersor.local.run(2, rank)
 
 
-def test_a_run_goes_on_bit_for_bit_from_its_state() -> None:
+def test_run_resumes_bit_for_bit_from_a_saved_state() -> None:
     def rank(transport: tersor.Transport) -> None:
         options = {"codec": "int4:rounding=stochastic+ef", "seed": 5}
         first = make(transport, **options)
@@ -251,11 +251,11 @@ def scatter(transport: tersor.Transport) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_rank_may_get_its_shard(ranks: int) -> None:
+def test_ready_sharded_gives_each_rank_its_shard(ranks: int) -> None:
     tersor.local.run(ranks, scatter)
 
 
-def test_any_thread_may_ask_for_statistics_while_a_step_is_under_way() -> None:
+def test_other_threads_may_read_statistics_during_a_step() -> None:
     def ask(transport: tersor.Transport) -> tuple[int, int, int]:
         reducer = make(transport, codec="int8")
         train(reducer, transport.rank, range(2))
@@ -272,7 +272,7 @@ def test_any_thread_may_ask_for_statistics_while_a_step_is_under_way() -> None:
         assert after == at_last == 3
 
 
-def test_a_trace_tells_what_each_parameter_did(tmp_path: pathlib.Path) -> None:
+def test_trace_contains_events_of_each_parameter(tmp_path: pathlib.Path) -> None:
     def traced(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int8+ef", trace=str(tmp_path / "trace.json"))
         train(reducer, transport.rank, range(3))
@@ -299,7 +299,7 @@ def test_a_trace_tells_what_each_parameter_did(tmp_path: pathlib.Path) -> None:
         assert abs(done[0]["ts"] / 1e6 - time.time()) < 3600  # of the system's clock
 
 
-def test_a_trace_that_cannot_be_written_is_told_before_training(tmp_path: pathlib.Path) -> None:
+def test_unwritable_trace_raises_before_training(tmp_path: pathlib.Path) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=r"no/trace\.rank0\.json"):
         tersor.local.run(
             1, lambda transport: make(transport, trace=str(tmp_path / "no/trace.json"))
@@ -308,7 +308,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_training(tmp_path: pathli
         tersor.local.run(1, lambda transport: make(transport).write_trace())
 
 
-def test_residuals_follow_a_loss_scale() -> None:
+def test_scale_residuals_scales_residual_norms() -> None:
     def norms(transport: tersor.Transport) -> tuple[float, float]:
         reducer = make(transport, codec="int4+ef")
         train(reducer, transport.rank, range(1))
@@ -343,7 +343,7 @@ def test_residuals_are_scaled_by_name() -> None:
         assert set(others) == {1.0}
 
 
-def test_nothing_but_zeros_keeps_the_residual() -> None:
+def test_gradient_unless_zero_keeps_the_residual() -> None:
     def norms(transport: tersor.Transport) -> list[float]:
         reducer = make(transport, codec="topk:density=0.01+ef")
         train(reducer, transport.rank, range(1))
@@ -360,7 +360,7 @@ def test_nothing_but_zeros_keeps_the_residual() -> None:
         assert active < first
 
 
-def test_several_rules_of_a_pattern_are_a_schedule() -> None:
+def test_repeated_pattern_rules_form_a_schedule() -> None:
     schedule = [("*", "bf16"), ("*", "int8", 1), ("*", "int4", 3)]
 
     def codecs(transport: tersor.Transport) -> list[str]:
@@ -374,12 +374,12 @@ def test_several_rules_of_a_pattern_are_a_schedule() -> None:
     assert tersor.local.run(2, codecs) == [["bf16", "int8", "int8", "int4"]] * 2
 
 
-def test_a_schedule_without_a_beginning_is_refused() -> None:
+def test_schedule_without_a_first_step_is_rejected() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="begins with step 7"):
         tersor.local.run(1, lambda transport: make(transport, rules=[("*", "int8", 7)]))
 
 
-def test_rules_choose_and_explain() -> None:
+def test_rules_choose_codecs_and_explain_choices() -> None:
     def rank(transport: tersor.Transport) -> None:
         rules = [("*.bias", "none"), ("head.*", "int8"), ("*", "topk:density=0.05+ef")]
         reducer = make(transport, rules=rules)
@@ -396,7 +396,7 @@ def test_rules_choose_and_explain() -> None:
     tersor.local.run(2, rank)
 
 
-def test_auto_chooses_for_all_ranks_alike() -> None:
+def test_auto_choices_match_on_all_ranks() -> None:
     def rank(transport: tersor.Transport) -> str:
         reducer = GradientReducer(transport, codec="auto")
         gradient = np.ones((2048, 512), np.float32)
@@ -412,7 +412,7 @@ class Watched(tersor.Tuner):
     """A tuner with support for weak references."""
 
 
-def test_a_tuner_lives_as_long_as_its_reducer() -> None:
+def test_reducer_keeps_its_tuner_alive() -> None:
     def rank(transport: tersor.Transport) -> bool:
         tuner = Watched(transport, codecs=["int8", "int4"])
         watched = weakref.ref(tuner)
@@ -427,7 +427,7 @@ def test_a_tuner_lives_as_long_as_its_reducer() -> None:
     assert tersor.local.run(1, rank) == [True]
 
 
-def test_a_missing_parameter_is_an_error_on_all_ranks() -> None:
+def test_missing_parameter_raises_on_all_ranks() -> None:
     errors = []
 
     def rank(transport: tersor.Transport) -> None:
@@ -446,7 +446,7 @@ def test_a_missing_parameter_is_an_error_on_all_ranks() -> None:
     assert all("norm.bias" in error for error in errors)
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_calls_raise() -> None:
     def rank(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int8")
         flat = np.zeros(301, np.float32)

@@ -25,7 +25,7 @@ def trained(transport: tersor.Transport, codec: str = "int8+ef") -> GradientRedu
     return reducer
 
 
-def test_a_state_shows_what_each_rank_keeps() -> None:
+def test_state_contains_residuals_and_owned_values_per_rank() -> None:
     def look(transport: tersor.Transport) -> tuple[int, int, int]:
         reducer = trained(transport)
         state = ReducerState.read(reducer.save_state())
@@ -47,7 +47,7 @@ def test_a_state_shows_what_each_rank_keeps() -> None:
 
 
 @pytest.mark.parametrize("codec", ["int8+ef", "lowrank+ef"])
-def test_a_state_put_together_from_its_parts_is_the_same(codec: str) -> None:
+def test_state_rebuilt_from_its_parts_is_identical(codec: str) -> None:
     def rebuild(transport: tersor.Transport) -> None:
         reducer = trained(transport, codec)
         saved = reducer.save_state()
@@ -65,7 +65,7 @@ def test_a_state_put_together_from_its_parts_is_the_same(codec: str) -> None:
     tersor.local.run(2, rebuild)
 
 
-def test_values_outlive_the_state_that_they_are_views_of() -> None:
+def test_views_outlive_their_state() -> None:
     def look(transport: tersor.Transport) -> tuple[float, float]:
         state = ReducerState.read(trained(transport).save_state())
         residual = state.parameters[0].residual
@@ -79,12 +79,12 @@ def test_values_outlive_the_state_that_they_are_views_of() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"abc", b"\0" * 100])
-def test_bytes_that_are_no_state_are_refused(damage: bytes) -> None:
+def test_invalid_state_bytes_are_rejected(damage: bytes) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="not a reducer's state"):
         ReducerState.read(damage)
 
 
-def test_choices_are_texts() -> None:
+def test_state_form_accepts_only_known_strings() -> None:
     state = ReducerState()
     state.form = "portable"
     assert state.form == "portable"

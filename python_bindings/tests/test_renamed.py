@@ -28,7 +28,7 @@ assert CompressedAdamW is tersor.torch.CompressedAdamW
 
 
 @pytest.mark.parametrize("old", sorted(_renamed._RENAMED))
-def test_a_former_name_is_the_module(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_module_name_imports_the_new_module(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(FRAMEWORKS.get(old.split(".")[1], "numpy"))
     new, public = _renamed._RENAMED[old]
     monkeypatch.delitem(sys.modules, old, raising=False)
@@ -37,7 +37,7 @@ def test_a_former_name_is_the_module(old: str, monkeypatch: pytest.MonkeyPatch) 
     assert found is importlib.import_module(new)
 
 
-def test_each_warns_once_where_it_is_used(tmp_path: pathlib.Path) -> None:
+def test_each_old_name_warns_once_at_its_use(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "old.py").write_text(PROGRAM)
     _, errors = output_on_ranks(tmp_path / "old.py", count=1)
@@ -47,7 +47,7 @@ def test_each_warns_once_where_it_is_used(tmp_path: pathlib.Path) -> None:
     assert len(told) == 3
 
 
-def test_a_saved_model_of_before_is_read() -> None:
+def test_old_pickled_class_path_loads() -> None:
     pytest.importorskip("torch")
     copies = importlib.import_module("tersor.torch._src.ddp.copies")
     with warnings.catch_warnings():
@@ -56,7 +56,7 @@ def test_a_saved_model_of_before_is_read() -> None:
     assert found is copies.CopiedHookState
 
 
-def test_what_is_no_name_is_an_error() -> None:
+def test_unknown_names_raise() -> None:
     pytest.importorskip("torch")
     torch = importlib.import_module("tersor.torch")
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
@@ -76,7 +76,7 @@ def test_what_is_no_name_is_an_error() -> None:
     assert tersor.AddressError.__module__ == "tersor"
 
 
-def test_a_renamed_keyword_warns_once_and_reaches_its_new_name(
+def test_renamed_keyword_warns_once_and_sets_the_new_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_renamed, "_warned", set())
@@ -104,7 +104,7 @@ def test_a_renamed_keyword_warns_once_and_reaches_its_new_name(
         made(1, process_group="new", **old)
 
 
-def test_a_renamed_keyword_of_a_class_is_named_by_the_class() -> None:
+def test_renamed_class_keyword_warning_names_the_class() -> None:
     class Made:
         @_renamed.renamed_keywords(root="src")
         def __init__(self, *, src: int) -> None:
@@ -118,7 +118,7 @@ class Decaying:
     residual_factor = _renamed.renamed_attribute("error_decay")
 
 
-def test_an_old_attribute_is_the_new_one_and_warns_once() -> None:
+def test_old_attribute_warns_once_and_sets_the_new_one() -> None:
     one: Any = Decaying()
     message = r"Decaying.residual_factor .* use .error_decay"
     with pytest.warns(DeprecationWarning, match=message) as told:
@@ -129,7 +129,7 @@ def test_an_old_attribute_is_the_new_one_and_warns_once() -> None:
         assert one.residual_factor == one.error_decay == 0.5
 
 
-def test_methods_by_their_former_names() -> None:
+def test_old_method_names_warn_once() -> None:
     program = """
 import tersor.local
 def rank(transport):
@@ -155,7 +155,7 @@ else:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_former_calls_with_two_meanings_are_refused() -> None:
+def test_ambiguous_old_calls_are_rejected() -> None:
     torch = pytest.importorskip("torch")
     tersor_torch = importlib.import_module("tersor.torch")
     a, b = torch.ones(3), torch.zeros(3)

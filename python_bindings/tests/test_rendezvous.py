@@ -70,7 +70,7 @@ def connected(port: int) -> socket.socket:
 
 @pytest.mark.parametrize("secret", [SECRET, PHRASE])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_ranks_meet_and_exchange(port: int, ranks: int, secret: str) -> None:
+def test_ranks_connect_and_exchange(port: int, ranks: int, secret: str) -> None:
     with ThreadPoolExecutor(ranks) as threads:
         results = threads.map(
             lambda rank: meet(f"127.0.0.1:{port}", rank, ranks, secret), range(ranks)
@@ -78,14 +78,14 @@ def test_ranks_meet_and_exchange(port: int, ranks: int, secret: str) -> None:
     assert list(results) == [ranks * (ranks + 1) / 2] * ranks
 
 
-def test_a_late_rank_0_is_waited_for(port: int) -> None:
+def test_other_ranks_wait_for_a_late_rank_0(port: int) -> None:
     with ThreadPoolExecutor(2) as threads:
         other = threads.submit(meet, f"127.0.0.1:{port}", 1)
         time.sleep(0.5)
         assert begin(threads, port).result() == other.result() == 3.0
 
 
-def test_rank_0_listens_at_the_given_address_alone(port: int) -> None:
+def test_rank_0_listens_only_on_the_given_address(port: int) -> None:
     with ThreadPoolExecutor(1) as threads:
         rank_0 = begin(threads, port)
         with pytest.raises(ConnectionRefusedError):
@@ -94,7 +94,7 @@ def test_rank_0_listens_at_the_given_address_alone(port: int) -> None:
         assert rank_0.result() == 3.0
 
 
-def test_an_address_of_another_host_is_named(port: int) -> None:
+def test_unreachable_or_invalid_address_raises(port: int) -> None:
     with pytest.raises(tersor.TransportError, match=r"cannot listen at 192\.0\.2\.77:4711"):
         meet("192.0.2.77:4711", 0)
     with pytest.raises(tersor.TransportError, match=f"cannot be reached at 127.0.0.1:{port}"):
@@ -108,12 +108,12 @@ def test_an_address_of_another_host_is_named(port: int) -> None:
         meet("4711", 0)
 
 
-def test_a_rank_that_does_not_come_is_named(port: int) -> None:
+def test_timeout_error_names_the_missing_rank(port: int) -> None:
     with pytest.raises(tersor.TransportError, match="rank 1 missed the rendezvous"):
         meet(f"127.0.0.1:{port}", 0, timeout=0.1)
 
 
-def test_another_secret_is_named(port: int) -> None:
+def test_secret_mismatch_raises(port: int) -> None:
     with ThreadPoolExecutor(1) as threads:
         rank_0 = begin(threads, port)
         with pytest.raises(tersor.TransportError, match=r"another secret \(TERSOR_SECRET"):
@@ -130,7 +130,7 @@ def everything(stranger: socket.socket) -> bytes:
     return received
 
 
-def test_a_stranger_receives_no_mac(port: int) -> None:
+def test_unauthenticated_client_receives_no_mac(port: int) -> None:
     with ThreadPoolExecutor(1) as threads:
         rank_0 = begin(threads, port)
         with connected(port) as stranger:
@@ -141,7 +141,7 @@ def test_a_stranger_receives_no_mac(port: int) -> None:
         assert meet(f"127.0.0.1:{port}", 1) == rank_0.result() == 3.0
 
 
-def test_silent_strangers_hold_nobody_up(port: int) -> None:
+def test_silent_clients_do_not_block_ranks(port: int) -> None:
     with ThreadPoolExecutor(1) as threads, contextlib.ExitStack() as strangers:
         rank_0 = begin(threads, port)
         for _ in range(300):
@@ -214,7 +214,7 @@ class Middle:
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("kind", hostile_bytes(pathlib.Path()))
-def test_bytes_of_somebody_on_the_way_are_refused(
+def test_man_in_the_middle_bytes_are_rejected(
     port: int, tmp_path: pathlib.Path, kind: str, victim: int
 ) -> None:
     proof = tmp_path / "ran"
@@ -233,7 +233,7 @@ def test_bytes_of_somebody_on_the_way_are_refused(
     assert not proof.exists()
 
 
-def test_ctrl_c_ends_the_rendezvous(port: int) -> None:
+def test_ctrl_c_interrupts_the_rendezvous(port: int) -> None:
     script = f"""
 import signal
 import tersor._core

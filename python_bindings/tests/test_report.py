@@ -44,7 +44,7 @@ def totals(parameters: list[ParameterStatistics]) -> ParameterStatistics:
     return dataclasses.replace(add_up(parameters), hidden_seconds=0.3, exposed_seconds=0.2)
 
 
-def test_bars_are_as_long_as_what_was_counted() -> None:
+def test_bar_lengths_match_the_counts() -> None:
     parameters = [parameter("bias", 0.5, "bf16"), parameter("weight", 8)]
     made = report.figure(parameters, totals(parameters))
     sent, residuals, seconds = made.axes
@@ -57,7 +57,7 @@ def test_bars_are_as_long_as_what_was_counted() -> None:
     assert made.get_suptitle() == (f"2.12 MiB sent a step instead of 8.50 MiB: 4{chr(0xD7)} less")
 
 
-def test_many_parameters_share_a_bar_that_adds_them_up() -> None:
+def test_small_parameters_share_one_summed_bar() -> None:
     parameters = [parameter(f"layer.{i}.weight", 1 + i) for i in range(40)]
     made = report.figure(parameters, totals(parameters))
     sent = made.axes[0]
@@ -69,7 +69,7 @@ def test_many_parameters_share_a_bar_that_adds_them_up() -> None:
     assert sum(widths) == pytest.approx(sum(range(1, 41)))
 
 
-def test_without_error_feedback_there_are_no_residuals_to_draw() -> None:
+def test_report_without_feedback_has_no_residual_bars() -> None:
     parameters = [parameter("weight", 8, "int8")]
     residuals = report.figure(parameters, totals(parameters)).axes[1]
     assert not residuals.patches
@@ -77,7 +77,7 @@ def test_without_error_feedback_there_are_no_residuals_to_draw() -> None:
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_a_report_is_a_picture_in_a_file(tmp_path: pathlib.Path, ending: str) -> None:
+def test_report_writes_an_image_file(tmp_path: pathlib.Path, ending: str) -> None:
     path = tmp_path / f"report.{ending}"
     parameters = [parameter("weight", 8)]
     report.draw(parameters, totals(parameters), path)
@@ -85,7 +85,7 @@ def test_a_report_is_a_picture_in_a_file(tmp_path: pathlib.Path, ending: str) ->
     assert path.read_bytes().startswith(begins)
 
 
-def test_a_run_that_sent_nothing_can_be_drawn(tmp_path: pathlib.Path) -> None:
+def test_report_of_an_empty_run(tmp_path: pathlib.Path) -> None:
     empty = dataclasses.replace(parameter("weight", 0), steps=0)
     report.draw([empty], totals([empty]), tmp_path / "empty.png")
     report.draw([], totals([]), tmp_path / "none.png")
@@ -103,7 +103,7 @@ def palette() -> types.ModuleType:
     return module
 
 
-def test_codecs_have_the_colours_of_the_other_reports() -> None:
+def test_codec_colours_match_the_other_reports() -> None:
     other = palette()
     for spec in ("none", "bf16", "f16", "int8", "int8+ef", "int4", "int4+ef"):
         assert _look.colour(spec) == other.STYLES[spec].colour

@@ -29,7 +29,7 @@ def choose(options: dict[str, object], shape: list[int], dtype: str = "f32") -> 
         ([], "f32", "bf16", "fewer than 4096 values"),
     ],
 )
-def test_one_codec_is_for_what_is_large(
+def test_global_codec_applies_only_to_large_matrices(
     shape: list[int], dtype: str, codec: str, reason: str
 ) -> None:
     choice = choose({"codec": "int8"}, shape, dtype)
@@ -48,14 +48,16 @@ def test_one_codec_is_for_what_is_large(
         ("auto", False, False),
     ],
 )
-def test_a_rule_says_what_a_codec_needs(codec: str, by_value: bool, feedback: bool) -> None:
+def test_codec_choice_reports_codec_requirements(
+    codec: str, by_value: bool, feedback: bool
+) -> None:
     choice = choose({"rules": [("*.weight", codec), ("*", "none")]}, [3])
     assert (choice.by_value, choice.feedback) == (by_value, feedback)
     assert choice.codec.startswith(codec.removesuffix("+ef"))
     assert choice.reason == 'rule "*.weight"'
 
 
-def test_wrong_rules_are_refused() -> None:
+def test_invalid_rules_are_rejected() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="no rule matches"):
         choose({"rules": [("*.bias", "int8")]}, [3])
     with pytest.raises(tersor.InvalidArgumentError, match="int9"):
@@ -66,7 +68,7 @@ def fresh_words() -> np.ndarray:
     return np.frombuffer(_core.FRESH_STATE_WORDS, np.int32).copy()
 
 
-def test_residuals_may_lie_in_the_callers_arrays() -> None:
+def test_residuals_may_use_caller_arrays() -> None:
     def rank(transport: tersor.Transport) -> tuple[np.ndarray, np.ndarray, int]:
         gradient = np.random.default_rng(transport.rank).standard_normal(2000).astype(np.float32)
         residual, words = np.zeros(2000, np.float32), fresh_words()
@@ -83,7 +85,7 @@ def test_residuals_may_lie_in_the_callers_arrays() -> None:
     assert [one[2] for one in found] == [7, 7]
 
 
-def test_wrong_arrays_for_residuals_are_refused() -> None:
+def test_invalid_residual_arrays_are_rejected() -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="12 bytes; pass 24"):
         _core.FeedbackState(np.zeros(3, np.float32), np.zeros(3, np.int32))
     with pytest.raises(tersor.InvalidArgumentError, match="aligned"):

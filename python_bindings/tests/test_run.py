@@ -124,7 +124,7 @@ def both(folder: pathlib.Path, text: str, *arguments: str) -> tuple[list[Any], s
 
 
 @pytest.mark.parametrize("wrap", [DDP, FSDP], ids=["DDP", "FSDP2"])
-def test_without_a_codec_and_dry_the_losses_are_the_scripts_own(
+def test_uncompressed_and_dry_runs_keep_the_script_losses(
     wrap: str, tmp_path: pathlib.Path
 ) -> None:
     script = BEGIN + TRAIN + wrap + RESULT
@@ -164,7 +164,7 @@ def test_without_a_codec_and_dry_the_losses_are_the_scripts_own(
     ],
     ids=["unsupported", "scalers"],
 )
-def test_what_a_script_is_refused_for_ends_it(
+def test_unsupported_script_raises(
     script: str, options: list[str], message: str, tmp_path: pathlib.Path
 ) -> None:
     with pytest.raises(AssertionError, match=r"rank \d raised") as caught:
@@ -222,7 +222,7 @@ IMPORTS = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_script_trains_as_with_the_line(name: str, tmp_path: pathlib.Path) -> None:
+def test_script_trains_like_an_explicit_compress_call(name: str, tmp_path: pathlib.Path) -> None:
     text = BEGIN + TRAIN + IMPORTS + "HERE = lambda *_: None\n" + MODELS[name]
     found, said = both(tmp_path, text + RESULT, "--codec", "int4+ef")
     line = """
@@ -249,7 +249,7 @@ NAMES = {
 }
 
 
-def test_models_are_found_whatever_they_are_called_by(tmp_path: pathlib.Path) -> None:
+def test_models_are_found_for_all_import_styles(tmp_path: pathlib.Path) -> None:
     (tmp_path / "early.py").write_text("from torch.distributed.fsdp import fully_shard as shard\n")
     fresh = "net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))\n"
     text = "".join(fresh + one + "train(model, 1)\n" for one in NAMES.values())
@@ -271,9 +271,7 @@ result = gone() is None
 
 
 @pytest.mark.parametrize("wrap", [DDP, FSDP], ids=["DDP", "FSDP2"])
-def test_a_model_that_the_script_drops_is_given_up_and_told_of(
-    wrap: str, tmp_path: pathlib.Path
-) -> None:
+def test_dropped_model_is_released_and_reported(wrap: str, tmp_path: pathlib.Path) -> None:
     if wrap == FSDP:
         wrap += "del layer\n"
     found, said = both(tmp_path, BEGIN + TRAIN + wrap + DROPPED, "--codec", "int4+ef")
@@ -299,7 +297,7 @@ OWN = {
 
 @pytest.mark.parametrize("dry", [[], ["--dry"]], ids=["", "dry"])
 @pytest.mark.parametrize("name", OWN)
-def test_a_script_with_a_hook_of_its_own_is_left_alone(
+def test_script_with_its_own_hook_is_left_alone(
     name: str, dry: list[str], tmp_path: pathlib.Path
 ) -> None:
     wrap, reason = OWN[name]
@@ -312,7 +310,7 @@ def test_a_script_with_a_hook_of_its_own_is_left_alone(
 
 
 @pytest.mark.parametrize("options", [["--codec", "int8"], ["--dry"]], ids=["", "dry"])
-def test_shards_that_no_codec_takes_travel_as_they_are(
+def test_unsupported_shards_are_sent_uncompressed(
     options: list[str], tmp_path: pathlib.Path
 ) -> None:
     script = BEGIN + TRAIN.replace("64, gen", "64, dtype=torch.float64, gen") + "net.double()\n"
@@ -323,7 +321,7 @@ def test_shards_that_no_codec_takes_travel_as_they_are(
     assert str(pathlib.Path(torch.__file__).parent) not in said
 
 
-def test_what_no_codec_takes_is_told(tmp_path: pathlib.Path) -> None:
+def test_unsupported_gradients_are_reported(tmp_path: pathlib.Path) -> None:
     script = BEGIN + TRAIN.replace("64, gen", "64, dtype=torch.float64, gen") + "net.double()\n"
     plain, _ = both(tmp_path, script + DDP + RESULT)
     found, said = both(tmp_path, script + DDP + RESULT, "--codec", "int8")
@@ -342,7 +340,7 @@ def test_a_group_without_a_store_is_left_alone(tmp_path: pathlib.Path) -> None:
     assert "left alone: the process group has no store" in said
 
 
-def test_other_all_reduces_are_counted_and_left_as_they_are(tmp_path: pathlib.Path) -> None:
+def test_other_all_reduces_are_counted_but_unchanged(tmp_path: pathlib.Path) -> None:
     text = BEGIN + "large, small = torch.full((1 << 18,), 0.1 + rank), torch.ones(9)\n"
     text += "for _ in range(2):\n    dist.all_reduce(small)\n    dist.all_reduce(large)\n"
     script = text + "dist.all_reduce(large.int())\nresult = large.tolist()[:9]\n"
@@ -380,7 +378,7 @@ def test_rules_are_read_from_a_file(tmp_path: pathlib.Path) -> None:
         (["--report", "none/at/all.png", "train.py"], "none/at/all.png: its folder"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_starts(
+def test_invalid_arguments_are_reported_before_the_script_starts(
     arguments: list[str], message: str, tmp_path: pathlib.Path, monkeypatch: Any, capsys: Any
 ) -> None:
     from tersor.torch import run
@@ -406,7 +404,7 @@ def test_what_is_wrong_is_told_before_anything_starts(
         ("\udcff", "is not UTF-8 text"),
     ],
 )
-def test_a_wrong_rule_is_named(
+def test_invalid_rule_is_reported(
     text: str, message: str, tmp_path: pathlib.Path, capsys: Any
 ) -> None:
     from tersor.torch import run
@@ -424,7 +422,7 @@ def with_options_of_its_own(rank: int, count: int, script: str, options: list[li
 
 
 @pytest.mark.parametrize("wrap", [DDP, FSDP], ids=["DDP", "FSDP2"])
-def test_ranks_with_other_options_are_named(wrap: str, tmp_path: pathlib.Path) -> None:
+def test_option_mismatch_is_reported_on_all_ranks(wrap: str, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(BEGIN + TRAIN + wrap + RESULT)
     options = [["--codec", "int8"], ["--codec", "auto"]]
@@ -439,7 +437,7 @@ def until_killed(rank: int, count: int, script: str) -> None:
     ran(rank, count, script, ["--codec", "int8"])
 
 
-def test_a_killed_rank_ends_the_others_with_its_name(tmp_path: pathlib.Path) -> None:
+def test_error_names_the_killed_rank(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "train.py"
     kill = "train(model, 2)\nif rank == 1:\n    os.kill(os.getpid(), 9)\n"
     script.write_text(BEGIN + TRAIN + DDP + kill + RESULT)
@@ -449,7 +447,7 @@ def test_a_killed_rank_ends_the_others_with_its_name(tmp_path: pathlib.Path) -> 
     assert "rank 1" in str(first.error)
 
 
-def test_the_pages_command_runs(tmp_path: pathlib.Path) -> None:
+def test_documented_command_runs(tmp_path: pathlib.Path) -> None:
     page = (SOURCES / "docs/how-to/without-code-changes.md").read_text()
     (command,) = re.findall(r"^torchrun .* -m tersor.torch.run .*$", page, re.MULTILINE)
     begin = 'import torch.distributed as dist\ndist.init_process_group("gloo")\n'

@@ -65,14 +65,12 @@ def loads(rank: int, count: int, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["CompressedAdamW", "CompressedMuon", "CompressedSGD", "DiLoCo", "DiLoCo late"]
 )
-def test_a_state_of_the_version_before_loads(name: str) -> None:
+def test_state_of_the_previous_version_loads(name: str) -> None:
     ranks.run(loads, 2, name)
 
 
 @ranks.on(2)
-def test_residuals_of_the_version_before_load_into_a_wrapped_optimizer(
-    rank: int, count: int
-) -> None:
+def test_previous_version_residuals_load_into_a_wrapped_optimizer(rank: int, count: int) -> None:
     saved = torch.load(FILE, weights_only=True)["DistributedOptimizer"]
     layers = make_model()
     optimizer = tersor.torch.DistributedOptimizer(

@@ -33,7 +33,7 @@ def flat(arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([one.ravel() for one in arrays.values()])
 
 
-def test_bulk_synchronous_workers_descend_by_the_mean() -> None:
+def test_bulk_synchronous_workers_apply_the_mean_gradient() -> None:
     def rank(transport: tersor.Transport) -> Any:
         weights = zeros()
         if transport.rank == 3:
@@ -59,7 +59,7 @@ def test_bulk_synchronous_workers_descend_by_the_mean() -> None:
         np.testing.assert_allclose(one, -0.5 * np.sum(means[:3], axis=0), atol=0.02)
 
 
-def test_ranks_may_serve_and_work_and_an_update_may_be_a_function() -> None:
+def test_ranks_may_serve_and_work_with_an_update_function() -> None:
     def rank(transport: tersor.Transport) -> Any:
         weights = zeros()
         seen: list[str] = []
@@ -86,7 +86,7 @@ def test_ranks_may_serve_and_work_and_an_update_may_be_a_function() -> None:
         np.testing.assert_allclose(one, wanted, atol=1e-5)
 
 
-def test_a_slow_worker_holds_nobody_up_within_the_bound() -> None:
+def test_slow_worker_does_not_block_within_the_staleness_bound() -> None:
     clocks, pause = 5, 0.2
 
     def rank(transport: tersor.Transport) -> float:
@@ -111,7 +111,7 @@ def test_a_slow_worker_holds_nobody_up_within_the_bound() -> None:
 
 
 @pytest.mark.parametrize("waits_in", ["pull", "leave"])
-def test_with_equal_timeouts_a_silent_worker_ends_nobody_else(waits_in: str) -> None:
+def test_silent_worker_does_not_fail_the_others_with_equal_timeouts(waits_in: str) -> None:
     """The server's time limit is half of the clients' time limit."""
     told: Any = {"timeout": 4.0, "push": "none", "pull": "none"}
     left = threading.Barrier(3)
@@ -138,7 +138,7 @@ def test_with_equal_timeouts_a_silent_worker_ends_nobody_else(waits_in: str) -> 
     tersor.local.run(4, rank)
 
 
-def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> None:
+def test_server_rejects_nonfinite_and_third_unanswered_pushes() -> None:
     """The worker ignores the protocol."""
     arrays = [np.zeros(100, np.float32)]
     options = tersor.server.core_options({"push": "none"}, [0, 1], {"w": arrays[0]})
@@ -167,7 +167,7 @@ def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> No
     assert (shard.values(0) == -2).all()
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_invalid_options_raise() -> None:
     def refused(transport: tersor.Transport, words: str, **options: Any) -> None:
         with pytest.raises(tersor.InvalidArgumentError, match=words):
             tersor.ParameterServer(transport, zeros(), **options)
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_told() -> None:
 
 
 @pytest.mark.parametrize("other", ["order", "shape"])
-def test_equal_lengths_are_not_the_same_model(other: str) -> None:
+def test_model_with_another_order_or_shape_is_rejected(other: str) -> None:
     def rank(transport: tersor.Transport) -> None:
         shapes = {"a": (2, 3), "b": (2, 3)}
         if transport.rank == 1:
@@ -207,7 +207,7 @@ def test_equal_lengths_are_not_the_same_model(other: str) -> None:
     tersor.local.run(2, rank)
 
 
-def test_what_an_update_raises_ends_the_calls_of_all() -> None:
+def test_update_error_fails_the_calls_of_all_ranks() -> None:
     told: Any = {"servers": [0], "workers": range(2)}
 
     def broken(parts: list[tuple[str, np.ndarray, np.ndarray]]) -> None:
@@ -233,7 +233,7 @@ def test_what_an_update_raises_ends_the_calls_of_all() -> None:
     tersor.local.run(2, rank)
 
 
-def test_a_worker_that_raises_in_its_block_leaves() -> None:
+def test_worker_leaves_after_raising_in_its_block() -> None:
     def rank(transport: tersor.Transport) -> None:
         weights = zeros()
         if transport.rank == 0:
@@ -247,7 +247,7 @@ def test_a_worker_that_raises_in_its_block_leaves() -> None:
         tersor.local.run(2, rank)
 
 
-def test_values_of_an_update_live_as_long_as_they_are_used() -> None:
+def test_update_arrays_stay_valid_while_referenced() -> None:
     told: Any = {"servers": [0], "workers": range(2)}
     seen: list[np.ndarray] = []
 
@@ -271,7 +271,7 @@ def test_values_of_an_update_live_as_long_as_they_are_used() -> None:
     assert [float(one.max()) for one in seen] == [-1.0] * 3
 
 
-def test_a_worker_of_another_model_is_told_so() -> None:
+def test_worker_with_a_different_model_raises() -> None:
     told_so = threading.Event()
 
     def rank(transport: tersor.Transport) -> None:
@@ -299,7 +299,7 @@ def test_a_worker_of_another_model_is_told_so() -> None:
 
 @pytest.mark.parametrize("topology", ["ring", "torus", "exponential"])
 @pytest.mark.parametrize("codec", ["int8", "hadamard:bits=1", "blocktopk:density=0.1"])
-def test_neighbours_agree_on_the_mean(topology: str, codec: str) -> None:
+def test_gossip_converges_to_the_mean(topology: str, codec: str) -> None:
     def rank(transport: tersor.Transport) -> np.ndarray:
         weights = gradient(transport.rank, 0)
         gossip = tersor.Gossip(transport, topology, codec)
@@ -318,7 +318,7 @@ def test_neighbours_agree_on_the_mean(topology: str, codec: str) -> None:
         assert np.linalg.norm(one - mean) < 0.02 * np.linalg.norm(mean)
 
 
-def test_gossip_holds_the_memory_of_its_arrays() -> None:
+def test_gossip_keeps_array_memory_alive() -> None:
     def rank(transport: tersor.Transport) -> list[float]:
         values = array.array("f", [float(transport.rank)] * 1000)
         gossip = tersor.Gossip(transport, "ring", codec="none")
@@ -334,7 +334,7 @@ def test_gossip_holds_the_memory_of_its_arrays() -> None:
         assert found == pytest.approx([0.5] * 1000, abs=1e-3)
 
 
-def test_the_pages_program_averages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_documented_gossip_program_averages(capsys: pytest.CaptureFixture[str]) -> None:
     [program] = programs("docs/systems/gossip.md")
     exec(program, {})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -345,7 +345,7 @@ def test_the_pages_program_averages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("on_split", ["raise", "warn"])
-def test_a_rank_without_neighbours_is_told(on_split: Literal["raise", "warn"]) -> None:
+def test_rank_without_neighbours_raises_or_warns(on_split: Literal["raise", "warn"]) -> None:
     def rank(transport: tersor.Transport) -> list[int]:
         gossip = tersor.Gossip(transport, on_split=on_split)
         gossip.add("w", np.full(100, transport.rank, np.float32))
@@ -365,7 +365,7 @@ def test_a_rank_without_neighbours_is_told(on_split: Literal["raise", "warn"]) -
     assert tersor.local.run(2, rank)[0] == [1]
 
 
-def test_graphs_that_gossip_cannot_go_by() -> None:
+def test_invalid_gossip_topologies_are_rejected() -> None:
     apart = [[(1, 0.5)], [(0, 0.5)], [(3, 0.5)], [(2, 0.5)]]
 
     def rank(transport: tersor.Transport) -> None:
@@ -383,7 +383,7 @@ def test_graphs_that_gossip_cannot_go_by() -> None:
     tersor.local.run(4, rank)
 
 
-def test_gossip_names_the_options_that_differ() -> None:
+def test_gossip_error_names_mismatched_options() -> None:
     def mix(transport: tersor.Transport) -> None:
         gossip = tersor.Gossip(transport, codec="int4" if transport.rank == 1 else "int8")
         gossip.add("w", np.zeros(10, np.float32))
@@ -415,7 +415,7 @@ def test_old_names_work_and_warn() -> None:
     tersor.local.run(1, rank)
 
 
-def test_statistics_are_pickled_and_indices_warn() -> None:
+def test_statistics_support_pickle_and_warn_on_indexing() -> None:
     shard = tersor._core.ParameterShard(
         [np.zeros(3, np.float32)], (1.0, 0.0), tersor._core.ServerOptions(), 0, 1
     )

@@ -24,7 +24,7 @@ WAYS = pytest.mark.parametrize("wrap", [ddp, fsdp])
 
 @WAYS
 @ranks.on(2)
-def test_each_optimizer_is_skipped_by_itself(rank: int, count: int, wrap: Wrap) -> None:
+def test_each_optimizer_skips_steps_independently(rank: int, count: int, wrap: Wrap) -> None:
     for transactional in (False, True):
         run = Training(rank, wrap(Model()), ("a", "b"), transactional=transactional)
         for step in range(8):
@@ -41,7 +41,7 @@ def test_each_optimizer_is_skipped_by_itself(rank: int, count: int, wrap: Wrap) 
 
 @WAYS
 @ranks.on(2)
-def test_a_scale_that_falls_is_no_skipped_step(rank: int, count: int, wrap: Wrap) -> None:
+def test_decreasing_scale_is_not_a_skipped_step(rank: int, count: int, wrap: Wrap) -> None:
     for transactional in (False, True):
         run = Training(rank, wrap(Model()), transactional=transactional)
         for step in range(8):
@@ -54,7 +54,7 @@ def test_a_scale_that_falls_is_no_skipped_step(rank: int, count: int, wrap: Wrap
 
 @WAYS
 @ranks.on(2)
-def test_a_skipped_step_may_leave_the_scale_as_it_was(rank: int, count: int, wrap: Wrap) -> None:
+def test_skipped_step_is_detected_at_a_fixed_scale(rank: int, count: int, wrap: Wrap) -> None:
     run = Training(rank, wrap(Model()), transactional=True)
     for step in range(8):
         run.step(step, {0: "b"} if step == 5 else {})
@@ -123,7 +123,7 @@ def fused(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 @WAYS
 @ranks.on(2)
-def test_steps_may_be_skipped_by_the_training_itself(rank: int, count: int, wrap: Wrap) -> None:
+def test_training_loop_may_skip_steps_itself(rank: int, count: int, wrap: Wrap) -> None:
     run = Training(rank, wrap(Model()), transactional=True)
     (optimizer,) = run.optimizers
     for step in range(8):
@@ -235,7 +235,7 @@ def train(scaler: Any, optimizer: torch.optim.Optimizer, factor: float) -> None:
     scaler.update()
 
 
-def test_a_scale_is_read_wherever_it_was_changed() -> None:
+def test_scale_changes_are_detected_from_any_source() -> None:
     scaler, optimizer, _, _, follow = watched(growth_interval=1)
     assert follow() == [("accept", None)]
     train(scaler, optimizer, 1.0)
@@ -247,7 +247,7 @@ def test_a_scale_is_read_wherever_it_was_changed() -> None:
     assert follow() == [("discard", ["p"]), ("accept", None), 0.5]
 
 
-def test_a_copied_scaler_is_a_scaler_of_its_own() -> None:
+def test_copied_scaler_is_independent() -> None:
     scaler, optimizer, scale, _, follow = watched()
     train(scaler, optimizer, 1.0)
     follow()
@@ -259,7 +259,7 @@ def test_a_copied_scaler_is_a_scaler_of_its_own() -> None:
     assert scale.skipped_steps == 0
 
 
-def test_a_disabled_scaler_has_no_steps_to_join() -> None:
+def test_disabled_scaler_reports_no_steps() -> None:
     scaler, optimizer, scale, _, follow = watched(enabled=False)
     for _ in range(2):
         train(scaler, optimizer, 1.0)
@@ -267,7 +267,7 @@ def test_a_disabled_scaler_has_no_steps_to_join() -> None:
     assert scale.skipped_steps == 0
 
 
-def test_another_kind_of_scaler_reports_no_skipped_steps() -> None:
+def test_unknown_scaler_type_warns_about_skipped_steps() -> None:
     class Fixed:
         def get_scale(self) -> float:
             return 8.0
@@ -277,7 +277,7 @@ def test_another_kind_of_scaler_reports_no_skipped_steps() -> None:
 
 
 @ranks.on(2)
-def test_a_pass_is_discarded_by_hand_once(rank: int, count: int) -> None:
+def test_second_manual_discard_raises(rank: int, count: int) -> None:
     run = Training(rank, ddp(Model()), transactional=True)
     run.step(0)
     for number, spoiled in ((10, ""), (11, "a")):

@@ -81,7 +81,7 @@ def counted(ranks: int, **options: Any) -> list[Counted]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_without_a_codec_as_much_is_sent_as_the_statistics_compare_with(ranks: int) -> None:
+def test_uncompressed_traffic_matches_uncompressed_bytes(ranks: int) -> None:
     everywhere = counted(ranks, rules=[("*", "none")])
     sent = sum(one.totals().sent_bytes for one in everywhere)
     expected = sum(one.totals().uncompressed_bytes for one in everywhere)
@@ -91,7 +91,7 @@ def test_without_a_codec_as_much_is_sent_as_the_statistics_compare_with(ranks: i
     assert expected < sent < 1.02 * expected
 
 
-def test_bytes_are_told_by_parameter() -> None:
+def test_bytes_are_reported_per_parameter() -> None:
     (one, *_) = counted(4, codec="int8")
     by_name = {entry.name: entry for entry in one.statistics()}
     assert list(by_name) == list(SHAPES)
@@ -103,7 +103,7 @@ def test_bytes_are_told_by_parameter() -> None:
     assert parameters <= one.totals().sent_bytes < 1.02 * parameters + 4096
 
 
-def test_an_error_that_was_not_measured_is_no_number() -> None:
+def test_unmeasured_error_is_none() -> None:
     (one, *_) = counted(2, codec="int8")
     assert {entry.relative_error for entry in one.statistics()} == {None}
     (one, *_) = counted(2, codec="int8", measure_error=True)
@@ -112,7 +112,7 @@ def test_an_error_that_was_not_measured_is_no_number() -> None:
     assert 1e-3 < error < 2e-2
 
 
-def test_the_table_has_a_line_for_each_parameter_and_one_for_all() -> None:
+def test_table_has_a_line_per_parameter_and_a_total() -> None:
     (one, *_) = counted(2, codec="int8+ef")
     head, *lines = one.table().splitlines()
     assert [line.split()[0] for line in lines] == [*SHAPES, "all"]
@@ -123,7 +123,7 @@ def test_the_table_has_a_line_for_each_parameter_and_one_for_all() -> None:
     assert len({line.index(cells[-1][:3]) for line in lines if "int8" in line}) == 1
 
 
-def test_sums_are_of_all_and_the_norm_is_of_all_residuals_together() -> None:
+def test_add_up_matches_the_totals() -> None:
     (one, *_) = counted(3, codec="int8+ef", measure_error=True)
     told = one.totals(residual_norms=True)
     added = statistics.add_up(one.statistics(residual_norms=True))
@@ -136,7 +136,7 @@ def test_sums_are_of_all_and_the_norm_is_of_all_residuals_together() -> None:
     assert added.relative_error is not None
 
 
-def test_sums_have_nothing_that_no_entry_knows() -> None:
+def test_add_up_keeps_unknown_fields_none() -> None:
     (one, *_) = counted(2, codec="int8")
     known = statistics.add_up(one.statistics())
     assert known.relative_error is None
@@ -148,7 +148,7 @@ def test_sums_have_nothing_that_no_entry_knows() -> None:
         assert getattr(added, field) is None
 
 
-def test_statistics_are_read_as_dicts_for_a_release() -> None:
+def test_dict_access_to_statistics_warns() -> None:
     (one, *_) = counted(2, codec="int8")
     with pytest.warns(
         DeprecationWarning, match=r"statistics\['codec'\] is deprecated.* use .codec"
@@ -157,7 +157,7 @@ def test_statistics_are_read_as_dicts_for_a_release() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:statistics:DeprecationWarning")
-def test_a_field_that_is_not_known_is_not_in_the_dict() -> None:
+def test_unknown_fields_are_missing_from_the_dict() -> None:
     one = ParameterStatistics("weight", "int8", "", 1, 8.0, 8.0, 2.0, 0.1, 0.1, 0.1)
     assert "sent_bytes" in one
     assert "residual_norm" not in one
@@ -170,7 +170,7 @@ def test_a_field_that_is_not_known_is_not_in_the_dict() -> None:
         one["residual_norm"]
 
 
-def test_counts_of_reducers_are_restarted() -> None:
+def test_reset_statistics_clears_reducer_counts() -> None:
     def restarted(transport: _core.Transport) -> None:
         reducer = GradientReducer(transport, codec="int8")
         handle = OfReducer(reducer, transport.ranks)
@@ -188,7 +188,7 @@ def test_counts_of_reducers_are_restarted() -> None:
     tersor.local.run(2, restarted)
 
 
-def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
+def test_tensorboard_contains_the_counts(tmp_path: pathlib.Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (one, *_) = counted(2, codec="int8+ef")
@@ -211,7 +211,7 @@ def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
     assert f"{folder}/relative_error" not in events.Tags()["scalars"]
 
 
-def test_of_each_parameter_tensorboard_hears_every_so_many_steps() -> None:
+def test_tensorboard_logs_parameters_every_100_steps() -> None:
     class Tags(list[tuple[str, int]]):
         def add_scalar(self, tag: str, value: float, step: int) -> None:
             self.append((tag, step))
@@ -224,7 +224,7 @@ def test_of_each_parameter_tensorboard_hears_every_so_many_steps() -> None:
     assert of_weight == [0, 100, 200]
 
 
-def test_scalars_are_means_of_a_step_with_what_was_counted() -> None:
+def test_scalars_are_means_per_step() -> None:
     (one, *_) = counted(2, codec="int8+ef")
     totals, scalars = one.totals(), one.scalars()
     assert scalars["tersor/steps"] == STEPS
@@ -237,7 +237,7 @@ def test_scalars_are_means_of_a_step_with_what_was_counted() -> None:
     assert one.scalars(residual_norms=True)["tersor/residual_norm"] > 0
 
 
-def test_prometheus_shows_the_scalars_with_their_rank() -> None:
+def test_prometheus_exports_scalars_with_rank() -> None:
     client = pytest.importorskip("prometheus_client")
     from tersor.prometheus import Collector
 
@@ -253,7 +253,7 @@ def test_prometheus_shows_the_scalars_with_their_rank() -> None:
     assert registry.get_sample_value("tersor_residual_norm", {"rank": "0"}) is None
 
 
-def test_nothing_sent_yet_is_told_as_such() -> None:
+def test_statistics_before_the_first_step() -> None:
     def untrained(transport: _core.Transport) -> Counted:
         reducer = GradientReducer(transport, codec="int8")
         reducer.add("weight", np.zeros((100, 100), np.float32))
@@ -274,5 +274,5 @@ def draws_without_matplotlib(rank: int, count: int) -> None:
         draw([], add_up([]), "none.png")
 
 
-def test_without_matplotlib_a_report_says_what_to_install() -> None:
+def test_report_without_matplotlib_names_the_package_to_install() -> None:
     ranks.run(draws_without_matplotlib, 1, fresh=True)

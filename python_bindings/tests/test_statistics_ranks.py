@@ -70,7 +70,7 @@ def train(rank: int, count: int, codec: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("codec", ["none", "int8", "int4"])
-def test_as_many_bytes_really_went_as_the_handle_tells(count: int, codec: str) -> None:
+def test_sent_bytes_match_the_kernel_counters(count: int, codec: str) -> None:
     everywhere = ranks.run(train, count, codec)
     for of_rank in everywhere:
         assert of_rank["steps"] == STEPS

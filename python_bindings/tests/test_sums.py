@@ -10,7 +10,7 @@ from tersor.federated import sums
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])
-def test_masks_come_off_a_sum(width: int) -> None:
+def test_masks_cancel_in_a_sum(width: int) -> None:
     draw = np.random.default_rng(0)
     scale, bits = 0.25, 6
     total = np.zeros(1_001, f"u{width // 8}")
@@ -30,7 +30,7 @@ def test_masks_come_off_a_sum(width: int) -> None:
     assert np.array_equal(sums.decode(total, scale, bits=bits), np.float32(scale) * signed)
 
 
-def test_values_are_cut_rounded_at_random_and_right_on_average() -> None:
+def test_encode_clips_and_rounds_without_bias() -> None:
     values = np.full((40, 50), 0.3, np.float32)
     values[0, 0], values[1, 1] = 1e9, -1e9
     found = np.mean([sums.decode(sums.encode(values, 0.5)[0], 0.5) for _ in range(100)], axis=0)
@@ -43,7 +43,7 @@ def test_values_are_cut_rounded_at_random_and_right_on_average() -> None:
     assert np.array_equal(*seeded)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_invalid_arguments_raise() -> None:
     values, codes = np.ones(4, np.float32), np.zeros(4, np.uint16)
     with pytest.raises(tersor.InvalidArgumentError, match="accumulator_bits=12: give 8, 16 or 32"):
         sums.encode(values, 1.0, accumulator_bits=12)

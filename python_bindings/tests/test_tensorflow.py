@@ -173,7 +173,7 @@ def told(results: list[tuple[int, str, str]]) -> list[list]:  # type: ignore[typ
     return [json.loads(output.splitlines()[-1]) for _, output, _ in results]
 
 
-def test_keras_learns_the_same_on_all_ranks_for_fewer_bytes(tmp_path: pathlib.Path) -> None:
+def test_keras_ranks_stay_equal_with_fewer_bytes(tmp_path: pathlib.Path) -> None:
     plain = told(run(tmp_path, KERAS, "none", environments=of_two()))
     short = told(run(tmp_path, KERAS, "int8+ef", environments=of_two()))
     for first, second in (plain, short):
@@ -182,7 +182,7 @@ def test_keras_learns_the_same_on_all_ranks_for_fewer_bytes(tmp_path: pathlib.Pa
     assert plain[0][2] > 2.5 * short[0][2]
 
 
-def test_the_pages_program_runs(tmp_path: pathlib.Path) -> None:
+def test_documented_program_runs(tmp_path: pathlib.Path) -> None:
     before = """
 import keras, numpy as np
 keras.utils.set_random_seed(0)
@@ -372,7 +372,7 @@ SAVED = """
 """
 
 
-def test_a_saved_model_is_compiled_again(tmp_path: pathlib.Path) -> None:
+def test_saved_model_requires_recompilation(tmp_path: pathlib.Path) -> None:
     first, second = told(run(tmp_path, SAVED, str(tmp_path), environments=of_two()))
     assert first == second
     assert "load it with compile=False" in first[0]
@@ -405,12 +405,12 @@ WEIGHTED = """
 """
 
 
-def test_ranks_count_by_their_samples(tmp_path: pathlib.Path) -> None:
+def test_weighted_mean_uses_sample_counts(tmp_path: pathlib.Path) -> None:
     first, second = told(run(tmp_path, WEIGHTED, environments=of_two()))
     assert first == second == [1.75, 1.0, -1.75, -3.0, -1.5, -1.5]
 
 
-def test_a_rank_that_dies_ends_the_other_by_name(tmp_path: pathlib.Path) -> None:
+def test_error_names_the_terminated_rank(tmp_path: pathlib.Path) -> None:
     left, died = run(tmp_path, KERAS, "int8", "dies", environments=of_two())
     assert died[0] == 3
     assert left[0] != 0
@@ -438,7 +438,7 @@ def test_a_custom_loop_under_a_strategy(tmp_path: pathlib.Path) -> None:
     assert first[1] < first[0]
 
 
-def test_sums_within_a_machine(tmp_path: pathlib.Path) -> None:
+def test_mirrored_strategy_cross_device_ops(tmp_path: pathlib.Path) -> None:
     ((refused, plain, none, int8),) = told(run(tmp_path, MIRRORED))
     assert "leave out +ef" in refused
     assert none == plain
@@ -446,7 +446,7 @@ def test_sums_within_a_machine(tmp_path: pathlib.Path) -> None:
     assert int8 == pytest.approx(plain, rel=1e-3)
 
 
-def test_another_version_is_told_of(tmp_path: pathlib.Path) -> None:
+def test_untested_tensorflow_version_is_reported(tmp_path: pathlib.Path) -> None:
     script = "import tensorflow as tf\ntf.__version__ = '2.99.0'\nimport tersor.tensorflow"
     ((status, _, errors),) = run(tmp_path, script)
     assert status == 0
@@ -463,7 +463,7 @@ def test_another_version_is_told_of(tmp_path: pathlib.Path) -> None:
         ({"RANK": "0", "WORLD_SIZE": "2"}, r"needs address="),
     ],
 )
-def test_what_is_missing_is_named(
+def test_invalid_settings_raise(
     tmp_path: pathlib.Path, environment: dict[str, str], error: str
 ) -> None:
     world = of_two()[0] if "RANK" not in environment else {}

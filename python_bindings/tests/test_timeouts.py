@@ -128,12 +128,12 @@ USES = [ddp, hook, fsdp, optimizer, adamw, diloco, collectives]
 
 
 @pytest.mark.parametrize("use", [*USES, model_and_optimizer])
-def test_the_limit_is_the_groups(use: Use) -> None:
+def test_default_timeout_is_the_group_timeout(use: Use) -> None:
     assert ranks.run(limits, 2, use, {}) == [{SECONDS}, {SECONDS}]
 
 
 @pytest.mark.parametrize("use", USES)
-def test_the_limit_may_be_another(use: Use) -> None:
+def test_explicit_timeout_overrides_the_group_timeout(use: Use) -> None:
     assert ranks.run(limits, 2, use, {"timeout": GIVEN}) == [{GIVEN}, {GIVEN}]
 
 
@@ -146,5 +146,5 @@ def to_meet(rank: int, count: int) -> float:
     return float(made.call_args.args[-1])
 
 
-def test_the_limit_of_a_meeting_is_the_groups() -> None:
+def test_rendezvous_uses_the_group_timeout() -> None:
     assert ranks.run(to_meet, 2) == [SECONDS, SECONDS]

@@ -43,7 +43,7 @@ def alone(steps: int) -> torch.nn.Module:
 
 
 @processes.on(3)
-def test_an_optimizer_moves_the_servers_weights(rank: int, ranks: int) -> None:
+def test_server_optimizer_updates_the_weights(rank: int, ranks: int) -> None:
     told: Any = {"push": "none", "pull": "none"}
     model = network() if rank == 0 else network(seed=5)  # which the workers pull over
     if rank == 0:
@@ -64,7 +64,7 @@ def test_an_optimizer_moves_the_servers_weights(rank: int, ranks: int) -> None:
 
 
 @processes.on(3)
-def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ranks: int) -> None:
+def test_frozen_layers_stay_and_nonfinite_gradients_push_zeros(rank: int, ranks: int) -> None:
     """Two layers of a value each are on no server but one; weight decay moves nothing frozen."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
     model.load_state_dict({name: torch.ones_like(one) for name, one in model.state_dict().items()})
@@ -96,7 +96,7 @@ def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ra
 
 
 @processes.on(2)
-def test_parameters_that_no_server_takes(rank: int, ranks: int) -> None:
+def test_unsupported_parameters_and_timeouts_raise(rank: int, ranks: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=r"weight: .* float32, bfloat16"):
         tersor.torch.ParameterClient(torch.nn.Linear(2, 2, dtype=torch.float64))
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_parameters_that_no_server_takes(rank: int, ranks: int) -> None:
 
 
 @processes.on(2)
-def test_a_sparse_gradient_is_named(rank: int, ranks: int) -> None:
+def test_sparse_gradient_raises(rank: int, ranks: int) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(50, 20, sparse=True))
     server = tersor.torch.ParameterServer(model, by_adam, servers=range(2))
     with tersor.torch.ParameterClient(model, server=server) as client:
@@ -120,7 +120,7 @@ def test_a_sparse_gradient_is_named(rank: int, ranks: int) -> None:
 
 
 @processes.on(2)
-def test_a_rank_that_serves_works_too_in_bfloat16(rank: int, ranks: int) -> None:
+def test_serving_rank_also_trains_in_bfloat16(rank: int, ranks: int) -> None:
     model = network().to(torch.bfloat16)
     first = loss_of(model.float()).item()
     model.to(torch.bfloat16)
@@ -138,7 +138,7 @@ def test_a_rank_that_serves_works_too_in_bfloat16(rank: int, ranks: int) -> None
 
 
 @processes.on(2)
-def test_a_client_follows_parameters_that_are_replaced(rank: int, ranks: int) -> None:
+def test_client_follows_replaced_parameters(rank: int, ranks: int) -> None:
     told: Any = {"push": "none", "pull": "none"}
     model, reference = network(), network()
     if rank == 0:
@@ -181,7 +181,7 @@ def mortal_worker(rank: int, ranks: int) -> list[int]:
     return [client.clock]
 
 
-def test_a_worker_that_is_killed_is_named_and_holds_nobody_up() -> None:
+def test_killed_worker_is_reported_and_does_not_block_the_others() -> None:
     found = processes.outcomes(mortal_worker, 4)
     assert found[0].value == [2], found[0].traceback
     assert found[1].value == found[3].value == [20]
@@ -189,7 +189,7 @@ def test_a_worker_that_is_killed_is_named_and_holds_nobody_up() -> None:
 
 
 @processes.on(4)
-def test_models_of_neighbours_come_together(rank: int, ranks: int) -> None:
+def test_gossip_converges_to_the_mean(rank: int, ranks: int) -> None:
     model = network(seed=rank)
     all_weights = [list(network(seed=one).parameters()) for one in range(4)]
     mean = [sum(own) / 4 for own in zip(*all_weights, strict=True)]
@@ -216,7 +216,7 @@ def test_gossip_does_not_depend_on_the_default_device(rank: int, ranks: int) -> 
 
 
 @processes.on(2)
-def test_gossip_beside_training(rank: int, ranks: int) -> None:
+def test_gossip_during_training(rank: int, ranks: int) -> None:
     halves = torch.nn.Linear(16, 16).half()
     generator = torch.Generator().manual_seed(rank)
     halves.weight.data = 65504 * torch.randn(16, 16, generator=generator).sign().half()
@@ -238,7 +238,7 @@ def test_gossip_beside_training(rank: int, ranks: int) -> None:
 
 
 @processes.on(1)
-def test_what_gossip_of_a_model_refuses(rank: int, ranks: int) -> None:
+def test_gossip_rejects_unsupported_models(rank: int, ranks: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="whole parameters of float32"):
         tersor.torch.Gossip(network().double())
     with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
@@ -246,7 +246,7 @@ def test_what_gossip_of_a_model_refuses(rank: int, ranks: int) -> None:
 
 
 @processes.on(2)
-def test_a_split_raises_after_the_step(rank: int, ranks: int) -> None:
+def test_network_split_raises_after_the_weight_update(rank: int, ranks: int) -> None:
     model = network().bfloat16()
     gossip = tersor.torch.Gossip(model)
 

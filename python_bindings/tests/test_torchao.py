@@ -117,7 +117,7 @@ INPUTS = [gaussian, with_ties, of_any_bits, mixed_exponents, tiny, zeros, satura
 @pytest.mark.parametrize("make", INPUTS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_finite_values_have_torchaos_bytes(spec: str, dtype: str, make: Any) -> None:
+def test_finite_values_match_torchao_bytes(spec: str, dtype: str, make: Any) -> None:
     values = make().to(getattr(torch, dtype))
     assert torch.isfinite(values).all()
     found, expected = sections(values, spec), expected_sections(values, spec)
@@ -126,7 +126,7 @@ def test_finite_values_have_torchaos_bytes(spec: str, dtype: str, make: Any) -> 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_f16_values_have_the_bytes_of_f32(spec: str) -> None:
+def test_f16_values_match_f32_bytes(spec: str) -> None:
     """torchao refuses f16; Tersor converts to f32 first."""
     values = (gaussian() * 300).to(torch.float16)
     found, expected = sections(values, spec), expected_sections(values.float(), spec)
@@ -147,7 +147,7 @@ def test_the_last_block_may_be_short(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_nan_spoils_its_block_in_both(spec: str) -> None:
+def test_nan_makes_its_block_nan_in_both(spec: str) -> None:
     """The decoded blocks are equal. Tersor's codes are 0; torchao's are NaN or 0."""
     values = gaussian()
     values[70] = float("nan")
@@ -160,7 +160,7 @@ def test_a_nan_spoils_its_block_in_both(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_infinity_spoils_its_block_only_in_tersor(spec: str) -> None:
+def test_infinity_makes_its_block_nan_only_in_tersor(spec: str) -> None:
     """torchao writes the largest code, which decodes to the infinity, and crushes the block."""
     values = gaussian()
     values[70] = float("-inf")
@@ -181,7 +181,7 @@ def test_an_infinity_spoils_its_block_only_in_tersor(spec: str) -> None:
     "make", [*INPUTS, "narrow"], ids=lambda make: getattr(make, "__name__", make)
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_finite_tensors_have_torchaos_nvfp4(dtype: str, make: Any) -> None:
+def test_finite_tensors_match_torchao_nvfp4(dtype: str, make: Any) -> None:
     values = (gaussian() * 3e-4 if make == "narrow" else make()).to(getattr(torch, dtype))
     if make in (tiny, zeros):
         values[5] = 1.0  # Tersor sends zeros if all values are below 2**-88
@@ -190,7 +190,7 @@ def test_finite_tensors_have_torchaos_nvfp4(dtype: str, make: Any) -> None:
         assert (bits(ours) == bits(theirs)).all()
 
 
-def test_the_last_block_of_nvfp4_may_be_short() -> None:
+def test_last_nvfp4_block_may_be_short() -> None:
     values = gaussian()[: 16 * 3 + 7]
     found = nvfp4_sections(values)
     expected = expected_nvfp4_sections(torch.nn.functional.pad(values, (0, 9)))
@@ -199,7 +199,7 @@ def test_the_last_block_of_nvfp4_may_be_short() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_one_value_spoils_a_block_of_nvfp4_in_tersor_and_a_tensor_in_torchao(bad: float) -> None:
+def test_nonfinite_value_spoils_an_nvfp4_block_but_a_whole_torchao_tensor(bad: float) -> None:
     values = gaussian()
     values[70] = bad
     found, expected = nvfp4_sections(values), expected_nvfp4_sections(values)

@@ -90,7 +90,7 @@ def apart(one: Any, other: Any) -> float:
     return float((between / sum(b * b for _, b in pairs)) ** 0.5)
 
 
-def test_replicas_train_as_with_gloo_in_a_quarter_of_the_bytes() -> None:
+def test_replicas_train_like_gloo_with_fewer_bytes() -> None:
     plain = trained("ddp", 2)
     assert plain[0]["weights"] == plain[1]["weights"]
     for codec, near in (("int8+ef", 0.005), ("topk:density=0.25+ef", 0.1), ("int8", 0.005)):
@@ -103,7 +103,7 @@ def test_replicas_train_as_with_gloo_in_a_quarter_of_the_bytes() -> None:
         assert found[0]["owed"] == (["0.0"] if codec.endswith("+ef") else [])
 
 
-def test_one_is_killed_and_comes_back(tmp_path: pathlib.Path) -> None:
+def test_killed_replica_rejoins(tmp_path: pathlib.Path) -> None:
     gone, until = tmp_path / "gone", str(tmp_path / "until")
     with lighthouse(2) as address:
         made = Replicas("ddp", 0, address)
@@ -120,7 +120,7 @@ def test_one_is_killed_and_comes_back(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(("trainer", "fragments"), [("local", 1), ("diloco", 2)])
-def test_weights_and_differences_of_local_training(trainer: str, fragments: int) -> None:
+def test_local_sgd_and_diloco_training(trainer: str, fragments: int) -> None:
     plain = trained(trainer, 2, steps=8)
     found = trained(trainer, 2, steps=8, codec="int8+ef", fragments=fragments)
     assert apart(found[0], plain[0]) < 0.02
@@ -133,7 +133,7 @@ def test_weights_and_differences_of_local_training(trainer: str, fragments: int)
     assert found[0]["owed"] == [f"{i}.{j}" for i in range(fragments) for j in range(places)]
 
 
-def test_the_benchmark_has_it_beside_ours(tmp_path: pathlib.Path) -> None:
+def test_benchmark_compares_torchft_with_tersor(tmp_path: pathlib.Path) -> None:
     records, text = tmp_path / "records.json", tmp_path / "text"
     text.write_text("And God said, Let there be light: and there was light. " * 300, "utf-8")
     names = "diloco=4,fragments=2,delay=1:int8+ef torchft=4,fragments=2,delay=1:int8+ef"
@@ -150,7 +150,7 @@ def test_the_benchmark_has_it_beside_ours(tmp_path: pathlib.Path) -> None:
     assert found[2]["torchft"]
 
 
-def test_what_is_wrong_is_told_in_our_words() -> None:
+def test_invalid_arguments_and_states_raise() -> None:
     import torch
     import torch.distributed as dist
     from torchft.process_group import ProcessGroupDummy, ProcessGroupGloo

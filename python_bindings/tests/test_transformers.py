@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.parametrize(("sharded", "scaled"), [(False, False), (False, True), (True, False)])
-def test_a_run_that_was_killed_goes_on_bit_for_bit(
+def test_killed_run_resumes_bit_for_bit(
     sharded: bool, scaled: bool, tmp_path: pathlib.Path
 ) -> None:
     whole = Run(str(tmp_path / "whole"), sharded=sharded, scaled=scaled)
@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(
     assert state.get("loss_scale") == (2.0**9 if scaled else None)
 
 
-def test_a_checkpoint_without_files_is_refused_or_starts_at_zero(
+def test_checkpoint_without_files_is_rejected_or_starts_at_zero(
     saved: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     bare = tmp_path / CHECKPOINT
@@ -83,7 +83,9 @@ def test_a_checkpoint_without_files_is_refused_or_starts_at_zero(
     assert losses(from_zero[0][0])[SAVED + 1 :] != losses(on[0][0])[SAVED + 1 :]
 
 
-def test_other_checkpoints_are_refused_by_name(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_mismatched_checkpoints_are_rejected_by_name(
+    saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     for message in refusal(2, Run(str(tmp_path), codec="int8+ef", resume=str(saved))):
         assert "int4+ef" in message
         assert "int8+ef" in message
@@ -99,7 +101,7 @@ def test_other_checkpoints_are_refused_by_name(saved: pathlib.Path, tmp_path: pa
         assert "tersor_rank1.pt cannot be read" in message
 
 
-def test_fewer_ranks_are_refused_and_a_portable_state_is_for_any_number(
+def test_only_portable_states_resume_on_fewer_ranks(
     tmp_path: pathlib.Path,
 ) -> None:
     for state in ("exact", "portable"):
@@ -123,13 +125,13 @@ class Listener(TrainerCallback):
         assert ("loss" in logs) == ("tersor/sent_bytes" in logs), logs
 
 
-def test_scalars_are_in_the_logs_of_all(tmp_path: pathlib.Path) -> None:
+def test_logs_of_all_ranks_contain_the_scalars(tmp_path: pathlib.Path) -> None:
     for logs, _ in ranks.run(train, 2, Run(str(tmp_path), callbacks=[Listener()])):
         assert [one["tersor/steps"] for one in logs] == list(range(1, LAST + 1))
         assert all(one["tersor/ratio"] > 5 for one in logs)
 
 
-def test_who_compresses_already_is_told(tmp_path: pathlib.Path) -> None:
+def test_already_compressed_model_is_rejected(tmp_path: pathlib.Path) -> None:
     for message in refusal(2, Run(str(tmp_path), twice=True)):
         assert "this DistributedDataParallel has a communication hook" in message
 
@@ -140,11 +142,11 @@ def alone(rank: int, count: int, run: Run) -> bool:
     return "tersor/steps" in logs[0]
 
 
-def test_one_process_is_told_that_nothing_is_done(tmp_path: pathlib.Path) -> None:
+def test_single_process_warns_and_does_nothing(tmp_path: pathlib.Path) -> None:
     assert ranks.run(alone, 1, Run(str(tmp_path))) == [False]
 
 
-def test_wrong_options_are_named() -> None:
+def test_invalid_options_raise() -> None:
     from tersor.integrations.transformers import TersorCallback
 
     with pytest.raises(tersor.InvalidArgumentError, match="exact, portable"):

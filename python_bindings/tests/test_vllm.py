@@ -100,7 +100,7 @@ def versions() -> tuple[dict[str, Any], dict[str, Any]]:
     return base, new
 
 
-def test_patches_give_the_bits_of_the_new_version(engine: Any, loader: Any) -> None:
+def test_patches_reproduce_the_new_version_bit_for_bit(engine: Any, loader: Any) -> None:
     base, new = versions()
     model, expected = Fused(), Fused()
     model.load_weights(base.items())
@@ -126,7 +126,7 @@ def test_patches_give_the_bits_of_the_new_version(engine: Any, loader: Any) -> N
     )
 
 
-def test_vllm_refuses_nan_as_a_new_value(loader: Any) -> None:
+def test_vllm_rejects_nan_as_a_new_value(loader: Any) -> None:
     base, new = versions()
     new["k"][3, 3] = torch.nan
     indices, values = delta.changes(base, delta.encode(base, new))["k"]
@@ -135,7 +135,7 @@ def test_vllm_refuses_nan_as_a_new_value(loader: Any) -> None:
         loader.load_checkpoint_weight_patches(Fused(), [patch])
 
 
-def test_a_host_copy_is_loaded_as_a_whole(loader: Any, tmp_path: pathlib.Path) -> None:
+def test_host_copy_loads_as_whole_tensors(loader: Any, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("safetensors")
     base, new = versions()
     new["v"][1, 1] = torch.nan  # which whole tensors may have

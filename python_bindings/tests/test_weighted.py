@@ -62,7 +62,7 @@ def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor], limit: floa
 
 @weighed_handle
 @pytest.mark.parametrize("sizes", [SIZES, [16, 0, 7, 1]])
-def test_gradients_are_those_of_one_process(name: str, sizes: list[int]) -> None:
+def test_gradients_match_one_process(name: str, sizes: list[int]) -> None:
     ranks.run(gives_the_mean, 4, name, sizes)
 
 
@@ -81,9 +81,7 @@ def gives_the_mean(rank: int, count: int, name: str, sizes: list[int]) -> None:
 
 @weighed_handle
 @ranks.on(2)
-def test_samples_that_are_forgotten_are_an_error_on_all_ranks(
-    rank: int, count: int, name: str
-) -> None:
+def test_missing_samples_raise_on_all_ranks(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](FEW_BITS, weighted=True)
     for step in range(2):
         training.handle.samples = 1
@@ -101,7 +99,7 @@ def test_samples_that_are_forgotten_are_an_error_on_all_ranks(
 
 @weighed_handle
 @ranks.on(2)
-def test_forgotten_on_all_ranks_they_are_an_error_and_may_be_told_then(
+def test_samples_missing_on_all_ranks_raise_and_may_be_set_later(
     rank: int, count: int, name: str
 ) -> None:
     training = HANDLES[name](EXACT, weighted=True)
@@ -117,7 +115,7 @@ def test_forgotten_on_all_ranks_they_are_an_error_and_may_be_told_then(
 
 @weighed_handle
 @ranks.on(2)
-def test_samples_without_weights_are_refused(rank: int, count: int, name: str) -> None:
+def test_samples_require_the_weighted_option(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](EXACT)
     training.handle.samples = 8
     with pytest.raises(tersor.InvalidArgumentError, match="needs weighted=True"):
@@ -126,7 +124,7 @@ def test_samples_without_weights_are_refused(rank: int, count: int, name: str) -
 
 @weighed_handle
 @pytest.mark.parametrize("samples", [-1, float("nan"), float("inf")])
-def test_bad_samples_are_refused(name: str, samples: float) -> None:
+def test_invalid_samples_are_rejected(name: str, samples: float) -> None:
     ranks.run(refuses, 2, name, samples)
 
 
@@ -139,7 +137,7 @@ def refuses(rank: int, count: int, name: str, samples: float) -> None:
 
 @weighed_handle
 @ranks.on(2)
-def test_no_samples_at_all_are_an_error_on_all_ranks(rank: int, count: int, name: str) -> None:
+def test_zero_total_samples_raise_on_all_ranks(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](EXACT, weighted=True)
     training.handle.samples = 0
     with pytest.raises(tersor.Error, match="add up to 0"):  # or that another rank was told so
@@ -149,7 +147,7 @@ def test_no_samples_at_all_are_an_error_on_all_ranks(rank: int, count: int, name
 # Accumulated gradients are the mean over both batches of a rank: 2 · 3 + 2 · 1 samples.
 @weighed_handle
 @ranks.on(2)
-def test_of_accumulated_gradients_samples_are_of_the_pass_that_sends(
+def test_samples_of_the_sending_pass_cover_accumulated_gradients(
     rank: int, count: int, name: str
 ) -> None:
     options = {"backward_passes_per_step": 2} if name == "DistributedOptimizer" else {}
@@ -172,9 +170,7 @@ def test_of_accumulated_gradients_samples_are_of_the_pass_that_sends(
 # A residual belongs to a rank, and the state needs no weights.
 @weighed_handle
 @ranks.on(2)
-def test_a_rank_that_never_has_samples_keeps_its_weights_and_residuals(
-    rank: int, count: int, name: str
-) -> None:
+def test_rank_without_samples_keeps_equal_finite_weights(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](FEW_BITS, weighted=True)
     for step in range(4):
         training.handle.samples = 4 * rank
@@ -190,7 +186,7 @@ def test_a_rank_that_never_has_samples_keeps_its_weights_and_residuals(
 
 @weighed_handle
 @ranks.on(2)
-def test_a_scaler_and_weights_are_independent(rank: int, count: int, name: str) -> None:
+def test_scaler_and_samples_are_independent(rank: int, count: int, name: str) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.zeros(()))
     options = {} if name == "DistributedOptimizer" else {"scaler": scaler}
@@ -208,7 +204,7 @@ def test_a_scaler_and_weights_are_independent(rank: int, count: int, name: str) 
 
 
 @ranks.on(2)
-def test_a_copied_model_takes_no_samples(rank: int, count: int) -> None:
+def test_copied_model_does_not_consume_samples(rank: int, count: int) -> None:
     training = HANDLES["DDP"](EXACT, weighted=True)
     again = copy.deepcopy(training.model)
     training.handle.samples = 4 + rank
@@ -233,7 +229,7 @@ class Mixed(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*uncompressed")
 @pytest.mark.parametrize("wrapped", ["DDP", "HookState", "DistributedOptimizer"])
-def test_what_travels_uncompressed_is_weighed_too(wrapped: str) -> None:
+def test_uncompressed_gradients_are_weighted_too(wrapped: str) -> None:
     ranks.run(weighs_all, 3, wrapped)
 
 
@@ -273,7 +269,7 @@ def weighs_all(rank: int, count: int, wrapped: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*uncompressed")
 @ranks.on(2)
-def test_a_sum_is_one_of_what_no_codec_takes_too(rank: int, count: int) -> None:
+def test_sum_reduction_includes_unsupported_gradients(rank: int, count: int) -> None:
     model = Mixed()
     run = DistributedDataParallel(model)
     tersor.torch.compress(run, "none", advanced=tersor.AdvancedOptions(reduction="sum"))
@@ -290,7 +286,7 @@ def test_a_sum_is_one_of_what_no_codec_takes_too(rank: int, count: int) -> None:
 
 
 @ranks.on(4)
-def test_a_mesh_of_two_dimensions_is_refused(rank: int, count: int) -> None:
+def test_two_dimensional_mesh_is_rejected(rank: int, count: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = fully_shard(make_model(), mesh=mesh)
     with pytest.raises(tersor.InvalidArgumentError, match="one mesh, of one dimension"):
@@ -298,7 +294,7 @@ def test_a_mesh_of_two_dimensions_is_refused(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_handles_without_the_option_name_it(rank: int, count: int) -> None:
+def test_handles_without_the_weighted_option_reject_it(rank: int, count: int) -> None:
     model = make_model()
     with pytest.raises(tersor.InvalidArgumentError, match="no option 'weighted'"):
         tersor.torch.CompressedAdamW(model.named_parameters(), weighted=True)
@@ -307,7 +303,7 @@ def test_handles_without_the_option_name_it(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_a_sum_is_refused(rank: int, count: int) -> None:
+def test_sum_reduction_is_rejected(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="weighted needs a mean"):
         HANDLES["DistributedOptimizer"](EXACT, weighted=True, reduction="sum")
 

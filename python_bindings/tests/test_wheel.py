@@ -35,7 +35,7 @@ def tool_output(tool: str, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_version_is_that_of_the_library() -> None:
+def test_version_matches_the_library() -> None:
     project = re.search(
         r"project\(tersor VERSION ([0-9.]+)", (SOURCES / "CMakeLists.txt").read_text()
     )
@@ -83,13 +83,13 @@ def test_import_warns_once_on_a_cpu_without_fast_kernels(monkeypatch: pytest.Mon
     assert done.stderr.count("no AVX2") == 1, done.stderr
 
 
-def test_everything_public_is_there() -> None:
+def test_public_names_exist_with_docstrings() -> None:
     for name in tersor.__all__:
         assert getattr(tersor, name).__doc__ or name == "__version__", name
 
 
 @pytest.mark.parametrize("name", ["py.typed", "_core.pyi"])
-def test_type_checkers_find_what_they_need(name: str) -> None:
+def test_package_contains_type_information(name: str) -> None:
     assert (PACKAGE / name).is_file()
 
 
@@ -103,7 +103,7 @@ def test_import_needs_numpy_only() -> None:
     assert [name for name in foreign if not name.startswith(("_", "sitecustomize"))] == []
 
 
-def test_without_pytorch_its_part_says_what_to_install() -> None:
+def test_torch_module_without_pytorch_names_the_package_to_install() -> None:
     program = (
         "import sys; sys.modules['torch'] = None  # as where it is not installed\n"
         "try: import tersor.torch\n"
@@ -129,7 +129,7 @@ def test_module_links_what_every_machine_has() -> None:
     assert [name for name in found if not re.fullmatch(usual, name)] == []
 
 
-def test_module_keeps_its_symbols_inside() -> None:
+def test_module_exports_only_its_init_symbol() -> None:
     lines = tool_output("nm", "--dynamic", "--defined-only").splitlines()
     assert [line.split()[-1] for line in lines] == ["PyInit__core"]
 

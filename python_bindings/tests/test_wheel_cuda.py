@@ -68,7 +68,7 @@ def test_all_parts_use_one_module(site: pathlib.Path) -> None:
     importlib.util.find_spec("tersor_cuda13") is not None, reason="tersor-cuda13 is installed"
 )
 @pytest.mark.parametrize("remaining", ["nothing", "folder"])
-def test_without_the_cuda_package_the_own_module_loads(site: pathlib.Path, remaining: str) -> None:
+def test_own_module_loads_without_the_cuda_package(site: pathlib.Path, remaining: str) -> None:
     shutil.rmtree(site / "tersor_cuda13")
     if remaining == "folder":  # pip leaves a folder with foreign files
         (site / "tersor_cuda13/__pycache__").mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_without_the_cuda_package_the_own_module_loads(site: pathlib.Path, remai
     assert pathlib.Path(path).parent == site / "tersor"
 
 
-def test_another_version_is_an_import_error(site: pathlib.Path) -> None:
+def test_version_mismatch_raises_import_error(site: pathlib.Path) -> None:
     (site / "tersor_cuda13/__init__.py").write_text('__version__ = "1.2.4"\n')
     ended = run(site, SHOW)
     assert ended.returncode != 0
@@ -85,13 +85,13 @@ def test_another_version_is_an_import_error(site: pathlib.Path) -> None:
     assert "tersor-cuda13==1.2.3" in ended.stderr
 
 
-def test_a_build_with_mpi_is_an_import_error(site: pathlib.Path) -> None:
+def test_build_with_mpi_raises_import_error(site: pathlib.Path) -> None:
     (site / "tersor/_mpi.abi3.so").touch()
     ended = run(site, SHOW)
     assert "ImportError: tersor-cuda13 cannot be combined" in ended.stderr
 
 
-def test_a_build_folder_keeps_its_module(site: pathlib.Path) -> None:
+def test_build_folder_keeps_its_own_module(site: pathlib.Path) -> None:
     shutil.rmtree(site / "tersor-1.2.3.dist-info")
     assert shown(site)[0] == "tersor"
 

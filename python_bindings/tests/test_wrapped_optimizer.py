@@ -59,7 +59,7 @@ EDITS: list[Callable[[torch.Tensor], None]] = [
 
 
 @ranks.on(2)
-def test_edits_that_pytorch_does_not_count_are_named_and_not_sent(rank: int, count: int) -> None:
+def test_untracked_gradient_edits_raise_and_are_not_sent(rank: int, count: int) -> None:
     model, reference = make_model(), make_model()
     optimizer, unedited = wrap(model), wrap(reference)
     for step, edit in enumerate(EDITS):
@@ -84,7 +84,7 @@ def test_edits_that_pytorch_does_not_count_are_named_and_not_sent(rank: int, cou
 
 
 @ranks.on(2)
-def test_a_gradient_is_this_ranks_own_until_synchronize(rank: int, count: int) -> None:
+def test_gradients_stay_local_until_synchronize(rank: int, count: int) -> None:
     model, alone = make_model(), make_model()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
@@ -97,7 +97,7 @@ def test_a_gradient_is_this_ranks_own_until_synchronize(rank: int, count: int) -
 
 
 @ranks.on(2)
-def test_whatever_has_the_memory_of_a_gradient_sees_the_mean(rank: int, count: int) -> None:
+def test_gradient_aliases_contain_the_mean(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model)
     array = numpy.zeros(model[2].weight.shape, numpy.float32)
@@ -154,7 +154,7 @@ def wrapped(model: torch.nn.Module) -> tuple[Any, Any]:
 
 
 @ranks.on(2)
-def test_attributes_and_methods_are_those_of_the_wrapped_optimizer(rank: int, count: int) -> None:
+def test_attributes_and_methods_delegate_to_the_wrapped_optimizer(rank: int, count: int) -> None:
     model = make_model()
     inner, outer = wrapped(model)
     assert isinstance(outer, Counting)
@@ -177,7 +177,7 @@ def test_attributes_and_methods_are_those_of_the_wrapped_optimizer(rank: int, co
 
 
 @ranks.on(2)
-def test_state_and_groups_that_are_assigned_are_those_that_step(rank: int, count: int) -> None:
+def test_assigned_state_and_groups_take_effect(rank: int, count: int) -> None:
     model, reference = make_model(), make_model()
     (inner, outer), (_, by_hand) = wrapped(model), wrapped(reference)
     plainly(model, outer, rank, 0)
@@ -196,7 +196,7 @@ def test_state_and_groups_that_are_assigned_are_those_that_step(rank: int, count
 
 
 @ranks.on(2)
-def test_hooks_run_once_and_schedulers_of_either_leave_the_exchange(rank: int, count: int) -> None:
+def test_hooks_run_once_and_schedulers_keep_the_exchange(rank: int, count: int) -> None:
     model = make_model()
     outer: Any = wrap(model)
     inner, called = outer.optimizer, list[str]()
@@ -223,7 +223,7 @@ def test_hooks_run_once_and_schedulers_of_either_leave_the_exchange(rank: int, c
     assert called[5:] == ["replaced"]
 
 
-def test_on_a_device_an_edit_of_the_bits_is_reported_one_step_later() -> None:
+def test_device_gradient_edit_is_reported_one_step_later() -> None:
     """Over host tensors; only the transfer of the flags needs a device."""
     weight = torch.nn.Parameter(torch.zeros(33))
     sent = SentGradients(torch.device("cuda"))
@@ -249,7 +249,7 @@ class Clipped(torch.optim.SGD):
         self.param_groups[0].update(self.defaults)
 
 
-def test_a_state_with_any_kind_of_option_is_accepted() -> None:
+def test_check_groups_accepts_valid_and_rejects_invalid_options() -> None:
     optimizer = Clipped([torch.nn.Parameter(torch.zeros(2))])
     check_groups(optimizer, optimizer.state_dict())
     for name, wrong in {"largest": float("nan"), "schedule": 5, "lr": float("inf")}.items():

@@ -23,7 +23,7 @@ def spec_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [info.name for info in tersor.codecs()])
-def test_zeros_stay_zeros_but_where_blocks_are_turned(name: str) -> None:
+def test_zeros_stay_zeros_except_with_hadamard(name: str) -> None:
     def mean(transport: tersor.Transport) -> np.ndarray:
         gradient = sparse_gradient(transport.rank)
         reducer = tersor.GradientReducer(transport, rules=[("*", spec_of(name))])

@@ -114,17 +114,17 @@ class LinkCut(unittest.TestCase):
             with self.subTest(rank=rank, end=end):
                 self.check(rank, end)
 
-    def test_everybody_is_told_within_the_deadline(self):
+    def test_all_ranks_raise_within_the_deadline(self):
         self.start(TIMEOUT_MS)
         self.cut_in_a_transfer()
         self.check_ends()
 
-    def test_over_tcp_too(self):
+    def test_all_ranks_raise_within_the_deadline_over_tcp(self):
         self.start(TIMEOUT_MS, self.meeting())
         self.cut_in_a_transfer()
         self.check_ends()
 
-    def test_over_tcp_a_short_cut_loses_nothing(self):
+    def test_tcp_survives_a_short_cut(self):
         self.start(LONG_TIMEOUT_MS, self.meeting())
         self.cut_in_a_transfer()
         time.sleep(1)

@@ -155,7 +155,7 @@ def is_rank(pid):
 @unittest.skipUnless(PROGRAM, "built without MPI")
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun: install openmpi-bin")
 class MpiFaults(unittest.TestCase):
-    def test_end_in_time_on_all_ranks(self):
+    def test_faults_raise_in_time_on_other_ranks(self):
         scenarios = describe(wanted_seeds())
         texts = {scenario["seed"]: scenario["text"] for scenario in scenarios}
         for batch in batches(scenarios):

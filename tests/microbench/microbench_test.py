@@ -51,7 +51,7 @@ class Microbench(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr)
         return json.loads(self.file.read_text())["benchmarks"]
 
-    def test_the_list_has_every_codec(self) -> None:
+    def test_list_contains_every_codec(self) -> None:
         listed = names()
         for codec in ("none", "bf16", "f16", "int8", "int4", "topk", "blocktopk", "hadamard"):
             for operation in ("encode", "encode_feedback", "decode", "decode_add"):
@@ -61,7 +61,7 @@ class Microbench(unittest.TestCase):
         self.assertLessEqual(codecs(), found)
         self.assertLessEqual({"intsum", "lowrank"}, found)
 
-    def test_each_benchmark_runs_once_and_has_its_counters(self) -> None:
+    def test_each_benchmark_reports_its_counters(self) -> None:
         few = ("--count", "64K")
         found = self.benchmarks(*few)
         self.assertEqual([one["name"] for one in found], names(*few))
@@ -74,13 +74,13 @@ class Microbench(unittest.TestCase):
             wanted = "latency" if "/ping_pong/" in one["name"] else "bytes_per_second"
             self.assertGreater(one[wanted], 0, one)
 
-    def test_topk_has_a_far_miss_and_a_plain_selection(self) -> None:
+    def test_topk_times_far_misses_and_nth_element(self) -> None:
         arguments = ("--codec", "topk:density=0.01", "--count", "1M")
         found = self.benchmarks(*arguments, f"--benchmark_filter=^cpu/({'|'.join(OF_TOPK)})/")
         timed = {one["name"].split("/")[1] for one in found if "error_occurred" not in one}
         self.assertEqual(timed, OF_TOPK)
 
-    def test_the_report_reads_the_median_of_repetitions(self) -> None:
+    def test_report_reads_one_record_per_repeated_benchmark(self) -> None:
         chosen = "--benchmark_filter=/(encode|reduce|raw_rounds)/.*threads:1/(checksum:on/)?real"
         self.benchmarks("--codec", "int8", "intsum", "--count", "64K", chosen,
                         "--benchmark_repetitions=3")  # fmt: skip
@@ -95,7 +95,7 @@ class Microbench(unittest.TestCase):
         self.assertAlmostEqual(encode.ratio, encode.baseline_seconds / encode.seconds, places=9)
         self.assertEqual(encode.baseline, "read")
 
-    def test_other_types_and_instruction_sets(self) -> None:
+    def test_dtype_and_isa_options(self) -> None:
         for dtype in ("bf16", "f16"):
             arguments = ("--codec", "int8", "topk", "--count", "5000", "--dtype", dtype)
             found = self.benchmarks(*arguments, "--isa", "portable", "--benchmark_filter=^cpu/")
@@ -103,7 +103,7 @@ class Microbench(unittest.TestCase):
             context = json.loads(self.file.read_text())["context"]
             self.assertEqual(context["isa"], "portable")
 
-    def test_errors_are_clear(self) -> None:
+    def test_invalid_arguments_are_reported(self) -> None:
         mistakes = {
             (
                 "--benchmark_filter=^cpu/squeeze/",
@@ -137,7 +137,7 @@ class Microbench(unittest.TestCase):
         self.assertEqual({one["name"].split("/")[1] for one in found}, {"ping_pong", "exchange"})
 
     @unittest.skipIf(not LAUNCHER, "needs MPI")
-    def test_three_ranks_over_mpi_are_refused(self) -> None:
+    def test_three_ranks_over_mpi_are_rejected(self) -> None:
         done = run("--benchmark_filter=^mpi/", launcher=(*LAUNCHER, "3"))
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("between 2: say mpirun -n 2", done.stderr)

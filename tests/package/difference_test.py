@@ -33,17 +33,17 @@ def readme_lines():
 
 
 class Difference(unittest.TestCase):
-    def test_five_lines_and_their_headers_are_added(self) -> None:
+    def test_tersor_adds_five_lines_and_two_headers(self) -> None:
         _, added = changes()
         headers = [line for line in added if line.startswith("#include <tersor/")]
         self.assertEqual((len(headers), len(added) - len(headers)), (2, 5))
 
-    def test_the_averaging_by_hand_is_all_that_goes(self) -> None:
+    def test_tersor_removes_the_manual_averaging(self) -> None:
         removed, _ = changes()
         self.assertLessEqual(len(removed), 5)
         self.assertIn("MPI_Allreduce", "".join(removed))
 
-    def test_the_readme_shows_the_same_lines(self) -> None:
+    def test_readme_shows_the_added_lines(self) -> None:
         _, added = changes()
         self.assertEqual(readme_lines(), [added])
 

@@ -22,7 +22,7 @@ NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 
 class Files(unittest.TestCase):
-    def test_each_file_is_what_the_script_writes(self) -> None:
+    def test_files_match_the_script_output(self) -> None:
         command = [sys.executable, FIGURES / "make_figures.py", "--check"]
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
@@ -58,13 +58,13 @@ def luminance(colour: str) -> float:
 
 
 class Numbers(unittest.TestCase):
-    def test_the_time_of_an_allreduce(self) -> None:
+    def test_allreduce_time(self) -> None:
         seconds = charts.allreduce_seconds
         self.assertAlmostEqual(seconds(1e9, "none", 1e9), 56.0)
         self.assertAlmostEqual(seconds(1e9, "none", 1e9, machines=2), 32.0)
         self.assertAlmostEqual(seconds(1e9, "none", 1e9) / seconds(1e9, "int4", 1e9), 7.53, 2)
 
-    def test_the_readme_has_the_same_times(self) -> None:
+    def test_readme_shows_the_same_times(self) -> None:
         rows = re.findall(r"^\| (\d+) ([MG])bit/s \| (.*) \|$", readme(), re.MULTILINE)
         self.assertEqual(len(rows), 4)
         for number, unit, cells in rows:
@@ -75,11 +75,11 @@ class Numbers(unittest.TestCase):
                 expected = charts.allreduce_seconds(parameters, "none", rate)
                 self.assertTrue(math.isclose(shown, expected, rel_tol=0.02), (number, unit, cell))
 
-    def test_an_axis(self) -> None:
+    def test_linear_and_logarithmic_axes(self) -> None:
         self.assertEqual(svg.Axis(0, 10, 100, 200)(5), 150)
         self.assertAlmostEqual(svg.Axis(1, 100, 0, 10, logarithmic=True)(10), 5)
 
-    def test_a_text_that_is_wider_than_its_figure_is_refused(self) -> None:
+    def test_too_wide_text_is_rejected(self) -> None:
         drawing = svg.Drawing(100, 100, "figure", "")
         drawing.text(0, 50, "short")
         with self.assertRaisesRegex(ValueError, "wider"):

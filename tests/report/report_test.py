@@ -158,19 +158,19 @@ class Folder(unittest.TestCase):
 
 
 class Numbers(Folder):
-    def test_time_to_an_accuracy_is_the_end_of_the_first_epoch_that_reaches_it(self) -> None:
+    def test_time_to_accuracy_ends_with_the_first_sufficient_epoch(self) -> None:
         runs = self.training(training("none", [0.79, 0.80, 0.84, 0.80, 0.86])).codecs["none"]
         self.assertEqual(runs.seconds_to(0.80), [20.0])
         self.assertEqual(runs.seconds_to(0.85), [50.0])
         self.assertEqual(runs.seconds_to(0.87), [])
 
-    def test_only_the_seeds_that_get_there_count(self) -> None:
+    def test_only_seeds_with_the_accuracy_count(self) -> None:
         both = training("none", [0.80, 0.88]) + training("none", [0.80, 0.84], seed=2)
         runs = self.training(both).codecs["none"]
         self.assertEqual(runs.seconds_to(0.88), [20.0])
         self.assertEqual(len(runs.runs), 2)
 
-    def test_accuracy_is_that_of_the_last_epoch_whatever_the_order_of_records(self) -> None:
+    def test_accuracy_uses_the_last_epoch_in_any_record_order(self) -> None:
         backwards = training("none", [0.9, 0.7]) + training("none", [0.9, 0.8], seed=2)
         spread = self.training(backwards[::-1]).codecs["none"].accuracy
         self.assertAlmostEqual(spread.mean, 0.75)
@@ -183,7 +183,7 @@ class Numbers(Folder):
         self.assertAlmostEqual(found.compression("topk:density=0.01+ef"), 32.0)
         self.assertIsNone(found.speedup("none", "int8"))
 
-    def test_pairs_are_of_the_same_seed(self) -> None:
+    def test_pairs_use_the_same_seed(self) -> None:
         found = self.training(
             training("none", [0.88], seed=1)
             + training("none", [0.90], seed=2)
@@ -193,7 +193,7 @@ class Numbers(Folder):
         self.assertEqual(list(found.paired("int8", "none")), [2])
         self.assertAlmostEqual(found.accuracy_change("int8", "none"), -0.01)
 
-    def test_hidden_is_what_was_not_exposed_unless_the_record_says(self) -> None:
+    def test_hidden_time_defaults_to_the_unexposed_time(self) -> None:
         (record,) = self.load([train_record()])
         self.assertAlmostEqual(record.hidden, 0.008)
         (record,) = self.load([train_record(exposed_seconds=1.0)])
@@ -218,7 +218,7 @@ class Numbers(Folder):
         found = summary.trainings(records.select(self.load(both), records.TrainRecord))
         self.assertEqual([setting.learning_rate for setting in found], [0.1, 0.2])
 
-    def test_loss_is_that_of_the_last_epoch_where_all_runs_tell(self) -> None:
+    def test_loss_uses_the_last_epoch_if_all_runs_report_it(self) -> None:
         runs = training("none", [0.8], loss=1.0) + training("none", [0.8], loss=2.0, seed=2)
         found = self.training(runs)
         self.assertAlmostEqual(found.codecs["none"].ended("loss").mean, 1.5)
@@ -256,7 +256,7 @@ class Numbers(Folder):
         self.assertFalse(may(slow, {**fast, "loss": None}))
         self.assertFalse(may(slow, {}))  # `{}` has no rate
 
-    def test_what_nobody_can_tell_counts_for_nothing(self) -> None:
+    def test_unknown_times_count_as_zero(self) -> None:
         unknown = {"encode_seconds": None, "wire_seconds": None, "decode_seconds": None}
         runs = self.training(training("torch:fp16", [0.8], **unknown)).codecs["torch:fp16"]
         self.assertEqual(runs.step_mean("wire_seconds"), 0.0)
@@ -271,27 +271,27 @@ class Numbers(Folder):
 
 
 class ParetoFront(unittest.TestCase):
-    def test_leaves_out_what_another_beats(self) -> None:
+    def test_excludes_dominated_points(self) -> None:
         points = {"dear": (9, 0.9), "good": (4, 0.9), "poor": (5, 0.8), "small": (1, 0.5)}
         self.assertEqual(summary.pareto_front(points), ["small", "good"])
 
-    def test_keeps_equals(self) -> None:
+    def test_keeps_equal_points(self) -> None:
         self.assertEqual(summary.pareto_front({"a": (1, 1), "b": (1, 1)}), ["a", "b"])
 
-    def test_of_equal_cost_only_the_best(self) -> None:
+    def test_keeps_only_the_best_of_equal_cost(self) -> None:
         self.assertEqual(summary.pareto_front({"a": (1, 0.5), "b": (1, 0.6)}), ["b"])
 
 
 class Colours(unittest.TestCase):
-    def test_a_codec_keeps_its_colour_whoever_else_is_there(self) -> None:
+    def test_codec_colour_does_not_depend_on_other_codecs(self) -> None:
         alone, together = palette.Palette({"int8"}), palette.Palette({"none", "new", "int8"})
         self.assertEqual(alone["int8"], together["int8"])
 
-    def test_many_unlisted_differ_in_colour_or_marker(self) -> None:
+    def test_unlisted_codecs_differ_in_colour_or_marker(self) -> None:
         specs = {f"new:a={i}" for i in range(3 * len(palette.SPARE))}
         self.assertEqual(len({palette.Palette(specs)[spec] for spec in specs}), len(specs))
 
-    def test_no_two_alike(self) -> None:
+    def test_colours_are_unique(self) -> None:
         specs = {*palette.STYLES, "new:a=1", "new:a=2", "other+ef"}
         colours = {palette.Palette(specs)[spec].colour for spec in specs}
         self.assertEqual(len(colours), len(specs))
@@ -306,7 +306,7 @@ class Page(Folder):
         page = (self.folder / "out" / "index.html").read_text(encoding="utf-8")
         return page, result.stdout.splitlines()
 
-    def test_prints_the_paths_of_files_that_are_there(self) -> None:
+    def test_prints_the_paths_of_written_files(self) -> None:
         everything = sample_trainings()
         everything += [allreduce_record("none", 1024, 1e-3), allreduce_record("int8", 1024, 5e-4)]
         everything += [codec_record(0.9)]
@@ -324,7 +324,7 @@ class Page(Folder):
         _, (_, *paths) = self.report(content)
         return {pathlib.Path(path).stem: xml.parse(path).getroot() for path in paths}
 
-    def test_each_picture_says_which_way_is_better_and_shows_values_on_hover(self) -> None:
+    def test_pictures_label_the_better_direction_and_show_values_on_hover(self) -> None:
         everything = sample_trainings() + sample_allocation()
         everything += [allreduce_record("none", 1024, 1e-3), allreduce_record("int8", 1024, 5e-4)]
         everything += [codec_record(0.9), error_record("int8"), backward_record("none", 0.6)]
@@ -362,7 +362,7 @@ class Page(Folder):
             self.assertIn("fill: var(--paper)", text)
             self.assertIn("fill: var(--ink)", text)
 
-    def test_predictions_say_what_they_are_and_what_was_measured(self) -> None:
+    def test_predictions_are_labelled_and_compared_with_measurements(self) -> None:
         predicted = [predict_record(n, c, n * s) for n in (2, 4, 8) for c, s in
                      (("none", 1e-3), ("int8", 3e-4))]  # fmt: skip
         page, paths = self.report(predicted)
@@ -373,7 +373,7 @@ class Page(Folder):
         self.assertIn("1 of the points were measured too", page)
         self.assertIn("-20.00 %", page.replace("\u2212", "-"))
 
-    def test_errors_are_drawn_where_they_were_measured(self) -> None:
+    def test_measured_errors_are_drawn(self) -> None:
         page, paths = self.report([error_record("none", energy_lost=0.0), error_record("int8")])
         self.assertEqual([pathlib.Path(path).name for path in paths], ["index.html", "errors.svg"])
         self.assertIn("g.safetensors, 1 tensor, 100 f32", page)
@@ -384,7 +384,7 @@ class Page(Folder):
         self.assertEqual(names, ["index.html", "allocation.svg"])
         self.assertIn("A codec for each parameter: g.npz", page)
 
-    def test_the_page_loads_nothing(self) -> None:
+    def test_page_loads_no_external_resources(self) -> None:
         page, _ = self.report(sample_trainings())
         self.assertEqual(page.count("<svg"), 5)
         sources = re.findall(r"(?:src|href|srcset)\s*=\s*\"|url\(", page)
@@ -392,7 +392,7 @@ class Page(Folder):
         self.assertEqual(len(sources), len(inside))  # shapes of the page itself
         self.assertNotRegex(page, r"<script|<link|<img|@import|<metadata")
 
-    def test_sections_only_where_records_are(self) -> None:
+    def test_sections_without_records_are_omitted(self) -> None:
         page, paths = self.report([codec_record(0.9)])
         self.assertEqual(len(paths), 2)
         self.assertNotIn("Training", page)
@@ -402,11 +402,11 @@ class Page(Folder):
         self.assertIn("&lt;b&gt;&#x27; encode: 0.90 of read</title>", page)
         self.assertNotIn("<b>", page)
 
-    def test_dollar_signs_of_records_are_no_formulas(self) -> None:
+    def test_dollar_signs_are_not_formulas(self) -> None:
         page, _ = self.report([codec_record(0.9, codec="a$\\x$b")])
         self.assertIn("a$\\x$b", page)
 
-    def test_a_text_that_utf8_cannot_hold_is_refused(self) -> None:
+    def test_text_invalid_in_utf8_is_rejected(self) -> None:
         result = self.run_report(self.write([codec_record(0.9, codec="\ud800")]), "--text")
         self.assertIn('field "codec" is', result.stderr)
         self.assertNotIn("Traceback", result.stderr)
@@ -417,7 +417,7 @@ class Page(Folder):
         for fact in origin.values():
             self.assertIn(fact, page)
 
-    def test_one_epoch_one_rank_and_no_bytes_still_draw(self) -> None:
+    def test_single_epoch_and_rank_without_bytes_can_be_drawn(self) -> None:
         self.report([train_record(ranks=1, wire_bytes=0, exposed_seconds=0)])
 
     def test_picture_for_a_readme(self) -> None:
@@ -459,14 +459,14 @@ class Text(Folder):
         self.assertEqual(self.row(paired, "bf16")[1:], ["+0.00 ± 0.00", "+0.00", "+0.00", "2"])
         self.assertEqual(self.row(paired, "topk:density=0.01+ef")[1], "−1.50 ± 0.00")
 
-    def test_says_when_a_codec_pays_and_what_it_costs(self) -> None:
+    def test_reports_paying_codecs_and_their_accuracy_cost(self) -> None:
         text = self.text(sample_trainings())
         self.assertIn("bf16 pays: 2.00× the speed of none, accuracy +0.00 points.", text)
         self.assertIn(
             "topk:density=0.01+ef buys speed with accuracy: 2.00× the speed of bf16", text
         )
 
-    def test_says_plainly_when_compression_does_not_pay(self) -> None:
+    def test_reports_when_compression_does_not_pay(self) -> None:
         slow = training("int8", [0.88], epoch_seconds=9.9) + training("none", [0.88])
         text = self.text(slow)
         self.assertIn("Compression does not pay here (4 ranks, link 1Gbit,50us)", text)
@@ -495,7 +495,7 @@ class Text(Folder):
         runs = training("none", [0.88]) + training("int8", [0.88], **slow)
         self.assertIn("int8 does not pay here: 0.50\u00d7 the speed of none", self.text(runs))
 
-    def test_the_codecs_own_work_is_no_noise(self) -> None:
+    def test_codec_compute_time_is_not_noise(self) -> None:
         none = training("none", [0.88], exposed_seconds=0.0, step_seconds=0.01, epoch_seconds=2.5)
         work = {"step_seconds": 0.014, "compute_seconds": 0.014, "epoch_seconds": 3.5}
         for encode, says in ((0.004, "int8 does not pay here: 0.71"), (0.0, "int8: machine too")):
@@ -504,7 +504,7 @@ class Text(Folder):
         models = [{**record, "model": "gpt"} for record in none + int8]
         self.assertIn("does not pay", self.text(models))  # optimizers may compute more
 
-    def test_the_verdict_alone(self) -> None:
+    def test_verdict_option_prints_only_the_verdict(self) -> None:
         result = self.run_report(self.write(sample_trainings()), "--verdict")
         lines = result.stdout.splitlines()
         first = "- bf16 pays: 2.00\u00d7 the speed of none, accuracy +0.00 points."
@@ -513,12 +513,12 @@ class Text(Folder):
         whole = self.run_report(self.folder / "in.json", "--text").stdout
         self.assertIn(result.stdout.strip(), whole)
 
-    def test_faster_than_bf16_is_not_enough_where_none_is_faster_still(self) -> None:
+    def test_paying_codec_must_be_faster_than_none_and_bf16(self) -> None:
         runs = training("none", [0.88], epoch_seconds=5.0) + training("bf16", [0.88])
         text = self.text(runs + training("int8", [0.88], epoch_seconds=8.0))
         self.assertIn("int8 does not pay here: 0.62× the speed of none", text)
 
-    def test_warns_of_runs_of_different_length(self) -> None:
+    def test_warns_about_runs_of_different_length(self) -> None:
         text = self.text(training("none", [0.8, 0.9]) + training("int8", [0.8]))
         self.assertIn("different lengths (1 to 2 epochs)", text)
 
@@ -534,14 +534,14 @@ class Text(Folder):
         self.assertIn("Allreduce: 4 ranks, inproc", text)
         self.assertIn("Reduce-scatter: 4 ranks, inproc", text)
 
-    def test_grids_stand_apart(self) -> None:
+    def test_grids_are_listed_separately(self) -> None:
         direct = {**allreduce_record("int8", 1024, 4e-4), "dims": [4]}
         grid = {**allreduce_record("int8", 1024, 3e-4), "dims": [2, 2]}
         text = self.text([direct, grid])
         self.assertEqual(self.row(text, "int8 (two-shot 4)")[2], "400 µs")
         self.assertEqual(self.row(text, "int8 (two-shot 2 x 2)")[2], "300 µs")
 
-    def test_errors_of_tensors_add_up_by_their_energy(self) -> None:
+    def test_tensor_errors_are_weighted_by_energy(self) -> None:
         small = error_record("int8", tensor="b", count=300, bits=16.0, energy_lost=1.0, norm=1.0)
         shared = error_record("sum", ranks=8, energy_lost=0.01)
         text = self.text([error_record("int8"), small, shared])
@@ -549,7 +549,7 @@ class Text(Folder):
         self.assertEqual(self.row(text, "sum")[1:], ["8.000", "1.00e-02", "1.00e-01"])
         self.assertIn("sum sends integers that are added: 8 ranks share its levels.", text)
 
-    def test_allocations_stand_beside_one_codec_for_all(self) -> None:
+    def test_allocations_are_compared_with_a_single_codec(self) -> None:
         text = self.text(sample_allocation())
         self.assertEqual(self.row(text, "int8")[1:], ["8.000", "2.50e-01", "7.600", "5.00e-02"])
         self.assertEqual(self.row(text, "int4")[1:], ["4.000", "2.50e-01", "4.000", "2.00e-01"])
@@ -559,24 +559,24 @@ class Text(Folder):
         said = "relative squared error 5.00e-02; the best single codec with at most as many bits is int4"
         self.assertIn(said, " ".join(text.split()))
 
-    def test_codecs_name_what_falls_short(self) -> None:
+    def test_codecs_list_missed_aims(self) -> None:
         decode = codec_record(0.99, operation="decode", aim=0.5)
         text = self.text([codec_record(0.84, aim=0.85), decode, codec_record(0.1, codec="bf16")])
         self.assertIn("1 of 2 figures with an aim fall short: int8 encode 0.84, aim 0.85.", text)
 
-    def test_another_program_is_compared_with_the_codec(self) -> None:
+    def test_reference_program_is_compared_with_the_codec(self) -> None:
         topk = {"codec": "topk:density=0.01", "operation": "reference nth_element"}
         text = " ".join(self.text([codec_record(0.1, baseline="x", **topk)]).split())
         self.assertIn("nth_element takes 10.0× as long as topk:density=0.01", text)
 
-    def test_backward_passes_beside_both_references(self) -> None:
+    def test_backward_passes_are_compared_with_both_references(self) -> None:
         times = {"none": 0.6, "torch:fp16": 0.32, "int8": 0.16}
         text = self.text([backward_record(hook, seconds) for hook, seconds in times.items()])
         self.assertIn("Backward pass: DDP, 64 MiB of gradients, 2 rows of input, 2 ranks", text)
         self.assertEqual(self.row(text, "int8")[2:4], ["3.75×", "2.00×"])
         self.assertIn("int8 is the fastest: 3.75× the speed of none.", text)
 
-    def test_sharded_backward_passes_stand_apart(self) -> None:
+    def test_sharded_backward_passes_are_listed_separately(self) -> None:
         sharded = {"none": 1.0, "int8": 0.5}
         found = [backward_record(hook, 3.0, parallel="ddp") for hook in sharded]
         found += [backward_record(hook, seconds, parallel="fsdp") for hook, seconds in sharded.items()]
@@ -587,7 +587,7 @@ class Text(Folder):
         self.assertIn("No hook is clearly faster than none here.", text)
         self.assertIn("int8 is the fastest: 2.00× the speed of none.", text)
 
-    def test_steps_of_experts_stand_beside_casts(self) -> None:
+    def test_expert_steps_are_compared_with_casts(self) -> None:
         times = {"none": 2.0, "torch:bf16": 1.0, "int8": 0.5}
         found = [backward_record(way, s, parallel="experts") for way, s in times.items()]
         text = self.text(found)
@@ -598,7 +598,7 @@ class Text(Folder):
         text = self.text([backward_record("none", 0.6), backward_record("auto", 0.59)])
         self.assertIn("No hook is clearly faster than none here.", text)
 
-    def test_steps_through_the_reducer_stand_apart_from_calls(self) -> None:
+    def test_reducer_steps_are_listed_separately_from_calls(self) -> None:
         call = allreduce_record("none", 1024, 1e-3)
         step = {**call, "codec": "int8", "parameters": 32, "backward_seconds": 0.5, "hidden": 0.9}
         text = self.text([call, step])
@@ -639,7 +639,7 @@ class BadInput(Folder):
         self.refused([{}], "record 1", '"benchmark" is missing')
         self.refused([{"benchmark": "x"}], "record 1", '"x"', "codecs, allocate, allreduce")
 
-    def test_numbers_that_are_none(self) -> None:
+    def test_invalid_numbers(self) -> None:
         self.refused([codec_record(1.0) | {"count": 10**400}], '"count"', "401 digits")
         self.refused([train_record(seconds=10**400)], '"seconds"', "401 digits")
         self.refused('[{"benchmark": "train", "codec": "a", "seed": 1e999}]', "seed", "Infinity")
@@ -647,10 +647,10 @@ class BadInput(Folder):
         self.refused(text, '"accuracy" is nan')
         self.load([train_record(loss=None)])  # a diverged run
 
-    def test_the_same_run_twice(self) -> None:
+    def test_duplicate_run(self) -> None:
         self.refused([train_record(), train_record()], "two train records", "seed 1")
 
-    def test_bandwidth_in_another_unit(self) -> None:
+    def test_bandwidth_in_a_wrong_unit(self) -> None:
         record = allreduce_record("none", 1024, 1e-3)
         self.refused([{**record, "algbw": record["algbw"] * 1e9}], '"algbw"', "GB/s")
 
@@ -671,7 +671,7 @@ class CommandLine(Folder):
         message = self.refused(self.folder / "none.json", "--text")
         self.assertIn("none.json: No such file", message)
 
-    def test_unwritable_folder_comes_before_bad_records(self) -> None:
+    def test_unwritable_folder_is_reported_before_bad_records(self) -> None:
         blocked = self.write("a file, not a folder", "blocked")
         message = self.refused(self.write("["), "-o", blocked / "out")
         self.assertIn(f"cannot write to {blocked}", message)
@@ -684,7 +684,7 @@ class CommandLine(Folder):
         blocked = self.write("", "blocked")
         self.assertIn("cannot write", self.refused("--check", "-o", blocked))
 
-    def test_nothing_to_do(self) -> None:
+    def test_missing_arguments_are_rejected(self) -> None:
         self.assertIn("FILE.json", self.refused("-o", self.folder))
         self.assertIn("-o DIR", self.refused("--check"))
         self.assertIn("nothing to do", self.refused(self.write([codec_record(0.9)])))

@@ -87,7 +87,7 @@ class MachineCode(unittest.TestCase):
         assert loop is not None
         self.assertEqual((loop.load_bytes, loop.wide_load_bytes, loop.stores), (20, 16, 1))
 
-    def test_knows_what_may_follow(self) -> None:
+    def test_flow_graph_lists_possible_successors(self) -> None:
         graph = machine_code.FlowGraph(self.code)
         following = {
             instruction.address: {self.code[j].address for j in graph.successors[i]}
@@ -101,7 +101,7 @@ class MachineCode(unittest.TestCase):
 
 
 class HotPath(unittest.TestCase):
-    def test_takes_the_loop_that_stores_without_calls_and_padding(self) -> None:
+    def test_main_loop_excludes_calls_and_padding(self) -> None:
         loop = hot_path.main_loop(machine_code.parse(SASS)["_Z4rowsv"])
         assert loop is not None
         # The loop starts at 0x30 and ends at 0x130, with two narrow loads, the call and padding. The inner
@@ -111,7 +111,7 @@ class HotPath(unittest.TestCase):
         self.assertEqual(loop.inner[0].load_bytes, 16)
         self.assertEqual(loop.stores, 1)
 
-    def test_there_may_be_none(self) -> None:
+    def test_code_without_a_loop_has_no_main_loop(self) -> None:
         text = "\tFunction : f\n /*0000*/ EXIT ; /* 0x0 */\n"
         self.assertIsNone(hot_path.main_loop(machine_code.parse(text)["f"]))
 
@@ -122,7 +122,7 @@ class Kernels(unittest.TestCase):
         self.assertEqual(kernels.shorten(REDUCE), short)
         self.assertEqual(kernels.shorten("device_image()"), "device_image")
 
-    def test_knows_the_bytes_of_a_value(self) -> None:
+    def test_computes_bytes_per_value(self) -> None:
         work = kernels.work_of(kernels.shorten(REDUCE))
         assert work is not None
         self.assertEqual(work.title, "int8 reduce of 8 + feedback bf16")
@@ -143,10 +143,10 @@ class Kernels(unittest.TestCase):
 
 
 class Measures(unittest.TestCase):
-    def test_reads_what_a_function_takes(self) -> None:
+    def test_parses_resource_usage(self) -> None:
         self.assertEqual(tools.parse_usages(USAGE), {"_Z4rowsv": tools.Usage(80, 16, 64, 0)})
 
-    def test_a_stack_is_a_spill(self) -> None:
+    def test_stack_use_counts_as_a_spill(self) -> None:
         self.assertTrue(measure.Kernel("k", "", tools.Usage(80, 16, 0, 0), 3).spills)
         self.assertFalse(measure.Kernel("k", "", tools.Usage(80, 0, 64, 0), 3).spills)
 
@@ -157,7 +157,7 @@ class Measures(unittest.TestCase):
         self.assertEqual(measure.resident_blocks(tools.Usage(32, 0, 48000, 0), "sm_90"), 4)
         self.assertEqual(measure.resident_blocks(tools.Usage(32, 0, 48000, 0), "sm_80"), 3)
 
-    def test_a_unit_of_several_turns(self) -> None:
+    def test_turn_instructions_of_a_multi_turn_unit(self) -> None:
         loop = hot_path.main_loop(machine_code.parse(SASS)["_Z4rowsv"])
         assert loop is not None
         work = kernels.Work("w", 4.0, values=2, turns=4)

@@ -59,7 +59,7 @@ class CheckAbi(unittest.TestCase):
     def test_names_of_the_headers_are_public(self) -> None:
         self.assertEqual(self.faults(self.library("a")), [])
 
-    def test_symbols_without_a_node_are_faults(self) -> None:
+    def test_symbols_without_a_version_node_are_reported(self) -> None:
         faults = self.faults(self.library("a", script=""))
         self.assertIn("tersor::encode(tersor::Options const&) has the version of none", faults)
 
@@ -70,7 +70,7 @@ class CheckAbi(unittest.TestCase):
             ["tersor::hidden_word() is private", "tersor::kernels::scan() is private"],
         )
 
-    def test_the_private_node_may_have_them(self) -> None:
+    def test_private_node_may_contain_private_names(self) -> None:
         script = MAP + 'TERSOR_PRIVATE_0.1.0 { global: extern "C++" { "tersor::hidden_word()"; }; };\n'
         more = "int hidden_word() { return 1; }"
         self.assertEqual(self.faults(self.library("a", more=more, script=script)), [])
@@ -82,17 +82,17 @@ class CheckAbi(unittest.TestCase):
             self.skipTest("needs abidiff (abigail-tools)")
         return check_abi.differences(old, new, old_include, new_include)
 
-    def test_an_equal_library_may_add_functions(self) -> None:
+    def test_compatible_library_may_add_functions(self) -> None:
         self.assertEqual(self.changed(more="int decode() { return 1; }"), "")
 
-    def test_another_size_is_a_difference(self) -> None:
+    def test_changed_type_size_is_a_difference(self) -> None:
         self.assertIn("size changed from 32 to 64", self.changed(field="int more;"))
 
-    def test_another_virtual_function_is_a_difference(self) -> None:
+    def test_added_virtual_function_is_a_difference(self) -> None:
         method = "virtual int more() const { return 1; }"
         self.assertIn("virtual", self.changed(method=method))
 
-    def test_another_soname_may_differ(self) -> None:
+    def test_library_with_a_new_soname_may_differ(self) -> None:
         self.assertEqual(self.changed(field="int more;", soname="libtersor.so.0.2"), "")
 
 

@@ -11,7 +11,7 @@ class Impaired(Case):
     def setUp(self) -> None:
         self.addCleanup(cluster, "down")
 
-    def test_a_delay_is_added_on_each_way(self) -> None:
+    def test_delay_applies_in_each_direction(self) -> None:
         done = up_or_skip(2, "--rate", "100mbit", "--delay", "20ms")
         self.assertIn("delay 20ms", done.stdout)
         self.send(1)  # resolves the addresses
@@ -19,7 +19,7 @@ class Impaired(Case):
         self.assertGreater(seconds, 0.95 * 2 * 0.020)
         self.assertLess(seconds, 0.5)
 
-    def test_packets_are_lost_one_by_one(self) -> None:
+    def test_loss_drops_a_share_of_packets(self) -> None:
         up_or_skip(2, "--rate", "100mbit", "--loss", "10%")
         self.send(1_000_000)  # about 700 packets
         dropped = re.findall(r"dropped=(\d+)", cluster("counters").stdout)

@@ -87,12 +87,12 @@ class Case(unittest.TestCase):
 
 
 class Usage(Case):
-    def test_what_is_no_command_is_answered_with_the_usage(self) -> None:
+    def test_invalid_commands_print_the_usage(self) -> None:
         for words in ([], ["start"], ["up"], ["up", "0"], ["up", "65"], ["up", "two"],
                       ["up", "2", "--speed", "1gbit"], ["up", "2", "--rate"]):  # fmt: skip
             self.refused("usage: scripts/cluster", done=cluster(*words))
 
-    def test_nonsense_links_are_refused_by_name(self) -> None:
+    def test_invalid_link_options_are_rejected_by_name(self) -> None:
         nonsense = {
             "rate": ("fast", "0mbit", "-1gbit", "1gb", "10bit", "1e9gbit", "999999gbit", ""),
             "delay": ("50", "0us", "0.0ms", "-5ms", "5min", "99999ms", ""),
@@ -104,14 +104,14 @@ class Usage(Case):
             for value in values:
                 self.refused(f"--{option} {value}:", done=cluster("up", 2, f"--{option}", value))
 
-    def test_names_that_are_none_are_refused(self) -> None:
+    def test_invalid_cluster_names_are_rejected(self) -> None:
         for name in ("../x", "two words", "9", "x" * 40):
             self.refused("TERSOR_CLUSTER", done=cluster("down", TERSOR_CLUSTER=name))
 
 
 @unittest.skipUnless(ROOT and shutil.which("setpriv"), "needs root, to give it up")
 class WithoutRoot(Case):
-    def test_every_command_says_that_it_needs_root(self) -> None:
+    def test_every_command_requires_root(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(shutil.copytree(SCRIPTS, f"{folder}/scripts"))
             os.chmod(folder, 0o755)
@@ -126,11 +126,11 @@ class WithoutRoot(Case):
 
 @unittest.skipUnless(ROOT and HAS_IPROUTE, "needs root and iproute2")
 class NoCluster(Case):
-    def test_what_needs_hosts_says_how_to_get_them(self) -> None:
+    def test_commands_without_a_cluster_suggest_up(self) -> None:
         for words in ("run true", "enter 0 true", "counters", "cut 0", "join 0"):
             self.refused("scripts/cluster up", done=cluster(*words.split()))
 
-    def test_down_is_harmless_and_status_says_so(self) -> None:
+    def test_down_without_a_cluster_succeeds_and_status_reports_none(self) -> None:
         self.assertEqual(cluster("down").returncode, 0)
         done = cluster("status")
         self.assertEqual((done.returncode, done.stdout), (1, "no cluster is up\n"))
@@ -165,20 +165,20 @@ class HalfWay(Case):
         )
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
 
-    def test_a_kernel_that_cannot_shape_is_named(self) -> None:
+    def test_missing_kernel_traffic_shaping_is_reported(self) -> None:
         for kind, option, value in (("tbf", "--rate", "1gbit"), ("netem", "--delay", "1ms")):
             self.refuse("tc", f"*{kind}*")
             done = cluster("up", 2, option, value, PATH=self.path)
             self.refused(f"no {kind}", "modprobe", "the cluster was not made", done=done)
             self.nothing_left()
 
-    def test_the_last_host_may_fail(self) -> None:
+    def test_failure_of_the_last_host_cleans_up(self) -> None:
         self.refuse("ip", f"*'peer name eth1 netns {PREFIX}1'*")
         done = cluster("up", 2, PATH=self.path)
         self.refused("unknown kind", "the cluster was not made", done=done)
         self.nothing_left()
 
-    def test_namespaces_of_others_stay(self) -> None:
+    def test_foreign_namespaces_are_kept(self) -> None:
         subprocess.run(["ip", "netns", "add", f"{PREFIX}1"], check=True)
         self.addCleanup(subprocess.run, ["ip", "netns", "del", f"{PREFIX}1"], check=True)
         self.refused(f"another program has the namespace {PREFIX}1", done=cluster("up", 2))
@@ -211,11 +211,11 @@ class Hosts(Case):
         self.assertEqual(len(found), 2)
         return [Count(int(sent), int(received)) for sent, received in found]
 
-    def test_a_second_up_is_refused_and_harmless(self) -> None:
+    def test_second_up_is_rejected_and_harmless(self) -> None:
         self.refused("up already", done=cluster("up", 2))
         self.assertRegex(self.succeeds("status"), f"{PREFIX}1 10.77.0.2 joined")
 
-    def test_the_rate_holds_and_the_counters_count(self) -> None:
+    def test_rate_limit_and_counters(self) -> None:
         before = self.counts()
         count = 2 * MEGABYTE
         (seconds, congestion), (again, _) = self.send(count), self.send(count)
@@ -229,7 +229,7 @@ class Hosts(Case):
         self.assertLess(sent, 2 * count * 1.15)
         self.assertLess(abs(after[0].received - before[0].received - sent), 0.02 * count)
 
-    def test_a_host_is_a_machine_with_a_name_that_all_know(self) -> None:
+    def test_hosts_have_resolvable_names(self) -> None:
         self.assertEqual(self.succeeds("enter", 1, "hostname; exit").strip(), f"{PREFIX}1")
         self.assertIn("10.77.0.2", self.succeeds("enter", 0, f"getent hosts {PREFIX}1"))
         self.assertEqual(cluster("enter", 0, "exit 7").returncode, 7)
@@ -246,7 +246,7 @@ class Hosts(Case):
         for words in (["run"], ["run", "--ranks-per-host", "0", "true"], ["run", "--fast", "true"]):
             self.refused("usage", done=cluster(*words))
 
-    def test_a_cut_host_hears_nothing_until_it_is_joined(self) -> None:
+    def test_cut_host_is_disconnected_until_it_joins(self) -> None:
         def carrier():
             return self.succeeds("enter", 1, "cat /sys/class/net/eth0/carrier").strip()
 
@@ -258,7 +258,7 @@ class Hosts(Case):
         self.assertEqual(carrier(), "1")
         self.send(1000)
 
-    def test_what_runs_inside_ends_with_it(self) -> None:
+    def test_down_kills_processes_inside_the_cluster(self) -> None:
         name = PREFIX + "ends"
         self.addCleanup(cluster, "down", TERSOR_CLUSTER=name)
         self.assertEqual(cluster("up", 1, TERSOR_CLUSTER=name).returncode, 0)

@@ -72,7 +72,7 @@ class Noted(unittest.TestCase):
         self.assertNotIn("CUDA toolkit, simulated GPU", found)
         self.assertNotIn("Python", found)
 
-    def test_a_tree_with_changes_is_named_and_not_collected(self):
+    def test_tree_with_changes_is_marked_and_not_collected(self):
         def changed(*command):
             return " M README.md" if command[-1] == "--porcelain" else printed(*command)
 
@@ -87,7 +87,7 @@ class Noted(unittest.TestCase):
         found, _ = self.rows_of('{"system": "Debian 13", "glibc": "2.41", "python": "3.13.5"}', "trixie.json")
         self.assertEqual(found, {"Python": ("3.13.5", 1), "glibc": ("2.41", 1)})
 
-    def test_a_folder_without_results_is_refused(self):
+    def test_folder_without_results_is_rejected(self):
         with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(SystemExit, "scripts/test"):
             compatibility.collect([pathlib.Path(folder)])
 
@@ -99,13 +99,13 @@ class Table(unittest.TestCase):
         found = [(one["component"], one["version"], one["passed"]) for one in compatibility.merged(old, new)]
         self.assertEqual(found, [("Python", "3.11", 1), ("PyTorch", "2.9", 50), ("PyTorch", "2.10", 8)])
 
-    def test_the_page_has_the_table_of_the_data(self):
+    def test_page_matches_the_data(self):
         self.assertEqual(compatibility.differences(), [])
         for one in json.loads(compatibility.DATA.read_text()):
             self.assertIn(f"| {one['component']} | {one['version']} | ", compatibility.PAGE.read_text())
             self.assertRegex(one["commit"], r"^[0-9a-f]{8}$")
 
-    def test_a_changed_page_is_seen(self):
+    def test_changed_page_is_detected_and_rewritten(self):
         with tempfile.TemporaryDirectory() as folder:
             page = pathlib.Path(folder) / "compatibility.md"
             page.write_text(compatibility.PAGE.read_text().replace("| NCCL | 2", "| NCCL | 1"))
@@ -114,7 +114,7 @@ class Table(unittest.TestCase):
                 compatibility.write()
                 self.assertEqual(compatibility.differences(), [])
 
-    def test_rows_of_a_gpu_are_records(self):
+    def test_gpu_rows_name_the_device_and_records(self):
         rows = {one["component"]: one for one in compatibility.rows_of_gpu()}
         self.assertEqual(rows["NCCL"]["with"], "NVIDIA H200")
         self.assertRegex(rows["NCCL"]["run"], r"^benchmarks, gpu-h200[\w-]*\.json$")

@@ -150,7 +150,7 @@ class Figures(unittest.TestCase):
     def measured(self, records: list[gpu_figures.Record]) -> dict[str, gpu_figures.Measured]:
         return {f.name: gpu_figures.measure(f, records) for f in gpu_figures.figures()}
 
-    def test_each_has_a_name_of_its_own(self) -> None:
+    def test_figure_names_are_unique(self) -> None:
         figures = gpu_figures.figures()
         self.assertEqual(len({f.name for f in figures}), len(figures))
 
@@ -181,7 +181,7 @@ class Figures(unittest.TestCase):
         again = [*RECORDS, record("int8", "encode", ratio=0.5)]
         self.assertEqual(self.measured(again)["int8 encode, of a copy"].verdict, "missed")
 
-    def test_allreduces_are_no_figures_but_rows_with_their_note(self) -> None:
+    def test_allreduces_are_rows_with_a_note_instead_of_figures(self) -> None:
         self.assertEqual({m.verdict for m in self.measured(ALLREDUCES).values()}, {"not run"})
         page = gpu_figures.summary(ALLREDUCES, [], "GPU")
         self.assertIn("| 256 | f32 | int8 | two-shot | 200.000 | 1.30 | 2.50 | 30 | 0 |", page)
@@ -189,7 +189,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(page.count("**one GPU, sockets.**"), 1)
         self.assertNotIn("Allreduce", gpu_figures.summary(RECORDS, [], "GPU"))
 
-    def test_those_of_a_rehearsal_are_of_few_values_and_not_judged(self) -> None:
+    def test_rehearsal_figures_use_few_values_and_have_no_verdict(self) -> None:
         few = {"encode": MI // 16, "encode+feedback (CUB sort)": 16 * 1024}
         records = [{**r, "count": few.get(r["operation"], 0)} for r in RECORDS]
         figures = gpu_figures.figures(rehearsed=True)
@@ -198,7 +198,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(found["int8 encode, of a copy"].value, 0.95)
         self.assertEqual({m.verdict for m in found.values()}, {"", "not run"})
 
-    def test_with_checksum_is_another_case(self) -> None:
+    def test_records_with_checksums_are_a_separate_case(self) -> None:
         only = [record("int8", "encode", checksum=True)]
         self.assertEqual(self.measured(only)["int8 encode, of a copy"].verdict, "not run")
 
@@ -250,7 +250,7 @@ class Program(unittest.TestCase):
         summary = json.loads((out / "summary.json").read_text())
         return done.returncode, summary, done.stdout
 
-    def test_records_of_all_runs_come_together(self) -> None:
+    def test_records_of_all_runs_are_collected(self) -> None:
         self.install("tersor_gpu_test", FAKE_TESTS.replace("FAILS", "False"))
         self.install_bench()
         status, summary, output = self.check()
@@ -264,7 +264,7 @@ class Program(unittest.TestCase):
         self.assertIn("allreduce: auto: 0 figures, then failed: tersor-bench: rank 1", output)
         self.assertIn("went away", (self.folder / "out" / "log.txt").read_text())
 
-    def test_tests_over_nccl_are_told_where_it_is(self) -> None:
+    def test_nccl_tests_receive_the_library_path(self) -> None:
         self.install_nccl_tests()
         status, summary, output = self.check(TERSOR_NCCL_LIBRARY="/opt/libnccl.so.2")
         self.assertEqual(status, 0)
@@ -284,7 +284,7 @@ class Program(unittest.TestCase):
         log = (self.folder / "out" / "log.txt").read_text()
         self.assertIn(f"2 ranks, NCCL {found}", log)
 
-    def test_a_failed_test_shows_at_the_end_and_stops_nothing(self) -> None:
+    def test_failed_test_is_reported_and_does_not_stop_the_run(self) -> None:
         self.install("tersor_gpu_test", FAKE_TESTS.replace("FAILS", "True"))
         self.install_bench()
         status, summary, output = self.check()
@@ -293,7 +293,7 @@ class Program(unittest.TestCase):
         self.assertIn("S.C", output)
         self.assertIn("met", [f["verdict"] for f in summary["figures"]])
 
-    def test_a_training_of_a_large_gpt(self) -> None:
+    def test_large_gpt_training(self) -> None:
         self.install_package(fails=False)
         (self.folder / "python" / "tersor" / "bench.py").write_text(FAKE_TRAINING)
         corpus = self.folder / "corpus.gz"
@@ -325,7 +325,7 @@ class Program(unittest.TestCase):
                 said = "0 figures, then failed: tersor.bench: no use" if fails else "not run: there"
                 self.assertIn(said, results["Python: training"])
 
-    def test_without_programs_nothing_was_run(self) -> None:
+    def test_missing_programs_are_reported_as_not_run(self) -> None:
         status, summary, _ = self.check()
         self.assertEqual(status, 2)
         self.assertEqual({f["verdict"] for f in summary["figures"]}, {"not run"})

@@ -37,13 +37,13 @@ class Options(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.splitlines()
 
-    def test_the_command_comes_last_word_for_word(self) -> None:
+    def test_command_is_forwarded_verbatim_at_the_end(self) -> None:
         words = self.words(3, "program", "--tcp", "two words", "")
         self.assertEqual(words[-6:], ["-n", "3", "program", "--tcp", "two words", ""])
         self.assertEqual(words[words.index("btl") + 1], "self,vader")
         self.assertNotIn("--enable-recovery", words)
 
-    def test_messages_go_over_tcp_where_asked(self) -> None:
+    def test_tcp_options_select_the_tcp_transport(self) -> None:
         for options, ways, network in (
             (["--tcp"], "self,tcp", "lo"),
             (["--network", "eth7"], "self,vader,tcp", "eth7"),
@@ -52,22 +52,22 @@ class Options(unittest.TestCase):
             self.assertEqual(words[words.index("btl") + 1], ways)
             self.assertEqual(words[words.index("btl_tcp_if_include") + 1], network)
 
-    def test_other_ways_come_from_the_environment(self) -> None:
+    def test_environment_selects_other_transports(self) -> None:
         words = self.words(2, "program", TERSOR_BTL="self,ofi")
         self.assertEqual(words[words.index("btl") + 1], "self,ofi")
 
-    def test_survivors_live_on_and_words_are_handed_on_where_asked(self) -> None:
+    def test_recover_and_pass_options_are_forwarded(self) -> None:
         words = self.words("--recover", "--pass", "--hostfile", "--pass", "my hosts", 2, "program")
         self.assertIn("--enable-recovery", words)
         self.assertEqual(words[words.index("--hostfile") + 1], "my hosts")
 
-    def test_only_root_is_allowed_to_be_root(self) -> None:
+    def test_root_permission_is_set_only_for_root(self) -> None:
         root = self.words(2, "program")[0]
         self.assertEqual(root, "ROOT=1" if os.geteuid() == 0 else "ROOT=no")
 
 
 class Complaints(unittest.TestCase):
-    def test_wrong_usage_ends_with_2_and_says_how(self) -> None:
+    def test_wrong_usage_exits_with_2_and_prints_the_usage(self) -> None:
         wrong = {
             (): "'' is not a number of ranks",
             ("0", "program"): "'0' is not a number of ranks",
@@ -83,7 +83,7 @@ class Complaints(unittest.TestCase):
             self.assertIn(sentence, done.stderr)
             self.assertIn("usage: scripts/mpirun", done.stderr)
 
-    def test_without_mpirun_it_says_what_to_install(self) -> None:
+    def test_missing_mpirun_names_the_package_to_install(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("bash", "sed"):
                 os.symlink(shutil.which(name), pathlib.Path(folder) / name)
@@ -100,7 +100,7 @@ class Launch(unittest.TestCase):
             self.assertEqual(sorted(done.stdout.split()), ["0", "1", "2"], done.stderr)
 
     @unittest.skipUnless(shutil.which("mpirun"), "needs Open MPI")
-    def test_ranks_are_started_from_a_process_that_uses_mpi_alone(self) -> None:
+    def test_ranks_start_from_an_mpi_singleton_process(self) -> None:
         done = start(1, "echo", "started", OMPI_MCA_ess="singleton", PMIX_RANK="0")
         self.assertEqual(done.stdout.split(), ["started"], done.stderr)
 

@@ -78,42 +78,42 @@ class Parts(unittest.TestCase):
     def parts(self):
         return self.run_test("--parts")[0].stdout.split()
 
-    def test_each_ends_with_the_summary(self) -> None:
+    def test_each_part_ends_with_the_summary(self) -> None:
         for part in self.parts():
             done, calls = self.run_test("--part", part)
             self.assertEqual(done.returncode, 0, part + done.stdout + done.stderr)
             self.assertRegex(done.stdout.splitlines()[-1], r"^[12] passed, 0 failed, 0 skipped$")
             self.assertRegex(calls, "ctest|test-python")
 
-    def test_a_build_that_breaks_is_a_failure(self) -> None:
+    def test_broken_build_is_a_failure(self) -> None:
         for part in set(self.parts()) - {"push", "wheel", "python-long", "oldest-torch", "frameworks"}:
             done, calls = self.run_test("--part", part, BROKEN_BUILD="yes")
             self.assertEqual(done.returncode, 1, part)
             self.assertRegex(done.stdout.splitlines()[-1], "^0 passed, [12] failed, 0 skipped$")
             self.assertNotIn("ctest", calls)
 
-    def test_a_check_that_skips_says_why(self) -> None:
+    def test_skipped_check_reports_its_reason(self) -> None:
         done, _ = self.run_test("--part", "abi", SKIPS="yes")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn('no "abidiff"', done.stdout)
         self.assertEqual(done.stdout.splitlines()[-1], "0 passed, 0 failed, 1 skipped")
 
-    def test_only_what_a_part_needs_is_built(self) -> None:
+    def test_parts_build_only_the_needed_targets(self) -> None:
         _, calls = self.run_test("--part", "seeds")  # for a build without TCP and MPI
         self.assertRegex(calls, r"cmake --build --preset quick -j \d+ --target tersor_faults_test\n")
 
-    def test_all_runs_each(self) -> None:
+    def test_all_option_runs_each_part(self) -> None:
         done, calls = self.run_test("--all")
         self.assertEqual(done.returncode, 0)
         for what in ("newest", "long", "oldest", "frameworks", "wheel", "split-long", "grid-long", "preset fuzz"):
             self.assertIn(what, calls)
 
-    def test_each_stands_in_the_table(self) -> None:
+    def test_contributing_table_lists_each_part(self) -> None:
         text = (REPOSITORY / "CONTRIBUTING.md").read_text()
         table = re.search(r"^\| part \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
         self.assertEqual(self.parts(), re.findall(r"^\| `([a-z-]+)` \|", table[1], re.MULTILINE))
 
-    def test_others_are_refused_with_the_names(self) -> None:
+    def test_unknown_parts_are_rejected_with_a_list(self) -> None:
         for arguments in [("--part",), ("--part", "seeds", "sieve"), ("--most",), ("--all", "seeds")]:
             refused, calls = self.run_test(*arguments)
             self.assertEqual((refused.returncode, refused.stdout, calls), (2, "", ""), arguments)

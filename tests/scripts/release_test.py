@@ -55,14 +55,14 @@ class Release(unittest.TestCase):
     def test_the_versions_of_this_tree_agree(self):
         self.assertIn("lists needs these steps first: tools, wheels", self.release("--step", "lists").stderr)
 
-    def test_changes_that_are_not_committed(self):
+    def test_uncommitted_changes_are_rejected(self):
         (self.tree / "new.txt").write_text("")
         self.assertIn("?? new.txt", self.refusal("--step", "sdist"))
         (self.tree / "new.txt").unlink()
         self.replace("CITATION.cff", "title:", "title: ")
         self.assertIn("M CITATION.cff", self.refusal("--step", "sdist"))
 
-    def test_each_file_with_another_version(self):
+    def test_version_mismatch_in_each_file_is_rejected(self):
         for name, old, new in (
             ("CMakeLists.txt", "project(tersor VERSION 0.", "project(tersor VERSION 9."),
             ("CHANGELOG.md", "## [0.", "## [9."),
@@ -80,7 +80,7 @@ class Release(unittest.TestCase):
                 self.assertIn("the versions differ: CMakeLists.txt ", self.refusal("--step", "sdist"))
                 (self.tree / name).write_text(before)
 
-    def test_days_that_differ(self):
+    def test_different_release_days_are_rejected(self):
         for name, old in (("CITATION.cff", "date-released: 2"), ("CHANGELOG.md", "] - 2")):
             before = (self.tree / name).read_text()
             self.replace(name, old, old[:-1] + "1")
@@ -88,13 +88,13 @@ class Release(unittest.TestCase):
             self.assertIn("need the same day of version", self.refusal("--step", "sdist"))
             (self.tree / name).write_text(before)
 
-    def test_a_tag_of_another_commit(self):
+    def test_tag_on_another_commit_is_rejected(self):
         version = re.search(r"tersor VERSION ([\d.]+)", (self.tree / "CMakeLists.txt").read_text())[1]
         git(self.tree, "tag", f"v{version}")
         self.commit()
         self.assertIn(f"tag v{version} is another commit", self.refusal("--step", "sdist"))
 
-    def test_missing_programs_are_named_before_anything_is_built(self):
+    def test_missing_programs_are_listed_before_the_build(self):
         programs = self.programs("git")
         (programs / "python3.12").write_text(LAUNCHER)
         (programs / "python3.12").chmod(0o755)
@@ -104,7 +104,7 @@ class Release(unittest.TestCase):
             self.assertIn(line, refusal)
         self.assertNotIn("doxygen", self.refusal("--step", "wheels", path=str(programs)))
 
-    def test_a_step_by_another_name(self):
+    def test_unknown_step_is_rejected(self):
         done = self.release("--step", "publish")
         self.assertEqual(done.returncode, 2)
         self.assertIn("'publish'", done.stderr)
@@ -143,7 +143,7 @@ class Release(unittest.TestCase):
 
 
 class Workflows(unittest.TestCase):
-    def test_actions_are_pinned_and_scripts_are_there(self):
+    def test_actions_are_pinned_and_scripts_exist(self):
         texts = [file.read_text() for file in (REPOSITORY / ".github" / "workflows").glob("*.yml")]
         self.assertEqual(len(texts), 2)
         for action in re.findall(r"uses: (.*)", "".join(texts)):

@@ -24,7 +24,7 @@ class ResultsPage(unittest.TestCase):
     def setUpClass(cls) -> None:
         cls.pages = results_page.pages()
 
-    def test_the_committed_files_are_the_generators_output(self) -> None:
+    def test_committed_files_match_the_generator(self) -> None:
         for name, text in self.pages.items():
             with self.subTest(name):
                 committed = (OUTPUT / name).read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ class ResultsPage(unittest.TestCase):
         words = self.pages["index.md"].replace("|", " ").split()
         self.assertLess(len(words), MOST_WORDS)
 
-    def test_the_page_has_all_tables_of_records(self) -> None:
+    def test_page_contains_all_record_tables(self) -> None:
         for table in results_tables.TABLES:
             self.assertIn(table(), self.pages["index.md"])
 
@@ -47,7 +47,7 @@ class ResultsPage(unittest.TestCase):
             if "/notes/" in target or target.endswith(".svg"):
                 self.assertTrue((OUTPUT / target).exists(), target)
 
-    def test_charts_are_xml_and_read_without_their_colours(self) -> None:
+    def test_charts_are_valid_xml_with_a_direction_label(self) -> None:
         for name in self.pages:
             if name.endswith(".svg"):
                 root = xml.etree.ElementTree.fromstring(self.pages[name])
@@ -61,7 +61,7 @@ class ResultsPage(unittest.TestCase):
 
 
 class Figures(unittest.TestCase):
-    def test_numbers_for_readers(self) -> None:
+    def test_number_formats(self) -> None:
         self.assertEqual(results_tables.ms(0.0123), "12.3 ms")
         self.assertEqual(results_tables.ms(1.0274), "1,027 ms")
         self.assertEqual(results_tables.times(3.867), "3.87x")
@@ -70,7 +70,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(results_tables.percent(0.00983), "0.98 %")
         self.assertEqual(results_tables.signed(-0.066, 2), "−0.07")
 
-    def test_a_wrong_selection_is_an_error(self) -> None:
+    def test_empty_selection_raises(self) -> None:
         with self.assertRaisesRegex(results_tables.records.ReportError, "0 records"):
             results_tables.only(results_tables.MPI, codec="no such codec")
 

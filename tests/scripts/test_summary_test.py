@@ -59,12 +59,12 @@ class TestSummary(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertEqual(lines[-1], "2 passed, 2 failed, 3 skipped (2 for want of a GPU)")
 
-    def test_says_why_a_test_failed(self):
+    def test_reports_why_a_test_failed(self):
         _, lines = self.summary_of(CTEST, PYTEST)
         self.assertEqual(lines[:4], ["failed: Int8.Golden", "  one value differs",
                                      "failed: test_raises", "  assert 1 == 2"])
 
-    def test_names_the_slowest_of_all_files_first(self):
+    def test_lists_the_slowest_tests_of_all_files_first(self):
         _, lines = self.summary_of(CTEST, PYTEST)
         slowest = lines[lines.index("slowest tests:") + 1 : -1]
         self.assertEqual(len(slowest), 7)
@@ -72,7 +72,7 @@ class TestSummary(unittest.TestCase):
                                        "     2.0 s  tests.test_ddp.test_raises",
                                        "     1.2 s  Int8.RoundTrip"])
 
-    def test_names_ten_of_many(self):
+    def test_lists_only_the_ten_slowest_tests(self):
         status, lines = self.summary_of(f"<testsuite>{MANY}</testsuite>")
         self.assertEqual(status, 0)
         self.assertEqual([line.split()[-1] for line in lines[1:-1]],
@@ -86,7 +86,7 @@ class TestSummary(unittest.TestCase):
         self.assertEqual(lines[1], "     1.5 s  ptx.Fp8/Codec.Golden/1")
         self.assertEqual(lines[-1], "2 passed, 0 failed, 1 skipped")
 
-    def test_names_the_case_that_failed(self):
+    def test_names_the_failed_case(self):
         printed = "[ RUN      ] Fp8/Codec.Sum/1\nkernel, block 3\n[  FAILED  ] Fp8/Codec.Sum/1 (2 ms)"
         for output, shown in [("cut off", ["  a is not b", "  c is not d"]),
                               ("before\n" + printed, ["  kernel, block 3"])]:
@@ -96,7 +96,7 @@ class TestSummary(unittest.TestCase):
             self.assertEqual(lines[: len(shown) + 1], ["failed: ptx.Fp8/Codec.Sum/1 (4)", *shown])
             self.assertEqual(lines[-1], "1 passed, 1 failed, 1 skipped")
 
-    def test_a_suite_that_ended_early_or_failed_after_its_cases_is_a_failure(self):
+    def test_suite_failure_outside_its_cases_counts(self):
         for cases in ["", CASES.format(failures="")]:
             status, lines = self.summary_of(SUITE.format(status="fail", output="signal 11"), cases=cases)
             self.assertEqual(status, 1)
@@ -104,7 +104,7 @@ class TestSummary(unittest.TestCase):
             passed, skipped = (2, 1) if cases else (0, 0)
             self.assertEqual(lines[-1], f"{passed} passed, 1 failed, {skipped} skipped")
 
-    def test_what_broke_outside_of_tests_is_a_failure(self):
+    def test_failures_outside_of_tests_count(self):
         status, lines = self.summary_of(broken=2)
         self.assertEqual((status, lines), (1, ["0 passed, 2 failed, 0 skipped"]))
 

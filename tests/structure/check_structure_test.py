@@ -73,7 +73,7 @@ class CheckStructure(unittest.TestCase):
     def test_a_good_tree_passes(self):
         self.assertEqual(check(GOOD), [])
 
-    def test_each_violation_is_seen(self):
+    def test_each_violation_is_detected(self):
         for path, text, sentence in BAD:
             with self.subTest(path=path, text=text[:40]):
                 found = check({**GOOD, path: text})

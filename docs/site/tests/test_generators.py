@@ -26,16 +26,16 @@ CLASS = """<compounddef kind="class" prot="public"><compoundname>tersor::Box</co
 
 
 @pytest.mark.parametrize("kind", MOST_UNDOCUMENTED)
-def test_the_lists_of_undocumented_names_never_grow(kind: str) -> None:
+def test_undocumented_name_lists_do_not_grow(kind: str) -> None:
     assert len(coverage._listed(kind)) <= MOST_UNDOCUMENTED[kind]
 
 
-def test_a_cpp_name_without_text_is_missed() -> None:
+def test_undocumented_cpp_name_is_detected() -> None:
     found = coverage._compound_names(ElementTree.fromstring(CLASS))
     assert found == {"tersor::Box": True, "tersor::Box::size": False}
 
 
-def test_a_python_name_without_text_is_missed() -> None:
+def test_undocumented_python_name_is_detected() -> None:
     class Box:
         """A box."""
 
@@ -47,7 +47,7 @@ def test_a_python_name_without_text_is_missed() -> None:
     assert names == {"tersor.Box": True, "tersor.Box.size": False, "tersor.Box.text": False}
 
 
-def test_a_python_function_needs_a_text_of_its_arguments() -> None:
+def test_python_function_must_document_its_arguments() -> None:
     def half(value: float) -> float:
         """Halves a value."""
         return value / 2
@@ -78,7 +78,7 @@ def test_an_undocumented_name_fails_unless_listed(monkeypatch: pytest.MonkeyPatc
         ("(int a=1) const", "(int a=1) const"),
     ],
 )
-def test_default_values_that_sphinx_cannot_parse(arguments: str, simple: str) -> None:
+def test_unparsable_default_values_are_simplified(arguments: str, simple: str) -> None:
     assert headers._simple(arguments) == simple
 
 
@@ -86,7 +86,7 @@ def test_each_header_is_on_one_page() -> None:
     assert public.missing_headers() == []
 
 
-def test_links_out_of_the_pages() -> None:
+def test_links_outside_the_pages_are_rewritten() -> None:
     old, new = public.ROOT / "docs" / "how-to", public.ROOT / "build" / "pages" / "how-to"
     text = "[a](ddp.md) [b](../../CONTRIBUTING.md) [c](../../bench/results) "
     text += "[d](../../none.md) [e](../index.md)\n"
@@ -96,21 +96,21 @@ def test_links_out_of_the_pages() -> None:
     assert made == first + code
 
 
-def test_the_table_has_each_codec() -> None:
+def test_codec_table_lists_each_codec() -> None:
     table = pages.codec_table()
     for codec in codecs():
         assert f"| `{codec.name}` |" in table
     assert " 32.00 | yes |" in table
 
 
-def test_recorded_help_texts_are_those_of_the_program() -> None:
+def test_recorded_help_texts_match_the_program() -> None:
     built = command_line.program()
     if built is None:
         pytest.skip("no tersor-bench: scripts/test --part docs builds the program")
     assert command_line.difference() is None, "run scripts/docs --record"
 
 
-def test_recorded_help_texts_have_each_command() -> None:
+def test_recorded_help_texts_cover_each_command() -> None:
     texts = command_line.recorded()
     assert set(texts) >= {"", "codecs", "allreduce", "predict", "train", "report"}
     assert all("Usage: tersor-bench" in text for text in texts.values())

@@ -137,7 +137,7 @@ def test_search_finds_a_page_of_each_language(page: browser.Page, site: str) -> 
         assert page.errors == []
 
 
-def test_text_that_is_cut_is_seen(page: browser.Page) -> None:
+def test_clipped_text_is_detected(page: browser.Page) -> None:
     page.visit("data:text/html,<div style='width:5px;overflow:hidden'>longlonglong</div>", 400)
     assert "hides a part" in page.evaluate(CUT)[0]
     page.visit("data:text/html,<div style='width:900px'>wide</div>", 400)
@@ -146,7 +146,7 @@ def test_text_that_is_cut_is_seen(page: browser.Page) -> None:
     assert page.evaluate(CUT) == []
 
 
-def test_an_error_and_a_request_are_seen(page: browser.Page) -> None:
+def test_console_errors_and_requests_are_recorded(page: browser.Page) -> None:
     page.visit(
         "data:text/html,<img src='http://127.0.0.1:9/x.png'><script>console.error('no')</script>",
         400,
