@@ -114,7 +114,7 @@ TEST_F(DatasetFiles, EveryTruncationIsAnError) {
           << bytes << " of " << whole.size();
 }
 
-TEST_F(DatasetFiles, AFlippedBitInGzipIsAnError) {
+TEST_F(DatasetFiles, FlippedBitInGzipIsAnError) {
   const Bytes good = gzip(idx({100, 2, 2}, 400));
   for (std::size_t at = 10; at < good.size(); ++at) {  // the first ten fields are names and times
     Bytes bad = good;

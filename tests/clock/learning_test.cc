@@ -161,7 +161,7 @@ TEST(Learning, FollowsPredictionIfLearningIsOff) {
 
 // One-shot with 4 bits, and two-shot with f32, whose owners then have residuals. The parts fit all
 // codecs, although some codecs cut at different offsets.
-TEST(Learning, NothingIsLostBetweenCodecsWithFeedback) {
+TEST(Learning, ResidualsSurviveChangesOfCodec) {
   const LinkFigures link{.latency = 1e-3, .seconds_per_byte = 1 / 30e6};
   for (const Transactional transactions : {Transactional::kOff, Transactional::kOn}) {
     ReducerOptions options =
@@ -232,7 +232,7 @@ TEST(Learning, CheckpointRestoresCodecChoice) {
 
 // The model of one run chooses two-shot with residuals of owners, and the model of the other run
 // does not.
-TEST(Learning, NothingIsLostBetweenRunsThatGoOtherWays) {
+TEST(Learning, ResidualsSurviveChangesOfAlgorithm) {
   const LinkFigures flat{.seconds_per_byte = 1e-6}, latent{.latency = 1};
   for (const bool back : {false, true}) {
     run_on_clock(3, parse_link("100Mbit,100us"), [&](Transport& transport) {

@@ -54,7 +54,7 @@ TEST(Delta, RoundTripIsBitExact) {
       }
 }
 
-TEST(Delta, EveryStepBetweenPatternsComesBack) {
+TEST(Delta, EveryStepBetweenPatternsRoundTrips) {
   Versions versions;
   versions.add("bf16", DeltaDtype::kBf16, 1 << 16);
   versions.add("f16", DeltaDtype::kF16, 1 << 16);
@@ -85,7 +85,7 @@ Versions small_model() {
   return versions;
 }
 
-TEST(Delta, ThreadsDoNotMatter) {
+TEST(Delta, ResultIsIndependentOfThreads) {
   Versions versions;
   versions.add("a", DeltaDtype::kBf16, 70 * kDeltaBlock + 5);
   fill(versions, 0, 40);
@@ -312,7 +312,7 @@ std::filesystem::path golden_folder() {
          "golden" / "delta";
 }
 
-TEST(Delta, BytesAreThoseOfTheGoldenFiles) {
+TEST(Delta, MatchesGoldenFiles) {
   const Versions versions = small_model();
   for (const unsigned classes : {1, 2, 4}) {
     const auto path = golden_folder() / ("classes-" + std::to_string(classes) + ".bin");

@@ -170,7 +170,7 @@ TEST_P(NativeCalls, InactiveSegmentsSendZerosAndKeepTheState) {
   }
 }
 
-TEST_P(NativeCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
+TEST_P(NativeCalls, ResultIsIndependentOfIsaThreadsAndAlignment) {
   for (const std::string& spec : native().specs)
     for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
       const HarnessOptions options =

@@ -61,7 +61,7 @@ TEST(Result, RejectsInvalidResultCodecs) {
 }
 
 // With the same codec twice, the bytes are equal to the bytes of the plain codec for f32 gradients.
-TEST(Result, OfTheSameCodecHasTheSameBytes) {
+TEST(Result, SameResultCodecChangesNoBytes) {
   for (const std::string spec : {"int8", "int4", "hadamard:bits=2", "blocktopk:density=0.1"})
     for (const std::string feedback : {"", "+ef"}) {
       SCOPED_TRACE(spec + feedback);

@@ -141,7 +141,7 @@ TEST(AddingBetweenSteps, IsRejectedOnceAGradientIsReady) {
 }
 
 // Messages of the first parameter may be under way.
-TEST(Reducer, CallsBetweenStepsAreRefusedOnceAGradientIsReady) {
+TEST(Reducer, RejectsCallsBetweenStepsAfterFirstReadyGradient) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(1000), other(1000);
     GradientReducer reducer(transport, {.codec = "int8+ef", .transactional = Transactional::kOn});

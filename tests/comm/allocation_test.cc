@@ -29,7 +29,7 @@ std::size_t count_allocations(Transport& transport, const Call& call) {
 
 class SteadyState : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(SteadyState, AnAllreduceAllocatesNoBuffer) {
+TEST_P(SteadyState, AllreduceAllocatesNoBuffer) {
   if (test::allocations() == 0) GTEST_SKIP() << "allocations are the sanitizer's";
   run_ranks(3, {}, [](Transport& transport) {
     Values gradient = gaussian(200000, 1);
@@ -43,7 +43,7 @@ TEST_P(SteadyState, AnAllreduceAllocatesNoBuffer) {
 }
 
 // The splits differ in each call.
-TEST_P(SteadyState, AnAllToAllAllocatesNoBuffer) {
+TEST_P(SteadyState, AllToAllAllocatesNoBuffer) {
   if (test::allocations() == 0) GTEST_SKIP() << "allocations are the sanitizer's";
   run_ranks(3, {}, [](Transport& transport) {
     constexpr std::size_t kColumns = 4096, kRows = 12;

@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Allreduce,
                          ::testing::Combine(::testing::ValuesIn(kAllreduceCases),
                                             ::testing::Values(1, 2, 3, 4, 8)));
 
-TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
+TEST(AllreduceError, TwoShotQuantisesTwiceForAnyNumberOfRanks) {
   for (const std::string codec : {"int8", "int4", "hadamard"}) {
     double epsilon = 0;
     for (const int ranks : {1, 2, 4, 16, 64}) {
@@ -231,7 +231,7 @@ TEST(AllreduceValues, NonFiniteInputReachesEveryRank) {
   }
 }
 
-TEST(AllreduceStatistics, ASparseSumSendsTheSameBytesOnAnyNumberOfRanks) {
+TEST(AllreduceStatistics, SparseSumSendsSameBytesOnAnyNumberOfRanks) {
   constexpr std::size_t kCount = std::size_t{1} << 20;
   const Segment segment{.count = kCount};
   const auto codec = make_codec("blocktopk");

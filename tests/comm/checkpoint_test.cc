@@ -60,7 +60,7 @@ TEST_P(Checkpoint, RankCountChangePreservesResiduals) {
     }
 }
 
-TEST_P(Checkpoint, ADiscardedStepLeavesNoTrace) {
+TEST_P(Checkpoint, DiscardedStepDoesNotChangeState) {
   for (const std::vector<int>& dims : kCheckpointDims)
     run_ranks(4, {}, [&](Transport& transport) {
       const ReducerOptions options{

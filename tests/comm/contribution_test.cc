@@ -75,7 +75,7 @@ TEST(Contributions, GradientWithOneNonzeroValueContributes) {
   });
 }
 
-TEST(Contributions, AParameterMayBeAddedBeforeItHasAGradient) {
+TEST(Contributions, ParameterMayBeAddedBeforeFirstGradient) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
     reducer.add("w", {.count = 5000, .rows = 50, .columns = 100});
@@ -148,14 +148,14 @@ TEST(Contributions, GloballyUnusedStepsLeaveResultsUnchanged) {
 }
 
 // The first phase has more codec memory than the second.
-TEST(Contributions, WhatNoRankBringsIsLeftAloneInALaterPhase) {
+TEST(Contributions, InactiveParameterIsUnchangedInLaterPhase) {
   const ReducerOptions options{
       .rules = {{"*", "lowrank:rank=4+ef"}, {"*", "lowrank:rank=2+ef", 1}}};
   EXPECT_EQ(results(options, true), results(options, false));
 }
 
 // The caller owns the first step's gradient again, so no later step may write there.
-TEST(Contributions, AGradientGivenAnewIsLeftAloneInLaterSteps) {
+TEST(Contributions, GradientPassedToReadyIsUnchangedInLaterSteps) {
   std::atomic<int> errors = 0;
   run_ranks(2, {}, [&](Transport& transport) {
     Values first(5000, 1.0f);

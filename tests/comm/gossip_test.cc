@@ -181,7 +181,7 @@ TEST(Gossips, NonFiniteWeightsAreRejected) {
 }
 
 // Strongly lossy codecs need smaller steps and still converge.
-TEST(Gossips, WhatIsLeftOutComesLater) {
+TEST(Gossips, CompressedMixingApproachesConsensus) {
   const double before = Consensus(gradients(8, kMixed)).distance;
   for (const char* codec :
        {"int4", "topk:density=0.1", "blocktopk:density=0.03", "hadamard:bits=1"}) {
@@ -262,7 +262,7 @@ struct LateOutcome {
 
 // The late rank waits until both neighbors have lost it, so the test does not depend on timing. A
 // rank waiting for a waiting rank waits longer.
-TEST(Gossips, ALateRankIsLostAloneAndIsTold) {
+TEST(Gossips, LateRankAloneIsLostAndNotified) {
   constexpr int kRanks = 6, kLate = 2;
   std::vector<Values> all = gradients(kRanks, kMixed);
   std::vector<LateOutcome> ends(kRanks);

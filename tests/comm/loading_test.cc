@@ -173,7 +173,7 @@ TEST(Loading, FirstStepSendsEarlyInTheLoadedOrder) {
   });
 }
 
-TEST(Loading, LaterStatesAreComparedToo) {
+TEST(Loading, ComparesStatesLoadedLater) {
   run_ranks(2, {}, [](Transport& transport) {
     Trio run(transport, summed());
     for (int load = 0; load < 3; ++load) {

@@ -44,7 +44,7 @@ TEST(CostModel, LargeGradientsAreBandwidthBound) {
   }
 }
 
-TEST(CostModel, AReduceScatterIsTheFirstHalfOfTwoShot) {
+TEST(CostModel, ReduceScatterCostsFirstHalfOfTwoShot) {
   const auto codec = make_codec("int8");
   for (const int ranks : {2, 4, 8}) {
     const CostQuestion question{.codec = codec.get(), .count = 1 << 26, .ranks = ranks};
@@ -60,7 +60,7 @@ TEST(CostModel, AReduceScatterIsTheFirstHalfOfTwoShot) {
             predict_allreduce(whole, figures(kGbit)).seconds);
 }
 
-TEST(CostModel, ShortGradientsTakeLatencies) {
+TEST(CostModel, LatencyDominatesShortGradients) {
   const double latency = 1e-3;
   const CostFigures slow = figures(1e-12, latency);
   EXPECT_NEAR(seconds_of("int8", Algorithm::kOneShot, 256, 4, slow), latency, 0.05 * latency);
@@ -196,7 +196,7 @@ TEST(CostModel, RankWithoutPartsAddsCostToItsGroup) {
 
 // One-shot sends a list to every rank. The traffic of two-shot is independent of the number of
 // ranks.
-TEST(CostModel, ManyRanksLeaveOneShot) {
+TEST(CostModel, ManyRanksPreferDenseCodecToSparse) {
   const auto quickest = [](std::vector<std::string> specs, int ranks) {
     return std::ranges::min(specs, {}, [&](const std::string& spec) {
       const auto codec = make_codec(spec);
@@ -219,7 +219,7 @@ TEST(CostModel, ManyRanksLeaveOneShot) {
   }
 }
 
-TEST(CostModel, HalvingAndDoublingIsLatencyAndBytes) {
+TEST(CostModel, HalvingDoublingCostsLatencyAndBytes) {
   const CostFigures figures_{.network = {.link = {1e-3, 1e-9}}};
   CostQuestion question{.count = std::size_t{1} << 20, .ranks = 8};
   const double wire = 2 * 7.0 / 8 * 4 * (1 << 20) * 1e-9;

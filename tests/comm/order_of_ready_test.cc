@@ -130,7 +130,7 @@ TEST_P(OrderOfReady, UnusedParameterKeepsItsResidual) {
     });
 }
 
-TEST_P(OrderOfReady, ADiscardedStepOfSomeParametersLeavesNoTrace) {
+TEST_P(OrderOfReady, DiscardedPartialStepDoesNotChangeState) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
     ReducerOptions options = ready_order(codec);

@@ -234,7 +234,7 @@ TEST(Phases, InvalidSchedulesAreRejectedWithReason) {
 }
 
 // Adding the parameter raises the error, not the scheduled step.
-TEST(Phases, ALaterCodecThatCannotGoIsRefusedAtOnce) {
+TEST(Phases, InvalidLaterCodecIsRejectedAtOnce) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(transport, scheduled({{"*", "none"}, {"*", "intsum", 100}}));
     EXPECT_THROW(reducer.add("w", {.count = 5000, .collective = Collective::kReduceScatter}),

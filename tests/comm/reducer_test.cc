@@ -260,7 +260,7 @@ TEST(Reducer, MissingParameterFailsOnAllRanks) {
   EXPECT_EQ(errors, 3);
 }
 
-TEST(Reducer, AMissingParameterMayCountAsInactive) {
+TEST(Reducer, MissingParameterMayCountAsInactive) {
   constexpr std::size_t kCount = 8192;
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(kCount), other(kCount, 1.0f);

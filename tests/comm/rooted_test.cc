@@ -47,7 +47,7 @@ TEST_P(Rooted, BroadcastDeliversRootValuesToAllRanks) {
 }
 
 // Also with feedback: equal residuals step by step.
-TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
+TEST_P(Rooted, ReduceAtRootMatchesTwoShotBits) {
   for (const std::string codec : {"none", "int8+ef", "int4:rounding=stochastic+ef", "blocktopk+ef"})
     for (const std::size_t count : kRootedCounts)
       for (const int root : roots()) {

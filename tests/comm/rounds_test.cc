@@ -69,7 +69,7 @@ TEST(Rounds, FixedScaleHalvesTheMessages) {
 }
 
 // The sum of each host is quantized instead of each rank's gradient.
-TEST(Rounds, GoBetweenTheHostsOfAHierarchy) {
+TEST(Rounds, RunBetweenHostsOfHierarchy) {
   const auto inputs = gradients(6, 70001);
   const std::vector<int> hosts{0, 0, 0, 1, 1, 2};
   CollectiveOptions options{.codec = "intsum:bits=16", .algorithm = Algorithm::kHierarchical};

@@ -4,7 +4,7 @@
 namespace tersor::testing {
 namespace {
 
-TEST(RunningAhead, TakesLittleMemoryOfOtherThreads) {
+TEST(RunningAhead, FastThreadUsesBoundedMemory) {
   run_ranks(3, {}, [](Transport& ranks) { RunningAhead(ranks).expect_bounded(); });
 }
 

@@ -99,7 +99,7 @@ TEST_P(Scattering, NonContributingParameterKeepsItsResidual) {
   });
 }
 
-TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
+TEST_P(Scattering, DiscardedStepDoesNotChangeState) {
   const auto& [codec, setup] = GetParam();
   run_ranks(setup.ranks, {}, [&, &codec = codec, &setup = setup](Transport& transport) {
     ReducerOptions options = options_of(codec, setup);

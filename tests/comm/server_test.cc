@@ -78,7 +78,7 @@ struct ServedRun {
 };
 
 // Zero weights, learning rate 1 and no bound: the weights become the negated sum.
-TEST(ParameterServers, BulkSynchronousIsAnAllreduceByOneShot) {
+TEST(ParameterServers, BulkSynchronousMatchesOneShotAllreduce) {
   for (const char* codec : {"int8", "int4", "none", "hadamard:bits=4"})
     for (const int servers : {1, 3}) {
       const ServedRun run{.ranks = 4 + servers,

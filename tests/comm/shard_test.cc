@@ -192,7 +192,7 @@ TEST(ParameterShards, AllCallsFailAfterFailedUpdate) {
   EXPECT_THROW(shard.is_over(), std::runtime_error);
 }
 
-TEST(ParameterShards, AServerWithoutValuesUpdatesNothing) {
+TEST(ParameterShards, ServerWithoutValuesUpdatesNothing) {
   const std::vector<Values> weights = {Values(3)};
   const std::vector<ConstValueSpan> views(weights.begin(), weights.end());
   const ServerOptions options{.push = "none"};

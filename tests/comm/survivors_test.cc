@@ -12,7 +12,7 @@
 namespace tersor::testing {
 namespace {
 
-TEST(Survivors, ALateRankIsToldThatItWasLeftOut) {
+TEST(Survivors, LateRankIsNotifiedOfExclusion) {
   std::latch agreed(2), over(3);
   run_ranks(3, {}, [&](Transport& transport) {
     Survivors survivors(transport, 0);

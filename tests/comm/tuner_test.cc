@@ -227,7 +227,7 @@ TEST(TunedReducer, MeasuresUnspecifiedLink) {
 
 // Ranks agree when the first gradient of a step is ready. A late rank receives the error of the
 // other rank.
-TEST(TunedReducer, ARankThatComesTooLateToAgreeEndsInAnErrorOnAll) {
+TEST(TunedReducer, RankTooLateToAgreeFailsOnAllRanks) {
   std::atomic<int> errors = 0;
   EXPECT_THROW(run_ranks(2, {},
                          [&](Transport& transport) {

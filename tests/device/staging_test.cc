@@ -69,7 +69,7 @@ TEST_P(DeviceRanks, RejectMixedMemory) {
   });
 }
 
-TEST_P(DeviceRanks, ARankThatIsLateIsNamed) {
+TEST_P(DeviceRanks, ErrorNamesLateRank) {
   if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
   for (const bool sums : {true, false}) {
     const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {

@@ -168,7 +168,7 @@ TEST_P(CollectivesOnDevice, HierarchicalAndGridAllToAllMatchesHostBits) {
 }
 
 // Messages in both directions at once, with the results of a broadcast.
-TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
+TEST_P(CollectivesOnDevice, MessagesBetweenTwoRanksArriveOrAreRejected) {
   run(2, [](Transport& transport, StreamView stream) {
     const Location device{Memory::kDevice, stream};
     const int own = transport.rank(), peer = 1 - own;

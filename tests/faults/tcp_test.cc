@@ -64,7 +64,7 @@ class TcpFaults : public ::testing::TestWithParam<std::uint64_t> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, TcpFaults, ::testing::ValuesIn(test::seeds_of(kVariable, kSeeds)),
                          [](const auto& seed) { return std::to_string(seed.param); });
 
-TEST_P(TcpFaults, EndInTimeOnAllThreads) {
+TEST_P(TcpFaults, AllThreadsEndInTime) {
   const Scenario scenario = draw_scenario(GetParam(), Home::kThreads);
   const auto make = [](const Scenario& of) {
     return test::tcp_transports(of.ranks, {.connections = connections_of(of)});
@@ -105,7 +105,7 @@ TEST_P(TcpFaults, AllProcessesEndInTime) {
   }
 }
 
-TEST_P(TcpFaults, ElasticThreadsGoOn) {
+TEST_P(TcpFaults, ElasticThreadsContinue) {
   const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kThreads);
   const auto make = [&] {
     return test::tcp_transports(plan.ranks, {.connections = connections_of(plan)});
@@ -154,13 +154,13 @@ void expect_threads_go_on(const Plan& plan) {
     ADD_FAILURE() << complaint << repeat(plan);
 }
 
-TEST_P(TcpFaults, ParameterServersThreadsGoOn) {
+TEST_P(TcpFaults, ParameterServersOnThreadsContinue) {
   expect_threads_go_on(draw_served_plan(GetParam()));
 }
 TEST_P(TcpFaults, ParameterServerProcessesContinue) {
   expect_processes_go_on(draw_served_plan(GetParam()));
 }
-TEST_P(TcpFaults, GossipThreadsGoOn) { expect_threads_go_on(draw_gossip_plan(GetParam())); }
+TEST_P(TcpFaults, GossipThreadsContinue) { expect_threads_go_on(draw_gossip_plan(GetParam())); }
 TEST_P(TcpFaults, GossipProcessesContinue) { expect_processes_go_on(draw_gossip_plan(GetParam())); }
 
 }  // namespace

@@ -38,7 +38,7 @@ class MpiCollectives : public ::testing::Test {
   const std::unique_ptr<Transport> transport_ = make_mpi_transport(MPI_COMM_WORLD);
 };
 
-TEST_F(MpiCollectives, AllreduceHasTheBitsOfThreads) {
+TEST_F(MpiCollectives, AllreduceMatchesThreads) {
   for (const CodecInfo& info : test::flat_codecs())
     for (const std::string& codec : test::example_specs(info))
       for (const std::size_t chunk_count : {kDefaultChunkCount, std::size_t{50'000}})
@@ -62,19 +62,19 @@ Values weighed_steps(Transport& transport, const Values& gradient) {
   return all;
 }
 
-TEST_F(MpiCollectives, WeighedStepsHaveTheBitsOfThreads) {
+TEST_F(MpiCollectives, WeightedStepsMatchThreads) {
   if (transport_->ranks() < 2) GTEST_SKIP() << "on 2 or more ranks";
   expect_bits_of_threads(50'001, "int8+ef", [](Transport& ranks, Values& values) {
     values = weighed_steps(ranks, values);
   });
 }
 
-TEST_F(MpiCollectives, WhoRunsAheadTakesLittleMemory) {
+TEST_F(MpiCollectives, RankThatRunsAheadUsesBoundedMemory) {
   if (transport_->ranks() < 3) GTEST_SKIP() << "on 3 or more ranks";
   RunningAhead(*transport_).expect_bounded();
 }
 
-TEST_F(MpiCollectives, GridsHaveTheBitsOfThreads) {
+TEST_F(MpiCollectives, GridsMatchThreads) {
   const int ranks = transport_->ranks();
   if (ranks < 4 || ranks % 2 != 0) GTEST_SKIP() << "on 4, 6, … ranks";
   const int dims[] = {2, ranks / 2};
@@ -86,7 +86,7 @@ TEST_F(MpiCollectives, GridsHaveTheBitsOfThreads) {
     });
 }
 
-TEST_F(MpiCollectives, AllHaveTheBitsOfThreads) {
+TEST_F(MpiCollectives, AllCollectivesMatchThreads) {
   for (const std::size_t count : {std::size_t{6000}, kCount})
     for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"})
       expect_bits_of_threads(count, codec, [&](Transport& ranks, Values& values) {
@@ -116,7 +116,7 @@ Values reduce_steps(Transport& transport, const std::string& codec, ProgressBy p
   return all;
 }
 
-TEST_F(MpiCollectives, ReducerHasTheBitsOfThreads) {
+TEST_F(MpiCollectives, ReducerMatchesThreads) {
   for (const CodecInfo& info : codecs())
     for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
       expect_bits_of_threads(1, info.name, [&](Transport& ranks, Values& values) {

@@ -31,13 +31,13 @@ bool multiple() {
   return level == MPI_THREAD_MULTIPLE;
 }
 
-TEST(MpiTransport, SaysWhichThreadsMayCall) {
+TEST(MpiTransport, ReportsWhichThreadsMayCall) {
   const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
   Transport& transport = *owned_transport;
   EXPECT_EQ(transport.traits().any_thread, multiple());
 }
 
-TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
+TEST(MpiTransport, RejectsOtherThreadsUnlessMpiAllowsThreads) {
   const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
   Transport& transport = *owned_transport;
   if (transport.traits().any_thread) GTEST_SKIP() << "MPI lets all threads in";

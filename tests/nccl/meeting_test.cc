@@ -77,7 +77,7 @@ TEST_F(NcclMeeting, OverAnotherTransport) {
 }
 
 // The test controls the clock, and no watcher thread runs.
-TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
+TEST(NcclWatch, OperationIsLateAfterTimeoutSinceStart) {
   WatchedNccl nccl;
   nccl::Fabric fabric;
   nccl::Queue queue(fabric.fault());

@@ -89,7 +89,7 @@ TEST(NcclSteady, UsesMemoryAfterFailedRegistration) {
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }
 
-TEST(NcclSteady, AStepIsCapturedAndReplayed) {
+TEST(NcclSteady, StepIsCapturedAndReplayed) {
   for_each_order(5, [] {
     on_nccl(3, [](NcclRank& rank) {
       StepMemory memory, other;
@@ -161,7 +161,7 @@ TEST(NcclSteady, EachGraphRequiresOwnWarmUp) {
   });
 }
 
-TEST(NcclSteady, TheDeadlineCoversReplays) {
+TEST(NcclSteady, DeadlineCoversReplays) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     StepMemory memory;

@@ -137,7 +137,7 @@ void destroy_during_replay(NcclRank& rank, std::unique_ptr<Transport> channel,
   rank.meet();
 }
 
-TEST(NcclStops, ADestroyedTransportWaitsForReplays) {
+TEST(NcclStops, DestroyedTransportWaitsForReplays) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     auto channel = rank.transport.channel();
@@ -153,7 +153,7 @@ TEST(NcclStops, ADestroyedTransportWaitsForReplays) {
   EXPECT_THAT(run.errors, Each(std::string()));
 }
 
-TEST(NcclStops, TheWaitForAReplayEndsAtItsDeadline) {
+TEST(NcclStops, WaitForReplayEndsAtDeadline) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     destroy_during_replay(rank, rank.transport.channel(), {});

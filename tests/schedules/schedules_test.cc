@@ -194,7 +194,7 @@ void expect_sums_at_root(const Grid& grid, int root) {
   }
 }
 
-TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
+TEST(Schedules, ReduceAtRootMatchesTwoShotBits) {
   for (const Grid& grid : grids(rank_counts()))
     for (const int root : {0, grid.group_size() - 1}) {
       SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.group_size()));

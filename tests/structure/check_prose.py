@@ -6,7 +6,8 @@ usage: check_prose.py REPOSITORY    prints every violation; exit status 1 if the
 Limits per folder, over sentences of at least four words: 4 % fragments, 4 pronouns per 100 words,
 12 % sentences of more than 25 words. The same limits apply to the comments of all CMake files and
 of all shell scripts and CI files. Docstrings of a Python folder and each Markdown file keep to the
-limit of pronouns. CONTRIBUTING.md has the rules and the dictionary.
+limit of pronouns. Names of tests open with none of the words that TEST_NAME lists. CONTRIBUTING.md
+has the rules and the dictionary.
 """
 
 import ast
@@ -78,6 +79,11 @@ RETIRED = {
     "switchboard": (),
     "told": ("bench/", "tests/", "python_bindings/"),
 }
+TEST_NAME = re.compile(
+    r"^TEST(?:_F|_P)?\(\w+,\s*((?:What|Who|Whose|Where|Of|Those|That|It|Nobody|Nothing)[A-Z]\w*)"
+    r"|^ *def (test_(?:what|who|whose|where|of|those|that|it|nobody|nothing)_\w+)",
+    re.MULTILINE,
+)
 IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
 IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*')
@@ -159,6 +165,13 @@ def retired_words(path, text):
                     yield name, stem
 
 
+def unclear_test_names(root):
+    for folder in ("tests", "python_bindings/tests", "docs/site/tests"):
+        for path in sorted((root / folder).rglob("*_test.*")) + sorted((root / folder).rglob("test_*.py")):
+            for found in TEST_NAME.finditer(path.read_text(encoding="utf-8")):
+                yield f"{path.relative_to(root)}: name the tested behaviour: {found[1] or found[2]}"
+
+
 def folder_of(path, counts):
     """The deepest folder of a path that has enough sentences to be measured."""
     folder = path.parent
@@ -183,6 +196,7 @@ def check(root):
         measure(comments(text), measures[folder_of(path, own)])
         for name, word in retired_words(str(path), text):
             yield f"{path}: {name} contains the retired word '{word}'"
+    yield from unclear_test_names(root)
     for folder, found in sorted(measures.items()):
         if found.sentences:
             yield from (f"{folder}: {violation}" for violation in found.violations())

@@ -46,6 +46,12 @@ class Prose(unittest.TestCase):
         self.assertTrue(all(one.startswith("comm/bad:") for one in found(files)))
         self.assertTrue(found(files))
 
+    def test_names_of_tests(self):
+        files = {"tests/a_test.cc": "TEST(A, WhatFits) {}\nTEST_P(A,\n       OfAll) {}\nTEST(A, OffByOne) {}\n"}
+        files["python_bindings/tests/test_a.py"] = "def test_who_waits():\n    ...\n\ndef test_whole():\n    ...\n"
+        names = [one.rpartition(" ")[2] for one in found(files)]
+        self.assertEqual(names, ["WhatFits", "OfAll", "test_who_waits"])
+
     def test_pages_and_docstrings(self):
         bad = "It sends what they asked for, if it has those which are theirs.\n"
         for path, text in {

@@ -52,7 +52,7 @@ TEST_P(CodecConformance, InPlaceAndSeparateStatesAgree) {
   });
 }
 
-TEST_P(CodecConformance, ResidualsTravelSoonerOrLater) {
+TEST_P(CodecConformance, ResidualsAreSentEventually) {
   if (!has_feedback()) GTEST_SKIP() << spec() << " has no feedback";
   const std::size_t count = 3000;
   CodecHarness harness(spec(), {count});

@@ -326,7 +326,7 @@ TEST_P(CodecConformance, ManyFramesOnSeveralThreads) {
   EXPECT_TRUE(outcomes[0] == outcomes[1]);
 }
 
-TEST_P(CodecConformance, ThreadsDoNotMatter) {
+TEST_P(CodecConformance, ResultIsIndependentOfThreads) {
   if (test_device() != nullptr) GTEST_SKIP() << "host threads do nothing on a device";
   const bool reduces = allows(Exchange::kTwoShot);
   for (const Dtype dtype : kGradientDtypes) {

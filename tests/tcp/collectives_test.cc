@@ -18,7 +18,7 @@ using testing::every_collective;
 using testing::gradients;
 using testing::Values;
 
-TEST(TcpCollectives, AllHaveTheBitsOfThreads) {
+TEST(TcpCollectives, AllCollectivesMatchThreads) {
   for (const int ranks : {2, 3, 4})
     for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"}) {
       const auto inputs = gradients(ranks, 100'001);
@@ -39,7 +39,7 @@ TEST(TcpCollectives, AllRanksReportRandomOptionMismatches) {
                                      [](const auto& body) { run_ranks(tcp_transports(3), body); });
 }
 
-TEST(TcpCollectives, WhoRunsAheadTakesLittleMemory) {
+TEST(TcpCollectives, RankThatRunsAheadUsesBoundedMemory) {
   run_ranks(tcp_transports(3),
             [](Transport& ranks) { testing::RunningAhead(ranks).expect_bounded(); });
 }

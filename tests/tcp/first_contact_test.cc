@@ -62,7 +62,7 @@ TEST(TcpFirstMessage, SentMessageLeavesWithoutPolling) {
 
 // A connection may be made between a rank's check of existing connections and the poll for events.
 // The poll consumes the wake-up event, and without another check the rank would sleep forever.
-TEST(TcpFirstMessage, AConnectionThatIsMadeBetweenTwoLooksIsTaken) {
+TEST(TcpFirstMessage, UsesConnectionCompletedBetweenTwoPolls) {
   for (int look = 1; look <= 8; ++look) {
     SCOPED_TRACE(::testing::Message() << "look " << look);
     run_ranks(tcp_transports(2), [&](Transport& transport) {

@@ -71,7 +71,7 @@ class Look {
 };
 
 // Threads of an unused transport, of a reducer, and of a pool.
-TEST(Signals, InterruptTheThreadsOfTheProgramAlone) {
+TEST(Signals, InterruptOnlyThreadsOfTheProgram) {
   constexpr int kRanks = 2;
   Look look(kRanks);
   run_ranks(tcp_transports(kRanks), [&](Transport& transport) {

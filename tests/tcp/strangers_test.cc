@@ -356,7 +356,7 @@ TEST_F(TcpPlayedPeer, ReportsMalformedAgreement) {
 }
 
 // Rank 1 reads nothing until rank 0 has an error and reuses the memory of the gradient.
-TEST_F(TcpPlayedPeer, AGradientMayBeReusedAfterAnError) {
+TEST_F(TcpPlayedPeer, GradientMayBeReusedAfterError) {
   constexpr float kLater = 0x1.abcdep7f;
   std::vector<float> gradient(std::size_t{16} << 20, 1.0f);
   const CollectiveOptions options{

@@ -269,7 +269,7 @@ TEST_P(TransportConformance, ChannelsDoNotMixMessages) {
   });
 }
 
-TEST_P(TransportConformance, ChannelsMayBeUsedFromThreadsOfTheirOwn) {
+TEST_P(TransportConformance, EachThreadMayUseItsChannel) {
   run(3, [this](const Rank& rank) {
     if (!rank.transport.traits().any_thread) GTEST_SKIP() << "one thread only";
     if (rank.queues()) GTEST_SKIP() << "another thread has another device";

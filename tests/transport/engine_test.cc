@@ -133,7 +133,7 @@ TEST(EngineParts, CreditsReturnAfterAQuarterOfTheWindow) {
   EXPECT_EQ(parts.last.envelope.count, 4u * (512 + 5));
 }
 
-TEST(EngineParts, ADepartedRankFailsItsDomainOrOneIsolatedOperation) {
+TEST(EngineParts, DepartedRankFailsItsDomainOrOneIsolatedOperation) {
   Parts parts;
   ChannelState& isolated = parts.isolated();
   Call alone(1, 0), common(1, 0);
@@ -148,7 +148,7 @@ TEST(EngineParts, ADepartedRankFailsItsDomainOrOneIsolatedOperation) {
   EXPECT_EQ(parts.everybody().domain->fault.text, "gather on rank 0: rank 1 left");
 }
 
-TEST(EngineParts, ALossIsAnnouncedLater) {
+TEST(EngineParts, LossIsAnnouncedLater) {
   Parts parts;
   ASSERT_TRUE(parts.faults.lose(2, "no cable"));
   EXPECT_FALSE(parts.faults.lose(2, "again"));
@@ -178,7 +178,7 @@ TEST(EngineParts, DifferentCallsExchangeTheirOptionsFirst) {
             "or options)");
 }
 
-TEST(EngineParts, AnInquiryFollowsTheAnswers) {
+TEST(EngineParts, InquiryFollowsAnswers) {
   Parts parts;
   Call call(1, 0);
   parts.delivery.post(parts.everybody(), call.batch);

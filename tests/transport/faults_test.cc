@@ -354,7 +354,7 @@ TEST_P(TransportFaults, HandlesMayBeDroppedDuringUnwinding) {
 
 // An exception may drop a handle before the peers' messages of the same call arrive. These messages
 // are no disagreement.
-TEST_P(TransportFaults, ADroppedCallIsNoDisagreement) {
+TEST_P(TransportFaults, DroppedCallIsNotAMismatch) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     const auto send = pattern(100, transport.rank(), 0);
     const Operation gather{.name = "gather", .tag = 1, .takes_all = true};

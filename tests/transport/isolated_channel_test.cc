@@ -76,7 +76,7 @@ TEST_P(IsolatedChannels, ExchangeMessagesAndRejectOtherOperations) {
   });
 }
 
-TEST_P(IsolatedChannels, WhoIsLateEndsOneOperationAndMayComeYet) {
+TEST_P(IsolatedChannels, LateRankFailsOneOperationAndMayRejoin) {
   on_isolated_channels(3, [](Transport& transport, Transport& isolated) {
     const Operation late{.name = "late", .tag = 100, .timeout = 30ms};
     if (isolated.rank() == 0) {

@@ -49,7 +49,7 @@ class Simulation {
 
 const Link kGigabit{.bits_per_second = 1e9};
 
-TEST(LinkEmulator, OneMessageTakesItsBytesAndTheLatency) {
+TEST(LinkEmulator, MessageTimeIsBytesOverRatePlusLatency) {
   for (const std::size_t bytes : {1u, 100u, 16'384u, 16'385u, 10'000'000u}) {
     Simulation link(2, {.bits_per_second = 1e9, .latency = 50us, .overhead = 1.046});
     const Packet& packet = link.post(0, 1, bytes);
@@ -87,7 +87,7 @@ TEST(LinkEmulator, ShortMessageWaitsForAtMostOneSegment) {
   EXPECT_LE(brief.arrival, 0.1 + kSegment + 1000 / kRate + 1e-12);
 }
 
-TEST(LinkEmulator, AnIdleLinkStartsAtOnce) {
+TEST(LinkEmulator, IdleLinkStartsAtOnce) {
   Simulation link(2, kGigabit);
   link.post(0, 1, 1000);
   const Packet& late = link.post(0, 1, 1000, 5.0);

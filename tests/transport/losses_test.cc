@@ -205,7 +205,7 @@ TEST_F(Losses, ReportReasonGivenByAnotherRank) {
 }
 
 // Splits without the lost rank, and with the lost rank.
-TEST_F(Losses, LeaveDomainsThatBeginLater) {
+TEST_F(Losses, DoNotAffectDomainsCreatedLater) {
   kill(0);
   poll(1);
   const std::vector<int> two = {1, 2}, all = {0, 1, 2};

@@ -310,7 +310,7 @@ TEST_P(TransportSum, NanAndInfinityOnOneRankReachAllRanks) {
 }
 
 // One rank pauses between two steps. Its messages must contain the values before the pause.
-TEST_P(TransportSum, ALateRankChangesNothing) {
+TEST_P(TransportSum, LateRankDoesNotChangeSums) {
   run(3, [](Transport& transport) {
     constexpr std::size_t kCount = 600'000;
     for (int late = 0; late < 3; ++late) {

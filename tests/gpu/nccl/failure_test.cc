@@ -140,16 +140,16 @@ TEST_F(NcclFailure, OrdersTheStreamAfterQueuedKernels) {
   expect_passes(kOrderedByDrop, 2);
 }
 
-TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenCallsGoOn) {
+TEST_F(NcclFailure, SurvivorsContinueAfterRankKilledBetweenCalls) {
   expect_all_but_the_last_pass(kBetweenCalls, 4);
 }
 TEST_F(NcclFailure, SurvivorsOfARankKilledInACallContinue) {
   expect_all_but_the_last_pass(kInACall, 4);
 }
-TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenReplaysGoOn) {
+TEST_F(NcclFailure, SurvivorsContinueAfterRankKilledBetweenReplays) {
   expect_all_but_the_last_pass(kBetweenReplays, 4);
 }
-TEST_F(NcclFailure, SurvivorsOfARankKilledInAReplayGoOn) {
+TEST_F(NcclFailure, SurvivorsContinueAfterRankKilledInReplay) {
   expect_all_but_the_last_pass(kInAReplay, 4);
 }
 

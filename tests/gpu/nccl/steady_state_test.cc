@@ -70,8 +70,8 @@ const Registered kAllocations("allocations", [](const RankIdentity& identity) {
 class NcclSteadyState : public OverNccl {};
 
 /// Global capture forbids waits and allocations in all threads.
-TEST_F(NcclSteadyState, GraphsGiveTheBitsOfCalls) { expect_passes(kGraphs, 2); }
-TEST_F(NcclSteadyState, FourRanksCaptureToo) { expect_passes(kGraphs, 4); }
+TEST_F(NcclSteadyState, GraphsMatchCallsBitForBit) { expect_passes(kGraphs, 2); }
+TEST_F(NcclSteadyState, FourRanksCapture) { expect_passes(kGraphs, 4); }
 TEST_F(NcclSteadyState, CallsTakeNoMemory) { expect_passes(kAllocations, 2); }
 
 }  // namespace

@@ -67,7 +67,7 @@ TEST(NcclCollectives, SecondCallsNeitherAllocateNorWait) {
     });
 }
 
-TEST(NcclCollectives, GraphsGiveTheBitsOfCalls) {
+TEST(NcclCollectives, GraphsMatchCallsBitForBit) {
   for (const CollectiveOptions& way : kWays)
     for_each_order(3, [&] {
       on_nccl(3, [&](NcclRank& rank) {
@@ -194,7 +194,7 @@ TEST(NcclReducer, StepsNeitherAllocateNorWait) {
   });
 }
 
-TEST(NcclReducer, AStepIsCapturedAndReplayed) {
+TEST(NcclReducer, StepIsCapturedAndReplayed) {
   for_each_order(3, [] {
     on_nccl(2, [](NcclRank& rank) {
       const Location location{Memory::kDevice, rank.stream};
