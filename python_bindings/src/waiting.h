@@ -1,7 +1,6 @@
 // Calls that may wait for other threads or ranks, and release the GIL meanwhile.
 #pragma once
 
-#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
@@ -9,27 +8,17 @@
 #include <utility>
 
 #include "comm/transport/forwarding.h"
+#include "python_bindings/src/gil.h"
 
 namespace tersor::python {
 
 namespace nb = nanobind;
 
-/// Takes the GIL by `take`. After the interpreter's end, Python ends other threads by unwinding,
-/// and C++ then terminates the process. Such a thread sleeps here until the process ends.
-template <typename Take>
-auto take_gil(const Take& take) try {
-  return take();
-} catch (::abi::__forced_unwind&) {
-  for (;;) pause();
-}
-
 /// Releases the GIL during its lifetime.
 class GilReleased {
  public:
   GilReleased() = default;
-  ~GilReleased() {
-    take_gil([this] { PyEval_RestoreThread(state_); });
-  }
+  ~GilReleased() { restore_thread(state_); }
   GilReleased(const GilReleased&) = delete;
   GilReleased& operator=(const GilReleased&) = delete;
 
@@ -46,7 +35,7 @@ class GilHeld {
   GilHeld& operator=(const GilHeld&) = delete;
 
  private:
-  const PyGILState_STATE state_ = take_gil([] { return PyGILState_Ensure(); });
+  const PyGILState_STATE state_ = ensure_gil();
 };
 
 /// Returns the result of `call`, with the GIL released during the call.
