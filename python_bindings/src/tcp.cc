@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/transport/tcp/lobby.h"
+#include "comm/transport/tcp/rendezvous.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/waiting.h"
@@ -53,24 +53,24 @@ class PythonStore final : public KeyValueStore {
 
 /// A store at rank 0's address. Rank 0 reads the values of ranks 1, 2, … in order and sets a single
 /// value for all ranks. Ctrl-C ends each wait.
-class LobbyStore final : public KeyValueStore {
+class RendezvousStore final : public KeyValueStore {
  public:
-  LobbyStore(const std::string& address, int rank, int ranks, const TcpOptions& options)
+  RendezvousStore(const std::string& address, int rank, int ranks, const TcpOptions& options)
       : timeout_(options.timeout + kFailsWithin),
         world_(enter(address, rank, ranks, options)),
-        lobby_(world_->isolated_channel()) {}
+        channel_(world_->isolated_channel()) {}
 
   void set(const std::string&, const std::string& value) override {
-    const int end = lobby_->rank() == 0 ? lobby_->ranks() : 1;
-    for (int peer = lobby_->rank() == 0 ? 1 : 0; peer < end; ++peer)
-      wait(lobby_->send(operation(timeout_), peer, std::as_bytes(std::span(value))));
+    const int end = channel_->rank() == 0 ? channel_->ranks() : 1;
+    for (int peer = channel_->rank() == 0 ? 1 : 0; peer < end; ++peer)
+      wait(channel_->send(operation(timeout_), peer, std::as_bytes(std::span(value))));
   }
 
   std::string get(const std::string&, Clock::time_point until) override {
-    const int peer = lobby_->rank() == 0 ? ++asked_ : 0;
+    const int peer = channel_->rank() == 0 ? ++asked_ : 0;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     const Handle found =
-        wait(lobby_->receive(operation(std::max(left, 0ms)), peer, kMostValueBytes));
+        wait(channel_->receive(operation(std::max(left, 0ms)), peer, kMostValueBytes));
     const ConstByteSpan value = found.received(peer);
     return {reinterpret_cast<const char*>(value.data()), value.size()};
   }
@@ -90,7 +90,7 @@ class LobbyStore final : public KeyValueStore {
                                           const TcpOptions& options) {
     for (const auto begin = Clock::now();; std::this_thread::sleep_for(kLookEvery)) try {
         raise_signals();
-        return tcp::lobby(address, rank, ranks, options);
+        return tcp::make_rendezvous_transport(address, rank, ranks, options);
       } catch (const TransportError&) {
         if (rank == 0 || Clock::now() - begin >= options.timeout) throw;
       }
@@ -103,14 +103,14 @@ class LobbyStore final : public KeyValueStore {
 
   Handle wait(Handle handle) {
     while (!handle.test()) {
-      lobby_->wait_activity(Clock::now() + kLookEvery);
+      channel_->wait_activity(Clock::now() + kLookEvery);
       raise_signals();
     }
     return handle;
   }
 
   const std::chrono::milliseconds timeout_;
-  const std::unique_ptr<Transport> world_, lobby_;
+  const std::unique_ptr<Transport> world_, channel_;
   int asked_ = 0;
 };
 
@@ -122,7 +122,7 @@ std::unique_ptr<Transport> meet(nb::handle store, int rank, int ranks, const Tcp
     if (address.empty())
       found = std::make_unique<PythonStore>(store);
     else
-      found = std::make_unique<LobbyStore>(address, rank, ranks, options);
+      found = std::make_unique<RendezvousStore>(address, rank, ranks, options);
     return make_tcp_transport(*found, rank, ranks, options);
   });
 }

@@ -56,9 +56,9 @@ class Input {
 
 template <typename End>
 void shake_hands(End& end, Input& input) {
-  while (!input.empty() && !end.space().empty()) {
-    const std::size_t bytes = input.fill(end.space(), 1 + input.next());
-    if (bytes == 0 || !end.came(bytes)) return;
+  while (!input.empty() && !end.receive_buffer().empty()) {
+    const std::size_t bytes = input.fill(end.receive_buffer(), 1 + input.next());
+    if (bytes == 0 || !end.on_received(bytes)) return;
   }
 }
 
@@ -66,7 +66,7 @@ void read_records(TcpProtection protection, Input& input) {
   Records records(protection, {});
   std::array<std::byte, 100> space;
   while (!input.empty() && !records.damaged()) {
-    records.came(input.fill(records.space(), 1 + 300 * input.next()));
+    records.on_received(input.fill(records.receive_buffer(), 1 + 300 * input.next()));
     require(records.take({space, ByteSpan()}) == 0);
   }
 }
@@ -93,14 +93,14 @@ void read_messages(std::size_t connections, Input& input) {
   while (!input.empty() && idle < 3 * connections) {
     const std::size_t connection = input.next() % connections, most = 64 * (1 + input.next());
     std::size_t bytes = 0;
-    for (const ByteSpan space : message_reader.spaces(connection)) {
+    for (const ByteSpan space : message_reader.buffers(connection)) {
       const std::size_t now = input.fill(space, most - std::min(most, bytes));
       bytes += now;
       if (now < space.size()) break;
     }
     idle = bytes == 0 ? idle + 1 : 0;
-    if (bytes != 0) message_reader.came(connection, bytes);
-    if (whole >= kMostSelected && !std::exchange(dropping, true)) message_reader.drop_payloads();
+    if (bytes != 0) message_reader.on_received(connection, bytes);
+    if (whole >= kMostSelected && !std::exchange(dropping, true)) message_reader.discard_payloads();
   }
 }
 
@@ -111,13 +111,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Input input(std::as_bytes(std::span(data, size)));
   const std::size_t kind = input.next() % 7;
   if (kind == 0) {
-    Answerer answerer(secret, 2);
-    shake_hands(answerer, input);
-    require(!answerer.caller().has_value());
+    ServerHandshake server(secret, 2);
+    shake_hands(server, input);
+    require(!server.client().has_value());
   } else if (kind == 1) {
-    Caller caller(secret, {.from = 1, .to = 2, .ranks = 3, .connections = 1});
-    shake_hands(caller, input);
-    require(!caller.proven() && !caller.verdict().has_value());
+    ClientHandshake client(secret, {.from = 1, .to = 2, .ranks = 3, .connections = 1});
+    shake_hands(client, input);
+    require(!client.authenticated() && !client.verdict().has_value());
   } else if (kind >= 5) {
     read_records(kind == 5 ? TcpProtection::kAuthenticate : TcpProtection::kEncrypt, input);
   } else {

@@ -79,16 +79,16 @@ class FakePeer {
 
   /// Connects like a rank. Returns the verdict of the other end, or none after a disconnect.
   std::optional<tcp::Verdict> call(const tcp::Secret& secret, const tcp::Hello& hello) {
-    tcp::Caller caller(secret, hello);
-    say(caller.opening());
-    while (!caller.space().empty()) {
-      const auto space = caller.space();
+    tcp::ClientHandshake client(secret, hello);
+    say(client.first_message());
+    while (!client.receive_buffer().empty()) {
+      const auto space = client.receive_buffer();
       asio::error_code error;
       const std::size_t bytes = socket_.read_some(asio::buffer(space.data(), space.size()), error);
-      if (error || !caller.came(bytes)) return std::nullopt;
-      say(caller.reply());
+      if (error || !client.on_received(bytes)) return std::nullopt;
+      say(client.reply());
     }
-    return caller.verdict();
+    return client.verdict();
   }
 
   void close() { socket_.close(); }

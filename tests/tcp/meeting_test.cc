@@ -201,8 +201,8 @@ TEST(TcpMeeting, StoreDoesNotRevealCompletedSecret) {
   table >> drawn >> address;
   const tcp::Hello hello{.from = 1, .to = 0, .ranks = 2, .connections = 1};
   EXPECT_FALSE(FakePeer(address).call(tcp::Secret(drawn), hello).has_value());
-  EXPECT_EQ(FakePeer(address).call(tcp::Secret(drawn).completed_by(options.secret), hello),
-            tcp::Verdict::kWelcome);
+  EXPECT_EQ(FakePeer(address).call(tcp::Secret(drawn).combined_with(options.secret), hello),
+            tcp::Verdict::kAccepted);
 }
 
 TEST(TcpMeeting, SingleRankStoresNoSecret) {

@@ -41,12 +41,12 @@ class Pair {
             [this](Wire::Arrival arrival) { came_.push_back(std::move(arrival)); }) {}
 
   void send(const MessageHead& head, ConstByteSpan payload, std::shared_ptr<Job> job = {}) {
-    const std::size_t parts = payload.size() < kLeastShared ? 1 : out_.size();
+    const std::size_t parts = payload.size() < kMinShared ? 1 : out_.size();
     if (job != nullptr) job->open = parts;
     for (std::size_t connection = 0; connection < parts; ++connection) {
       const Share share = share_of(payload.size(), connection, out_.size());
       SendItem item{.head = head,
-                    .headed = connection == 0,
+                    .has_header = connection == 0,
                     .payload = payload.subspan(share.first, share.bytes),
                     .job = job};
       head.is_fault() ? out_[connection].add_first(std::move(item))
@@ -56,14 +56,14 @@ class Pair {
 
   void keep(const Job* job) {
     for (SendQueue& queue : out_)
-      queue.keep(job, [this](std::size_t bytes) { return pool_.take(bytes); });
+      queue.copy_unsent(job, [this](std::size_t bytes) { return pool_.take(bytes); });
   }
 
   /// Moves at most `most` bytes on a connection with one write and one read. Returns the number of
   /// bytes.
   std::size_t move(std::size_t connection, std::size_t most) {
-    const ReadSpaces spaces = in_.spaces(connection);
-    const Pieces pieces = out_[connection].next();
+    const ReadBuffers spaces = in_.buffers(connection);
+    const WriteBuffers pieces = out_[connection].next();
     std::size_t space = 0, bytes = 0;
     std::vector<std::byte> flat;
     for (const ConstByteSpan piece : pieces) flat.insert(flat.end(), piece.begin(), piece.end());
@@ -74,8 +74,8 @@ class Pair {
       if (part != 0) std::memcpy(target.data(), flat.data() + bytes, part);
       bytes += part;
     }
-    out_[connection].left(bytes, done_);
-    if (bytes != 0) in_.came(connection, bytes);
+    out_[connection].on_sent(bytes, done_);
+    if (bytes != 0) in_.on_received(connection, bytes);
     return bytes;
   }
 
@@ -105,8 +105,8 @@ class Pair {
 
 TEST(TcpQueues, SharesCoverAPayload) {
   for (const std::size_t connections : {1u, 2u, 3u, 16u})
-    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kLeastShared - 1, kLeastShared,
-                                    kLeastShared + 1, std::size_t{10'000'001}}) {
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kMinShared - 1, kMinShared,
+                                    kMinShared + 1, std::size_t{10'000'001}}) {
       std::size_t next = 0;
       for (std::size_t connection = 0; connection < connections; ++connection) {
         const Share share = share_of(bytes, connection, connections);
@@ -123,8 +123,8 @@ TEST(TcpQueues, MessagesArriveIntactAndInOrder) {
     for (unsigned seed = 1; seed <= 10; ++seed) {
       std::mt19937 random(seed);
       Pair pair(connections);
-      const std::vector<std::size_t> lengths = {0,     1,     100,    8'127,        8'128,
-                                                8'129, 9'000, 70'000, kLeastShared, 1'000'003};
+      const std::vector<std::size_t> lengths = {0,     1,     100,    8'127,      8'128,
+                                                8'129, 9'000, 70'000, kMinShared, 1'000'003};
       std::vector<std::vector<std::byte>> sent;
       for (int message = 0; message < 60; ++message)
         sent.push_back(test::pattern(lengths[random() % lengths.size()], message, 0));
@@ -158,7 +158,7 @@ TEST(TcpQueues, KeptPayloadsMayBeOverwritten) {
       Pair pair(connections);
       std::vector<std::vector<std::byte>> payloads;
       for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, std::size_t{9'000},
-                                      std::size_t{70'000}, kLeastShared, std::size_t{1'000'003}})
+                                      std::size_t{70'000}, kMinShared, std::size_t{1'000'003}})
         payloads.push_back(test::pattern(bytes, static_cast<int>(payloads.size()), 0));
       const auto sent = payloads;
       std::vector<std::shared_ptr<Job>> jobs;
@@ -186,7 +186,7 @@ TEST(TcpQueues, KeptPayloadsMayBeOverwritten) {
 // not wait for payloads of other connections, because other payloads may never arrive.
 TEST(TcpQueues, FaultOvertakesQueuedMessages) {
   Pair pair(2);
-  const auto first = test::pattern(1000, 1, 1), second = test::pattern(2 * kLeastShared, 2, 2),
+  const auto first = test::pattern(1000, 1, 1), second = test::pattern(2 * kMinShared, 2, 2),
              why = test::pattern(50, 3, 3);
   pair.send(head_of(first.size(), 1), first);
   pair.move(0, 10);
@@ -212,7 +212,7 @@ TEST(TcpQueues, LimitsStagingOfLongPayloads) {
   for (std::uint32_t number = 0; number < 3; ++number) pair.send(head_of(1 << 20, number), payload);
   std::size_t staged = 0;
   while (!pair.all_left()) {
-    const ReadSpaces spaces = pair.message_reader().spaces(0);
+    const ReadBuffers spaces = pair.message_reader().buffers(0);
     const std::size_t moved = pair.move(0, 1 << 20);
     staged += spaces[0].size() > 10'000 ? 0 : moved;
   }
@@ -227,8 +227,8 @@ TEST(TcpQueues, DroppedPayloadsUseNoMemory) {
     const auto begun = test::pattern(1 << 20, 1, 1), late = test::pattern(3 << 20, 2, 2);
     pair.send(head_of(begun.size(), 0), begun);
     pair.move(0, 1000);
-    pair.message_reader().drop_payloads();
-    const std::vector<std::size_t> lengths = {late.size(), 100, 0, 10'000, kLeastShared};
+    pair.message_reader().discard_payloads();
+    const std::vector<std::size_t> lengths = {late.size(), 100, 0, 10'000, kMinShared};
     for (std::uint32_t number = 0; number < lengths.size(); ++number)
       pair.send(head_of(lengths[number], number + 1), ConstByteSpan(late).first(lengths[number]));
     pair.move_all();
@@ -262,11 +262,11 @@ TEST(TcpQueues, ReaderEndsAfterFinalLeave) {
   head.kind = host::Kind::kLeave;
   pair.send(host::to_message_head(head), {});
   pair.move_all();
-  EXPECT_FALSE(pair.message_reader().ended()) << "it left one channel";
+  EXPECT_FALSE(pair.message_reader().received_goodbye()) << "it left one channel";
   head.part = 1;
   pair.send(host::to_message_head(head), {});
   pair.move_all();
-  EXPECT_TRUE(pair.message_reader().ended());
+  EXPECT_TRUE(pair.message_reader().received_goodbye());
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ struct Ends {
 RecordData sealed(Records& records, ConstByteSpan bytes) {
   EXPECT_EQ(records.seal({bytes}), std::min(bytes.size(), tcp::kRecordBytes));
   const RecordData record(records.sealed().begin(), records.sealed().end());
-  records.left(record.size());
+  records.on_sent(record.size());
   return record;
 }
 
@@ -53,11 +53,11 @@ RecordData opened(Records& records, ConstByteSpan received, std::size_t step = 1
         all.insert(all.end(), two.begin(), two.begin() + (bytes - one.size()));
       continue;
     }
-    const ByteSpan space = records.space();
+    const ByteSpan space = records.receive_buffer();
     const std::size_t now = std::min({step, space.size(), received.size()});
     if (now == 0 || records.damaged()) return all;
     std::copy_n(received.begin(), now, space.begin());
-    records.came(now);
+    records.on_received(now);
     received = received.subspan(now);
   }
 }

@@ -113,10 +113,10 @@ TEST_F(TcpStrangers, PartialHelloDoesNotBlockRanks) {
   use_addresses(2);
   std::vector<std::unique_ptr<FakePeer>> halves;
   expect_exchange([&] {
-    const tcp::Caller caller(secret_, hello(1, 0));
-    for (std::size_t bytes = 1; bytes < caller.opening().size(); bytes += 9) {
+    const tcp::ClientHandshake client(secret_, hello(1, 0));
+    for (std::size_t bytes = 1; bytes < client.first_message().size(); bytes += 9) {
       halves.push_back(std::make_unique<FakePeer>(address(0)));
-      halves.back()->say(caller.opening().first(bytes));
+      halves.back()->say(client.first_message().first(bytes));
     }
   });
 }
@@ -167,12 +167,12 @@ TEST_F(TcpStrangers, VerifiesCallerClaims) {
   const auto answer = [&](const tcp::Hello& hello) {
     return FakePeer(address(0)).call(secret_, hello);
   };
-  EXPECT_EQ(answer(hello(1, 2)), tcp::Verdict::kOtherRank);
+  EXPECT_EQ(answer(hello(1, 2)), tcp::Verdict::kWrongRank);
   EXPECT_FALSE(answer(hello(0, 0)).has_value());
-  EXPECT_EQ(answer(hello(3, 0)), tcp::Verdict::kTaken);
+  EXPECT_EQ(answer(hello(3, 0)), tcp::Verdict::kRankTaken);
   tcp::Hello other = hello(1, 0);
   other.ranks = 4;
-  EXPECT_EQ(answer(other), tcp::Verdict::kOtherRanks);
+  EXPECT_EQ(answer(other), tcp::Verdict::kOtherGroupSize);
   other = hello(1, 0);
   other.connections = 2;
   EXPECT_EQ(answer(other), tcp::Verdict::kOtherConnections);
@@ -183,15 +183,15 @@ TEST_F(TcpStrangers, VerifiesCallerClaims) {
   other.protection = 1;
   EXPECT_EQ(answer(other), tcp::Verdict::kOtherProtection);
   FakePeer first(address(0));
-  EXPECT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
-  EXPECT_EQ(answer(hello(1, 0)), tcp::Verdict::kTaken);
+  EXPECT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kAccepted);
+  EXPECT_EQ(answer(hello(1, 0)), tcp::Verdict::kRankTaken);
 }
 
 TEST_F(TcpStrangers, RejectsDuplicateRank) {
   use_addresses(3);
   const auto transport = rank(0);
   FakePeer first(address(0));
-  ASSERT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
+  ASSERT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kAccepted);
   const auto second = rank(1);
   expect_error<TransportError>(
       [&] {
@@ -221,11 +221,11 @@ TEST_F(TcpStrangers, AStrangerReceivesNoMac) {
   use_addresses(2);
   const auto transport = rank(0);
   FakePeer stranger(address(0));
-  const tcp::Caller caller(tcp::Secret(kOldSecret), hello(1, 0));
-  stranger.say(caller.opening());
+  const tcp::ClientHandshake client(tcp::Secret(kOldSecret), hello(1, 0));
+  stranger.say(client.first_message());
   EXPECT_EQ(stranger.hear(sizeof(tcp::Challenge)).size(), sizeof(tcp::Challenge));
   EXPECT_FALSE(stranger.has_news());
-  stranger.say(pattern(tcp::kProofBytes, 1, 0));
+  stranger.say(pattern(tcp::kDigestBytes, 1, 0));
   EXPECT_EQ(stranger.hear(sizeof(tcp::Answer)),
             std::vector<std::byte>(sizeof(tcp::Answer), std::byte{0}));
   EXPECT_TRUE(stranger.is_dropped());
@@ -253,7 +253,7 @@ class TcpPlayedPeer : public TcpStrangers {
     use_addresses(2);
     transport_ = rank(0);
     peer_.emplace(address(0));
-    ASSERT_EQ(peer_->call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
+    ASSERT_EQ(peer_->call(secret_, hello(1, 0)), tcp::Verdict::kAccepted);
   }
 
   std::unique_ptr<Transport> transport_;

@@ -17,13 +17,13 @@
 namespace tersor::tcp {
 namespace {
 
-constexpr unsigned kLastPort = 65'535;
+constexpr unsigned kMaxPort = 65'535;
 
 bool is_port(std::string_view text) {
   unsigned number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   return error == std::errc() && end == text.data() + text.size() && number >= 1 &&
-         number <= kLastPort;
+         number <= kMaxPort;
 }
 
 std::optional<asio::ip::address> address_of(const sockaddr* found) {
@@ -47,10 +47,10 @@ std::optional<asio::ip::address> address_of_interface(const std::string& name) {
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> guard(all, freeifaddrs);
   std::optional<asio::ip::address> best;
   for (const ifaddrs* entry = all; entry != nullptr; entry = entry->ifa_next) {
-    const bool wanted =
+    const bool matches =
         name.empty() ? (entry->ifa_flags & IFF_LOOPBACK) == 0 : name == entry->ifa_name;
     const auto found = address_of(entry->ifa_addr);
-    if (!wanted || !found || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if (!matches || !found || (entry->ifa_flags & IFF_UP) == 0) continue;
     if (found->is_v4()) return found;
     if (!best && !found->to_v6().is_link_local()) best = found;
   }
@@ -59,7 +59,7 @@ std::optional<asio::ip::address> address_of_interface(const std::string& name) {
 
 /// True if this host can listen at the address. A host's name may resolve to another host or a
 /// router.
-bool may_listen_at(const asio::ip::address& address) try {
+bool can_listen_at(const asio::ip::address& address) try {
   const Listener listener({address, 0});
   return true;
 } catch (const TransportError&) {
@@ -73,7 +73,7 @@ std::optional<asio::ip::address> address_of_own_name() {
   asio::ip::tcp::resolver resolver(context);
   for (const auto& found : resolver.resolve(asio::ip::host_name(error), "", error))
     if (const auto address = found.endpoint().address();
-        !address.is_loopback() && may_listen_at(address))
+        !address.is_loopback() && can_listen_at(address))
       return address;
   return std::nullopt;
 }
@@ -82,37 +82,37 @@ std::optional<asio::ip::address> address_of_own_name() {
 
 HostAndPort parse_address(std::string_view text) {
   const std::size_t colon = text.rfind(':');
-  const auto refuse = [text] {
+  const auto reject = [text] {
     throw InvalidArgumentError(
         "\"" + std::string(text) +
         "\" is not an address: write 10.0.0.3:4711, node3:4711 or [fd00::3]:4711");
   };
-  if (colon == std::string_view::npos || colon == 0) refuse();
+  if (colon == std::string_view::npos || colon == 0) reject();
   std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);
   const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
   if (bracketed) host = host.substr(1, host.size() - 2);
-  if (!is_port(port) || (!bracketed && host.find(':') != std::string_view::npos)) refuse();
+  if (!is_port(port) || (!bracketed && host.find(':') != std::string_view::npos)) reject();
   return {std::string(host), std::string(port)};
 }
 
-Endpoint resolve(const HostAndPort& address, std::string_view whose) {
+Endpoint resolve(const HostAndPort& address, std::string_view owner) {
   asio::io_context context;
   asio::error_code error;
   asio::ip::tcp::resolver resolver(context);
   const auto found = resolver.resolve(address.host, address.port, error);
   if (error || found.empty())
-    throw TransportError(std::string(whose) + ", \"" + address.host +
+    throw TransportError(std::string(owner) + ", \"" + address.host +
                          "\", does not resolve: " + error.message());
   for (const auto& entry : found)
     if (entry.endpoint().address().is_v4()) return entry.endpoint();
   return found.begin()->endpoint();
 }
 
-Endpoint own_endpoint(const std::string& wish) {
-  if (!wish.empty()) {
-    if (const auto address = address_of_interface(wish)) return {*address, 0};
+Endpoint own_endpoint(const std::string& requested) {
+  if (!requested.empty()) {
+    if (const auto address = address_of_interface(requested)) return {*address, 0};
     try {
-      return resolve({wish, "0"}, "this rank's address");
+      return resolve({requested, "0"}, "this rank's address");
     } catch (const TransportError& error) {
       throw AddressError(error.what());
     }
@@ -123,9 +123,9 @@ Endpoint own_endpoint(const std::string& wish) {
 
 std::string host_identity() {
   asio::error_code ignored;
-  std::string start;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
-  return asio::ip::host_name(ignored) + " " + start;
+  std::string boot_id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
+  return asio::ip::host_name(ignored) + " " + boot_id;
 }
 
 }  // namespace tersor::tcp

@@ -16,12 +16,12 @@ struct HostAndPort {
 /// Parses "host:port" or "[address]:port". Throws InvalidArgumentError with the valid forms.
 HostAndPort parse_address(std::string_view text);
 
-/// Resolves a name or number. Throws TransportError on failure; `whose` names the owner in the
+/// Resolves a name or number. Throws TransportError on failure; `owner` names the owner in the
 /// text.
-Endpoint resolve(const HostAndPort& address, std::string_view whose);
+Endpoint resolve(const HostAndPort& address, std::string_view owner);
 
 /// This host's address selected by TcpOptions::address, with any port.
-Endpoint own_endpoint(const std::string& wish);
+Endpoint own_endpoint(const std::string& requested);
 
 /// A text equal for all processes of a host and different on other hosts.
 std::string host_identity();

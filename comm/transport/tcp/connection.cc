@@ -7,82 +7,82 @@
 namespace tersor::tcp {
 namespace {
 
-constexpr std::size_t kMostRest = std::size_t{64} << 20;  // more than systems buffer
+constexpr std::size_t kMaxDrainBytes = std::size_t{64} << 20;  // more than systems buffer
 // Limit per poll, to serve all connections.
-constexpr std::size_t kMostBytesPerPoll = std::size_t{4} << 20;
+constexpr std::size_t kMaxBytesPerPoll = std::size_t{4} << 20;
 
 }  // namespace
 
 void Connection::send(SendItem item) {
-  const bool fault = item.headed && item.head.is_fault();
+  const bool fault = item.has_header && item.head.is_fault();
   fault ? send_queue_.add_first(std::move(item)) : send_queue_.add(std::move(item));
   if (socket_ && writable_) write();
-  if (!fault) send_queue_.keep_last(owner_.make_block);
-  if (!std::exchange(wanted_, true)) owner_.connect();
+  if (!fault) send_queue_.copy_last(owner_.make_block);
+  if (!std::exchange(requested_, true)) owner_.connect();
 }
 
 void Connection::keep(const Job* job) try {
-  send_queue_.keep(job, owner_.make_block);
+  send_queue_.copy_unsent(job, owner_.make_block);
 } catch (const std::exception& error) {
-  owner_.lose(error.what());
+  owner_.on_lost(error.what());
 }
 
-void Connection::open(Socket socket) {
-  wanted_ = true;
+void Connection::attach(Socket socket) {
+  requested_ = true;
   socket_.emplace(std::move(socket));
-  owner_.reactor.watch(socket_->number(), *this);
+  owner_.reactor.add(socket_->fd(), *this);
   readable_ = writable_ = true;
-  owner_.reactor.activate(*this);
+  owner_.reactor.schedule(*this);
 }
 
-void Connection::look_again() {
-  if (busy()) owner_.reactor.activate(*this);
+void Connection::resume_reading() {
+  if (has_work()) owner_.reactor.schedule(*this);
 }
 
-void Connection::drop_socket() {
+void Connection::close_socket() {
   if (!socket_) return;
-  owner_.reactor.forget(socket_->number(), *this);
+  owner_.reactor.remove(socket_->fd(), *this);
   socket_.reset();
 }
 
 void Connection::close(std::vector<std::shared_ptr<Job>>& dropped) {
-  drop_socket();
+  close_socket();
   send_queue_.drop(dropped);
 }
 
-bool Connection::busy() const {
+bool Connection::has_work() const {
   if (!socket_) return false;
-  return (readable_ && !message_reader_.spaces(number_)[0].empty()) || (writable_ && waits());
+  return (readable_ && !message_reader_.buffers(number_)[0].empty()) || (writable_ && has_unsent());
 }
 
-bool Connection::act() {
-  const bool written = socket_ && writable_ && waits() && write();
+bool Connection::on_events() {
+  const bool written = socket_ && writable_ && has_unsent() && write();
   return (socket_ && readable_ && read()) || written;
 }
 
 // Reads bytes received before an error first: the bytes may contain the reason.
 bool Connection::read() {
   std::size_t bytes = 0;
-  while (socket_ && readable_ && bytes < kMostBytesPerPoll) {
-    const ReadSpaces spaces = message_reader_.spaces(number_);
-    if (spaces[0].empty()) break;
-    const Moved moved = socket_->read(spaces);
-    bytes += moved.bytes;
-    if (!take(moved)) return true;
+  while (socket_ && readable_ && bytes < kMaxBytesPerPoll) {
+    const ReadBuffers buffers = message_reader_.buffers(number_);
+    if (buffers[0].empty()) break;
+    const IoResult result = socket_->read(buffers);
+    bytes += result.bytes;
+    if (!handle_read(result)) return true;
   }
-  if (bytes != 0) owner_.read();
+  if (bytes != 0) owner_.on_read();
   return bytes != 0;
 }
 
-bool Connection::read_rest() {
+bool Connection::drain() {
   std::size_t bytes = 0;
   try {
-    while (socket_ && bytes < kMostRest) {
-      const ReadSpaces spaces = message_reader_.spaces(number_);
-      const Moved moved = spaces[0].empty() ? Moved{} : socket_->read(spaces);
-      if (moved.bytes == 0) break;
-      bytes += moved.bytes;
-      message_reader_.came(number_, moved.bytes);
+    while (socket_ && bytes < kMaxDrainBytes) {
+      const ReadBuffers buffers = message_reader_.buffers(number_);
+      const IoResult result = buffers[0].empty() ? IoResult{} : socket_->read(buffers);
+      if (result.bytes == 0) break;
+      bytes += result.bytes;
+      message_reader_.on_received(number_, result.bytes);
     }
   } catch (const Error&) {
     return false;  // lost in any case
@@ -91,35 +91,35 @@ bool Connection::read_rest() {
 }
 
 // Returns false if the connection has ended.
-bool Connection::take(const Moved& moved) {
-  std::string error = moved.error;
-  bool sound = true;
+bool Connection::handle_read(const IoResult& result) {
+  std::string error = result.error;
+  bool valid = true;
   try {
-    if (moved.bytes != 0) message_reader_.came(number_, moved.bytes);
-  } catch (const Error& wrong) {
-    error = wrong.what();
-    sound = false;
+    if (result.bytes != 0) message_reader_.on_received(number_, result.bytes);
+  } catch (const Error& failure) {
+    error = failure.what();
+    valid = false;
   }
-  if (moved.dry && (!ended_ || moved.bytes == 0)) {
+  if (result.would_block && (!hangup_ || result.bytes == 0)) {
     readable_ = false;
     if (error.empty()) error = write_error_;
   }
-  if (!error.empty() && sound) owner_.read_rest();
-  if (!error.empty()) owner_.lose(error);
+  if (!error.empty() && valid) owner_.drain();
+  if (!error.empty()) owner_.on_lost(error);
   return error.empty();
 }
 
 bool Connection::write() {
   std::size_t bytes = 0;
-  while (writable_ && waits()) {
-    const Moved moved = socket_->write(send_queue_.next());
-    bytes += moved.bytes;
-    send_queue_.left(moved.bytes, owner_.done);
-    writable_ = !moved.dry && moved.error.empty();
-    if (moved.error.empty()) continue;
-    write_error_ = moved.error;
+  while (writable_ && has_unsent()) {
+    const IoResult result = socket_->write(send_queue_.next());
+    bytes += result.bytes;
+    send_queue_.on_sent(result.bytes, owner_.done);
+    writable_ = !result.would_block && result.error.empty();
+    if (result.error.empty()) continue;
+    write_error_ = result.error;
     readable_ = true;  // the reason may be readable
-    owner_.reactor.activate(*this);
+    owner_.reactor.schedule(*this);
   }
   return bytes != 0;
 }

@@ -14,21 +14,21 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kCrowdedPause = 20ms;
-constexpr std::size_t kFewStrangers = 128;  // in addition to the number of possible callers
-constexpr int kMostCallsPerPoll = 32;       // limit per poll, to handle handshakes in between
+constexpr auto kExhaustedRetryDelay = 20ms;
+constexpr std::size_t kExtraUnauthenticated = 128;  // in addition to the number of peers
+constexpr int kMaxAcceptsPerPoll = 32;  // limit per poll, to handle handshakes in between
 
-std::string refusal(const OutgoingCall& call, Verdict verdict) {
-  const Hello& own = call.hello();
+std::string rejection(const OutgoingConnection& connection, Verdict verdict) {
+  const Hello& own = connection.hello();
   const std::string peer = "rank " + std::to_string(own.to);
   switch (verdict) {
-    case Verdict::kTaken:
+    case Verdict::kRankTaken:
       return peer + " has a connection with another process of rank " + std::to_string(own.from) +
              ": each process needs a rank of its own";
-    case Verdict::kOtherRank:
-      return "the process at " + text_of(call.to()) + " is not " + peer +
+    case Verdict::kWrongRank:
+      return "the process at " + text_of(connection.to()) + " is not " + peer +
              ": the lists of addresses differ";
-    case Verdict::kOtherRanks:
+    case Verdict::kOtherGroupSize:
       return peer + " belongs to a group of another size than " + std::to_string(own.ranks) +
              " ranks";
     case Verdict::kOtherProtection:
@@ -49,7 +49,7 @@ ConnectionManager::ConnectionManager(RankAddress& address, Reactor& wire)
       links_(address_.endpoints.size() * address_.connections),
       missing_(links_.size() - address_.connections),
       wire_(wire) {
-  reactor_.watch(listener_->number(), *this);
+  reactor_.add(listener_->fd(), *this);
   const kernels::SignalsBlocked quiet;
   try {
     thread_ = std::jthread([this] { serve(); });
@@ -69,164 +69,164 @@ void ConnectionManager::serve() {
   while (serving_ && missing_ != 0) {
     reactor_.sleep(next_deadline());
     reactor_.poll();
-    take_wishes();  // afterwards, because polling consumes the alarm of earlier requests
-    finished_.clear();
-    look_at_clock();
+    take_requests();  // afterwards, because polling consumes the alarm of earlier requests
+    retired_.clear();
+    check_deadlines();
   }
   serving_ = false;
-  strangers_.clear();
-  strangers_count_ = 0;
-  for (ConnectionProgress& each : links_) each.call.reset();
-  reactor_.forget(listener_->number(), *this);
+  unauthenticated_.clear();
+  unauthenticated_count_ = 0;
+  for (ConnectionProgress& each : links_) each.outgoing.reset();
+  reactor_.remove(listener_->fd(), *this);
   listener_.reset();
 }
 
-void ConnectionManager::want(ConnectionId name) {
+void ConnectionManager::request(ConnectionId id) {
   {
     const std::lock_guard lock(mutex_);
-    wishes_.push_back(name);
+    requests_.push_back(id);
   }
   reactor_.interrupt();
 }
 
-void ConnectionManager::take_wishes() {
-  std::vector<ConnectionId> wishes;
+void ConnectionManager::take_requests() {
+  std::vector<ConnectionId> requests;
   {
     const std::lock_guard lock(mutex_);
-    wishes.swap(wishes_);
+    requests.swap(requests_);
   }
-  for (const ConnectionId name : wishes) begin_call(name);
+  for (const ConnectionId id : requests) start_connection(id);
 }
 
-void ConnectionManager::begin_call(ConnectionId name) {
-  ConnectionProgress& to = link(name);
-  if (to.connected || to.call != nullptr) return;
-  const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(name.peer)];
-  if (endpoint.port() == 0) return deliver({.name = name, .failure = "the rank does not listen"});
-  const CallTimeouts timeouts{
-      .refused = address_.listening_until,
-      .away = std::max(address_.listening_until, Clock::now() + address_.timeout)};
-  to.call = std::make_unique<OutgoingCall>(*this, hello_to(name), endpoint, timeouts);
-  to.call->dial();
+void ConnectionManager::start_connection(ConnectionId id) {
+  ConnectionProgress& target = link(id);
+  if (target.connected || target.outgoing != nullptr) return;
+  const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(id.peer)];
+  if (endpoint.port() == 0) return deliver({.id = id, .failure = "the rank does not listen"});
+  const ConnectDeadlines deadlines{
+      .refused = address_.listen_deadline,
+      .unreachable = std::max(address_.listen_deadline, Clock::now() + address_.timeout)};
+  target.outgoing = std::make_unique<OutgoingConnection>(*this, hello_to(id), endpoint, deadlines);
+  target.outgoing->connect();
 }
 
-Hello ConnectionManager::hello_to(ConnectionId name) const {
+Hello ConnectionManager::hello_to(ConnectionId id) const {
   return {.from = rank(),
-          .to = static_cast<std::uint32_t>(name.peer),
+          .to = static_cast<std::uint32_t>(id.peer),
           .ranks = static_cast<std::uint32_t>(address_.endpoints.size()),
           .connections = static_cast<std::uint16_t>(address_.connections),
-          .connection = static_cast<std::uint16_t>(name.connection),
+          .connection = static_cast<std::uint16_t>(id.connection),
           .protection = static_cast<std::uint64_t>(address_.protect)};
 }
 
 Clock::time_point ConnectionManager::next_deadline() const {
-  Clock::time_point next = Clock::now() + (crowded_ ? Clock::duration(kCrowdedPause) : 1h);
-  if (!strangers_.empty()) next = std::min(next, strangers_.front()->deadline());
+  Clock::time_point next = Clock::now() + (exhausted_ ? Clock::duration(kExhaustedRetryDelay) : 1h);
+  if (!unauthenticated_.empty()) next = std::min(next, unauthenticated_.front()->deadline());
   for (const ConnectionProgress& each : links_)
-    if (each.call != nullptr) next = std::min(next, each.call->again());
+    if (each.outgoing != nullptr) next = std::min(next, each.outgoing->retry_at());
   return next;
 }
 
-void ConnectionManager::look_at_clock() {
+void ConnectionManager::check_deadlines() {
   const auto now = Clock::now();
-  while (!strangers_.empty() && strangers_.front()->deadline() < now) drop_first();
-  strangers_count_ = strangers_.size();
+  while (!unauthenticated_.empty() && unauthenticated_.front()->deadline() < now) drop_oldest();
+  unauthenticated_count_ = unauthenticated_.size();
   for (ConnectionProgress& each : links_)
-    if (each.call != nullptr && each.call->again() <= now) each.call->dial();
-  finished_.clear();
-  if (std::exchange(crowded_, false)) {
-    reactor_.sleep(now + kCrowdedPause);
-    reactor_.activate(*this);
+    if (each.outgoing != nullptr && each.outgoing->retry_at() <= now) each.outgoing->connect();
+  retired_.clear();
+  if (std::exchange(exhausted_, false)) {
+    reactor_.sleep(now + kExhaustedRetryDelay);
+    reactor_.schedule(*this);
   }
 }
 
-bool ConnectionManager::act() {
+bool ConnectionManager::on_events() {
   more_ = true;
-  for (int calls = 0; more_ && calls < kMostCallsPerPoll; ++calls) more_ = accept();
+  for (int accepts = 0; more_ && accepts < kMaxAcceptsPerPoll; ++accepts) more_ = accept();
   return true;
 }
 
-// Without free descriptors, drops an unproven connection for the next.
+// Without free descriptors, drops an unauthenticated connection for the next.
 bool ConnectionManager::accept() {
-  auto socket = listener_->accept(crowded_);
-  if (crowded_ || strangers_.size() >= kFewStrangers + links_.size()) drop_first();
+  auto socket = listener_->accept(exhausted_);
+  if (exhausted_ || unauthenticated_.size() >= kExtraUnauthenticated + links_.size()) drop_oldest();
   if (!socket) return false;
   try {
-    strangers_.push_back(std::make_unique<IncomingCall>(*this, std::move(*socket)));
+    unauthenticated_.push_back(std::make_unique<IncomingConnection>(*this, std::move(*socket)));
   } catch (const TransportError&) {
-    drop_first();  // the system cannot watch another socket
+    drop_oldest();  // the system has no room for another socket
   }
   return true;
 }
 
-void ConnectionManager::drop(IncomingCall& call) {
-  strangers_.remove_if([&](const auto& stranger) { return stranger.get() == &call; });
+void ConnectionManager::drop(IncomingConnection& connection) {
+  unauthenticated_.remove_if([&](const auto& incoming) { return incoming.get() == &connection; });
 }
 
-void ConnectionManager::admit(IncomingCall& call) {
-  const Hello caller = call.caller();
-  const Verdict verdict = judge(caller);
-  if (!call.answer(verdict) || verdict != Verdict::kWelcome) return;
-  finish({static_cast<int>(caller.from), caller.connection}, call.release());
+void ConnectionManager::on_authenticated(IncomingConnection& connection) {
+  const Hello client = connection.client();
+  const Verdict verdict = check_hello(client);
+  if (!connection.answer(verdict) || verdict != Verdict::kAccepted) return;
+  finish({static_cast<int>(client.from), client.connection}, connection.release());
 }
 
-Verdict ConnectionManager::judge(const Hello& caller) {
+Verdict ConnectionManager::check_hello(const Hello& hello) {
   const std::uint32_t self = rank();
-  if (caller.ranks != address_.endpoints.size()) return Verdict::kOtherRanks;
-  if (caller.connections != address_.connections || caller.connection >= address_.connections)
+  if (hello.ranks != address_.endpoints.size()) return Verdict::kOtherGroupSize;
+  if (hello.connections != address_.connections || hello.connection >= address_.connections)
     return Verdict::kOtherConnections;
-  if (caller.protection != static_cast<std::uint64_t>(address_.protect))
+  if (hello.protection != static_cast<std::uint64_t>(address_.protect))
     return Verdict::kOtherProtection;
-  if (caller.to != self) return Verdict::kOtherRank;
-  if (caller.from >= caller.ranks) return Verdict::kTaken;
-  const ConnectionProgress& from = link({static_cast<int>(caller.from), caller.connection});
-  if (from.connected) return Verdict::kTaken;
-  return from.call != nullptr && self < caller.from ? Verdict::kCrossed : Verdict::kWelcome;
+  if (hello.to != self) return Verdict::kWrongRank;
+  if (hello.from >= hello.ranks) return Verdict::kRankTaken;
+  const ConnectionProgress& peer = link({static_cast<int>(hello.from), hello.connection});
+  if (peer.connected) return Verdict::kRankTaken;
+  return peer.outgoing != nullptr && self < hello.from ? Verdict::kDuplicate : Verdict::kAccepted;
 }
 
 // If both ranks connected at once, the peer's connection is used.
-void ConnectionManager::answered(OutgoingCall& call, Verdict verdict) {
-  const ConnectionId name{static_cast<int>(call.hello().to), call.hello().connection};
-  if (verdict == Verdict::kWelcome) return finish(name, call.release());
-  if (verdict != Verdict::kCrossed) return failed(call, refusal(call, verdict));
-  put_away(name);
+void ConnectionManager::on_verdict(OutgoingConnection& connection, Verdict verdict) {
+  const ConnectionId id{static_cast<int>(connection.hello().to), connection.hello().connection};
+  if (verdict == Verdict::kAccepted) return finish(id, connection.release());
+  if (verdict != Verdict::kDuplicate) return on_failed(connection, rejection(connection, verdict));
+  retire(id);
 }
 
-void ConnectionManager::failed(OutgoingCall& call, const std::string& why) {
-  const ConnectionId name{static_cast<int>(call.hello().to), call.hello().connection};
-  put_away(name);
-  deliver({.name = name, .failure = why});
+void ConnectionManager::on_failed(OutgoingConnection& connection, const std::string& reason) {
+  const ConnectionId id{static_cast<int>(connection.hello().to), connection.hello().connection};
+  retire(id);
+  deliver({.id = id, .failure = reason});
 }
 
-void ConnectionManager::put_away(ConnectionId name) {
-  auto call = std::exchange(link(name).call, nullptr);
-  if (call == nullptr) return;
-  call->hang_up();
-  finished_.push_back(std::move(call));
+void ConnectionManager::retire(ConnectionId id) {
+  auto outgoing = std::exchange(link(id).outgoing, nullptr);
+  if (outgoing == nullptr) return;
+  outgoing->disconnect();
+  retired_.push_back(std::move(outgoing));
 }
 
 // Ends this rank's own attempt if the peer's connection is used.
-void ConnectionManager::finish(ConnectionId name, Socket socket) {
-  put_away(name);
-  link(name).connected = true;
+void ConnectionManager::finish(ConnectionId id, Socket socket) {
+  retire(id);
+  link(id).connected = true;
   --missing_;
-  deliver({.name = name, .socket = std::move(socket)});
+  deliver({.id = id, .socket = std::move(socket)});
 }
 
-void ConnectionManager::deliver(ConnectionResult connection) {
+void ConnectionManager::deliver(ConnectionResult result) {
   {
     const std::lock_guard lock(mutex_);
-    made_.push_back(std::move(connection));
-    any_made_ = true;
+    completed_.push_back(std::move(result));
+    any_completed_ = true;
   }
   wire_.interrupt();
 }
 
-std::vector<ConnectionResult> ConnectionManager::made() {
-  if (!any_made_) return {};
+std::vector<ConnectionResult> ConnectionManager::take_completed() {
+  if (!any_completed_) return {};
   const std::lock_guard lock(mutex_);
-  any_made_ = false;
-  return std::exchange(made_, {});
+  any_completed_ = false;
+  return std::exchange(completed_, {});
 }
 
 }  // namespace tersor::tcp

@@ -3,8 +3,8 @@
 // unreachable for first connections, even for the announcement of a fault. The thread sleeps while
 // idle and ends once all connections exist.
 //
-// Both ranks may connect at once: then the lower rank's connection is used. Connections without a
-// proof of identity are limited in number and time.
+// Both ranks may connect at once: then the lower rank's connection is used. Unauthenticated
+// connections are limited in number and time.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/transport/tcp/calls.h"
+#include "comm/transport/tcp/pending_connections.h"
 #include "comm/transport/tcp/reactor.h"
 #include "comm/transport/tcp/socket.h"
 
@@ -30,7 +30,7 @@ struct RankAddress {
   Secret secret;
   std::size_t connections = 1;  ///< number of connections per pair
   TcpProtection protect = TcpProtection::kNone;
-  Clock::time_point listening_until = {};  ///< time limit for a rank to begin listening
+  Clock::time_point listen_deadline = {};  ///< time limit for a rank to begin listening
   Clock::duration timeout = {};            ///< time limit for the network during a first connection
   std::unique_ptr<Listener> listener;      ///< of this rank
 };
@@ -43,38 +43,38 @@ struct ConnectionId {
 
 /// A connection authenticated by both ends; without a socket, the reason for a failure.
 struct ConnectionResult {
-  ConnectionId name;
+  ConnectionId id;
   std::optional<Socket> socket = {};
   std::string failure = {};
 };
 
-class ConnectionManager final : public Watched {
+class ConnectionManager final : public EventHandler {
  public:
-  /// `address` must outlive this object; takes over its listener. Interrupts `wire` after adding to
-  /// `made`. Throws TransportError if the system has no free descriptors or threads.
+  /// `address` must outlive this object; takes over its listener. Interrupts `wire` after each
+  /// completed connection. Throws TransportError without free descriptors or threads.
   ConnectionManager(RankAddress& address, Reactor& wire);
   ~ConnectionManager() override;
 
-  /// Requests a connection. `made` returns finished connections, including those requested by other
-  /// ranks.
-  void want(ConnectionId name);
-  std::vector<ConnectionResult> made();
+  /// Requests a connection. `take_completed` returns finished connections, including those
+  /// requested by other ranks.
+  void request(ConnectionId id);
+  std::vector<ConnectionResult> take_completed();
 
-  std::size_t strangers() const { return strangers_count_.load(); }
+  std::size_t unauthenticated() const { return unauthenticated_count_.load(); }
   /// True if other ranks may connect.
   bool listens() const { return serving_.load(); }
 
-  bool act() override;
-  bool busy() const override { return more_; }
+  bool on_events() override;
+  bool has_work() const override { return more_; }
 
-  // Called by the calls. May destroy the incoming call, but not the outgoing call.
-  /// Called after the caller's proof of identity.
-  void admit(IncomingCall& call);
-  /// Called if the caller sends invalid messages, does not know the secret, or hung up.
-  void drop(IncomingCall& call);
-  void answered(OutgoingCall& call, Verdict verdict);
-  void failed(OutgoingCall& call, const std::string& why);
-  // Used by the calls.
+  // Called by the connections. May destroy the incoming, but not the outgoing connection.
+  /// Called after the client is authenticated.
+  void on_authenticated(IncomingConnection& connection);
+  /// Called if the client sends invalid messages, does not know the secret, or disconnects.
+  void drop(IncomingConnection& connection);
+  void on_verdict(OutgoingConnection& connection, Verdict verdict);
+  void on_failed(OutgoingConnection& connection, const std::string& reason);
+  // Used by the connections.
   Reactor& reactor() { return reactor_; }
   const Secret& secret() const { return address_.secret; }
   TcpProtection protection() const { return address_.protect; }
@@ -83,47 +83,47 @@ class ConnectionManager final : public Watched {
  private:
   /// The state of a connection to be made.
   struct ConnectionProgress {
-    std::unique_ptr<OutgoingCall> call = {};
+    std::unique_ptr<OutgoingConnection> outgoing = {};
     bool connected = false;
   };
 
   void serve();
-  void take_wishes();
-  void begin_call(ConnectionId name);
+  void take_requests();
+  void start_connection(ConnectionId id);
   Clock::time_point next_deadline() const;
-  void look_at_clock();
-  void drop_first() {
-    if (!strangers_.empty()) strangers_.pop_front();
+  void check_deadlines();
+  void drop_oldest() {
+    if (!unauthenticated_.empty()) unauthenticated_.pop_front();
   }
   bool accept();
-  ConnectionProgress& link(ConnectionId name) {
-    return links_[static_cast<std::size_t>(name.peer) * address_.connections + name.connection];
+  ConnectionProgress& link(ConnectionId id) {
+    return links_[static_cast<std::size_t>(id.peer) * address_.connections + id.connection];
   }
-  Hello hello_to(ConnectionId name) const;
-  Verdict judge(const Hello& caller);
-  void put_away(ConnectionId name);
-  void finish(ConnectionId name, Socket socket);
-  void deliver(ConnectionResult connection);
+  Hello hello_to(ConnectionId id) const;
+  Verdict check_hello(const Hello& hello);
+  void retire(ConnectionId id);
+  void finish(ConnectionId id, Socket socket);
+  void deliver(ConnectionResult result);
 
   // Used by the thread only.
   const RankAddress& address_;
   Reactor reactor_;
   std::unique_ptr<Listener> listener_;
-  std::vector<ConnectionProgress> links_;                // by peer and connection
-  std::size_t missing_;                                  // number of missing connections
-  std::list<std::unique_ptr<IncomingCall>> strangers_;   // in order of arrival
-  std::vector<std::unique_ptr<OutgoingCall>> finished_;  // finished calls that may still be running
-  bool more_ = false;                                    // True if more connections may wait
-  bool crowded_ = false;                                 // True if no descriptors are free
+  std::vector<ConnectionProgress> links_;                           // by peer and connection
+  std::size_t missing_;                                             // number of missing connections
+  std::list<std::unique_ptr<IncomingConnection>> unauthenticated_;  // in order of arrival
+  std::vector<std::unique_ptr<OutgoingConnection>> retired_;  // finished, but may still be running
+  bool more_ = false;                                         // True if more connections may wait
+  bool exhausted_ = false;                                    // True if no descriptors are free
 
   // Thread-safe.
   Reactor& wire_;
-  std::atomic<std::size_t> strangers_count_{0};
+  std::atomic<std::size_t> unauthenticated_count_{0};
   std::atomic<bool> serving_{true};
-  std::atomic<bool> any_made_{false};
+  std::atomic<bool> any_completed_{false};
   std::mutex mutex_;
-  std::vector<ConnectionId> wishes_;
-  std::vector<ConnectionResult> made_;
+  std::vector<ConnectionId> requests_;
+  std::vector<ConnectionResult> completed_;
 
   std::jthread thread_;
 };

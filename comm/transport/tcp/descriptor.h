@@ -10,22 +10,22 @@ namespace tersor::tcp {
 
 class Descriptor {
  public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
+    std::swap(fd_, other.fd_);
     return *this;
   }
   ~Descriptor() { close(); }
 
-  int number() const { return number_; }
-  bool open() const { return number_ >= 0; }
+  int fd() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
   void close() {
-    if (open()) ::close(std::exchange(number_, -1));
+    if (is_open()) ::close(std::exchange(fd_, -1));
   }
 
  private:
-  int number_;
+  int fd_;
 };
 
 }  // namespace tersor::tcp

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::milliseconds kLookEvery{2};
+constexpr std::chrono::milliseconds kPollInterval{2};
 constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
 
 /// An open file. Opening never follows symbolic links.
@@ -30,43 +30,43 @@ class File : public Descriptor {
       : Descriptor(::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, kOwnerOnly)) {}
 
   bool write(std::string_view text) const {
-    return ::write(number(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    return ::write(fd(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   }
   /// True if the file is this user's, and nobody else may read or write the file.
-  bool is_own() const {
+  bool is_private() const {
     struct stat status {};
-    return fstat(number(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+    return fstat(fd(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
            (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
   }
   std::string text() const {
     std::string all;
     std::array<char, 4096> some;
-    for (ssize_t bytes; (bytes = read(number(), some.data(), some.size())) > 0;)
+    for (ssize_t bytes; (bytes = read(fd(), some.data(), some.size())) > 0;)
       all.append(some.data(), static_cast<std::size_t>(bytes));
     return all;
   }
 };
 
-[[noreturn]] void refuse(const fs::path& file, std::string_view why) {
-  throw InvalidArgumentError("cannot write " + file.string() + ": " + std::string(why));
+[[noreturn]] void fail_write(const fs::path& file, std::string_view reason) {
+  throw InvalidArgumentError("cannot write " + file.string() + ": " + std::string(reason));
 }
 
 /// A new file with a temporary name. The file must not exist before. Throws InvalidArgumentError.
-class Part {
+class TempFile {
  public:
-  explicit Part(const fs::path& of) : path_(of.string() + ".part") {
+  explicit TempFile(const fs::path& of) : path_(of.string() + ".part") {
     unlink(path_.c_str());
-    made_.emplace(path_, O_WRONLY | O_CREAT | O_EXCL);
-    if (!made_->open()) refuse(of, std::strerror(errno));
+    file_.emplace(path_, O_WRONLY | O_CREAT | O_EXCL);
+    if (!file_->is_open()) fail_write(of, std::strerror(errno));
   }
-  ~Part() { unlink(path_.c_str()); }
+  ~TempFile() { unlink(path_.c_str()); }
 
   const fs::path& path() const { return path_; }
-  const File& file() const { return *made_; }
+  const File& file() const { return *file_; }
 
  private:
   const fs::path path_;
-  std::optional<File> made_;
+  std::optional<File> file_;
 };
 
 }  // namespace
@@ -74,37 +74,37 @@ class Part {
 // Writes a new temporary file, then renames the file. No rank reads a partial value, and existing
 // files are never written.
 void FileStore::set(const std::string& key, const std::string& value) {
-  const Part part(file(key));
-  if (!part.file().write(value)) refuse(file(key), "the disk may be full");
+  const TempFile part(file(key));
+  if (!part.file().write(value)) fail_write(file(key), "the disk may be full");
   std::error_code failed;
   fs::rename(part.path(), file(key), failed);
-  if (failed) refuse(file(key), failed.message());
-  left_.push_back(file(key));
+  if (failed) fail_write(file(key), failed.message());
+  stored_.push_back(file(key));
 }
 
-void FileStore::check_writable(const std::string& key) const { const Part part(file(key)); }
+void FileStore::check_writable(const std::string& key) const { const TempFile part(file(key)); }
 
 std::string FileStore::get(const std::string& key, Clock::time_point until) {
-  const fs::path wanted = file(key);
+  const fs::path path = file(key);
   while (true) {
-    const File found(wanted, O_RDONLY | O_NONBLOCK);
+    const File found(path, O_RDONLY | O_NONBLOCK);
     const int error = errno;
-    if (found.open() && !found.is_own())
+    if (found.is_open() && !found.is_private())
       throw InvalidArgumentError(
-          "cannot trust " + wanted.string() +
+          "cannot trust " + path.string() +
           ": the file must belong to you, and other users must not have access");
-    if (found.open()) return found.text();
+    if (found.is_open()) return found.text();
     if (error != ENOENT)
-      throw InvalidArgumentError("cannot read " + wanted.string() + ": " + std::strerror(error));
-    if (Clock::now() >= until) throw TransportError(wanted.string() + " does not exist");
-    std::this_thread::sleep_for(kLookEvery);
+      throw InvalidArgumentError("cannot read " + path.string() + ": " + std::strerror(error));
+    if (Clock::now() >= until) throw TransportError(path.string() + " does not exist");
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 
-void FileStore::take_back() {
+void FileStore::remove_stored() {
   std::error_code ignored;
-  for (const fs::path& each : left_) fs::remove(each, ignored);
-  left_.clear();
+  for (const fs::path& each : stored_) fs::remove(each, ignored);
+  stored_.clear();
 }
 
 }  // namespace tersor::tcp

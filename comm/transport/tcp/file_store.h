@@ -14,7 +14,7 @@ namespace tersor::tcp {
 /// writable for their owner only. Files with other permissions are rejected.
 class FileStore final : public KeyValueStore {
  public:
-  explicit FileStore(std::filesystem::path first_part) : first_part_(std::move(first_part)) {}
+  explicit FileStore(std::filesystem::path prefix) : prefix_(std::move(prefix)) {}
 
   /// Throws InvalidArgumentError if the file cannot be written.
   void set(const std::string& key, const std::string& value) override;
@@ -23,13 +23,13 @@ class FileStore final : public KeyValueStore {
   std::string get(const std::string& key, Clock::time_point until) override;
   /// Throws the errors of `set`, without storing a value.
   void check_writable(const std::string& key) const;
-  std::filesystem::path file(const std::string& key) const { return first_part_.string() + key; }
+  std::filesystem::path file(const std::string& key) const { return prefix_.string() + key; }
   /// Removes the values stored by this object.
-  void take_back();
+  void remove_stored();
 
  private:
-  const std::filesystem::path first_part_;
-  std::vector<std::filesystem::path> left_;
+  const std::filesystem::path prefix_;
+  std::vector<std::filesystem::path> stored_;
 };
 
 }  // namespace tersor::tcp

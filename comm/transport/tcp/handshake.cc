@@ -10,77 +10,78 @@ constexpr Answer kNoAnswer{};
 
 }  // namespace
 
-bool End::came(std::size_t bytes) {
+bool Handshake::on_received(std::size_t bytes) {
   reply_ = {};
   filled_ += bytes;
-  return filled_ != awaited_ || take();
+  return filled_ != expected_ || on_message();
 }
 
 template <typename Message>
-Message End::message(std::size_t next_bytes) {
+Message Handshake::read(std::size_t next_bytes) {
   Message whole;
   std::memcpy(&whole, message_.data(), sizeof whole);
   filled_ = 0;
-  awaited_ = next_bytes;
+  expected_ = next_bytes;
   return whole;
 }
 
-SessionKeys End::keys_by(Role sends, Role receives) const {
-  return {.send = secret_.prove(sends, bytes_of(transcript_)),
-          .receive = secret_.prove(receives, bytes_of(transcript_))};
+SessionKeys Handshake::derive_keys(MacPurpose send, MacPurpose receive) const {
+  return {.send = secret_.compute_mac(send, bytes_of(transcript_)),
+          .receive = secret_.compute_mac(receive, bytes_of(transcript_))};
 }
 
-Caller::Caller(const Secret& secret, const Hello& hello) : End(secret, sizeof(Challenge)) {
+ClientHandshake::ClientHandshake(const Secret& secret, const Hello& hello)
+    : Handshake(secret, sizeof(Challenge)) {
   transcript_.hello = hello;
   transcript_.hello.nonce = new_nonce();
 }
 
-ConstByteSpan Caller::opening() const { return bytes_of(transcript_.hello); }
+ConstByteSpan ClientHandshake::first_message() const { return bytes_of(transcript_.hello); }
 
-bool Caller::take() {
-  if (own_) return check_answer();
-  transcript_.challenge = message<Challenge>(sizeof(Answer));
-  reply_ = own_.emplace(secret_.prove(Role::kCaller, bytes_of(transcript_)));
+bool ClientHandshake::on_message() {
+  if (client_mac_) return check_answer();
+  transcript_.challenge = read<Challenge>(sizeof(Answer));
+  reply_ = client_mac_.emplace(secret_.compute_mac(MacPurpose::kClientMac, bytes_of(transcript_)));
   return true;
 }
 
-bool Caller::check_answer() {
-  const auto answer = message<Answer>(0);
+bool ClientHandshake::check_answer() {
+  const auto answer = read<Answer>(0);
   transcript_.verdict = answer.verdict;
   const bool known = answer.verdict >= 1 && answer.verdict <= kLastVerdict;
-  if (!known || !secret_.accepts(answer.proof, Role::kAnswerer, bytes_of(transcript_)))
+  if (!known || !secret_.verify(answer.mac, MacPurpose::kServerMac, bytes_of(transcript_)))
     return false;
-  const bool called = transcript_.challenge.rank == transcript_.hello.to;
-  verdict_ = called ? static_cast<Verdict>(answer.verdict) : Verdict::kOtherRank;
+  const bool is_called_rank = transcript_.challenge.rank == transcript_.hello.to;
+  verdict_ = is_called_rank ? static_cast<Verdict>(answer.verdict) : Verdict::kWrongRank;
   return true;
 }
 
 // A rank never connects to itself: another process sent the hello back.
-bool Answerer::take() {
-  if (std::exchange(greeted_, true)) return check_proof();
-  transcript_.hello = message<Hello>(sizeof(Proof));
+bool ServerHandshake::on_message() {
+  if (std::exchange(has_hello_, true)) return check_client_mac();
+  transcript_.hello = read<Hello>(sizeof(Digest));
   if (transcript_.hello.magic != Hello::kMagic || transcript_.hello.from == rank_) return false;
   transcript_.challenge = {.nonce = new_nonce(), .rank = rank_};
   reply_ = bytes_of(transcript_.challenge);
   return true;
 }
 
-// A caller with another secret learns the refusal at once and does not call again.
-bool Answerer::check_proof() {
-  proven_ = secret_.accepts(message<Proof>(0), Role::kCaller, bytes_of(transcript_));
-  if (!proven_) reply_ = bytes_of(kNoAnswer);
-  return proven_;
+// A client with another secret gets the rejection at once and does not connect again.
+bool ServerHandshake::check_client_mac() {
+  authenticated_ = secret_.verify(read<Digest>(0), MacPurpose::kClientMac, bytes_of(transcript_));
+  if (!authenticated_) reply_ = bytes_of(kNoAnswer);
+  return authenticated_;
 }
 
-std::optional<Hello> Answerer::caller() const {
-  if (!proven_) return std::nullopt;
+std::optional<Hello> ServerHandshake::client() const {
+  if (!authenticated_) return std::nullopt;
   return transcript_.hello;
 }
 
-Answer Answerer::answer(Verdict verdict) {
+Answer ServerHandshake::answer(Verdict verdict) {
   transcript_.verdict = static_cast<std::uint64_t>(verdict);
   return {.verdict = transcript_.verdict,
-          .proof = secret_.prove(Role::kAnswerer, bytes_of(transcript_))};
+          .mac = secret_.compute_mac(MacPurpose::kServerMac, bytes_of(transcript_))};
 }
 
 }  // namespace tersor::tcp

@@ -1,15 +1,15 @@
 // The handshake of a connection: both ends prove knowledge of the world's secret. The classes have
 // no sockets: received bytes go in, bytes to send come out.
 //
-//   caller    Hello       both ranks, the world's shape, a new nonce
-//   answerer  Challenge   a new nonce and the answering rank
-//   caller    Proof       a MAC over hello and challenge
-//   answerer  Answer      a verdict, and a MAC over hello, challenge and verdict
+//   client   Hello       both ranks, the world's shape, a new nonce
+//   server   Challenge   a new nonce and the server's rank
+//   client   Digest      a MAC over hello and challenge
+//   server   Answer      a verdict, and a MAC over hello, challenge and verdict
 //
-// The key of each MAC is the world's secret, and each MAC covers the role of its sender. The caller
-// proves first: a connection from an unknown process receives no MAC. Both nonces are new for each
-// connection, and a recorded message is never valid again. No rank answers for another rank. Both
-// ends derive the keys of the protected bytes from the same MAC (records.h). Without
+// The key of each MAC is the world's secret, and each MAC covers the role of its sender. The client
+// sends the first MAC: a connection from an unknown process receives no MAC. Both nonces are new
+// for each connection, and a recorded message is never valid again. No rank answers for another
+// rank. Both ends derive the keys of the protected bytes from the same MAC (records.h). Without
 // TcpOptions::protect nothing authenticates the bytes after the handshake.
 #pragma once
 
@@ -22,7 +22,7 @@
 #include <span>
 #include <type_traits>
 
-#include "comm/transport/tcp/proof.h"
+#include "comm/transport/tcp/secret.h"
 
 namespace tersor::tcp {
 
@@ -42,30 +42,30 @@ static_assert(sizeof(Hello) == 64 && std::is_trivially_copyable_v<Hello>);
 
 struct Challenge {
   Nonce nonce{};
-  std::uint64_t rank = 0;  ///< rank of the answerer
+  std::uint64_t rank = 0;  ///< rank of the server
 };
 static_assert(sizeof(Challenge) == 40 && std::is_trivially_copyable_v<Challenge>);
 
-/// The answerer's decision about a caller with the secret.
+/// The server's decision about a client with the secret.
 enum class Verdict : std::uint64_t {
-  kWelcome = 1,
-  kCrossed,           ///< both ranks connected at once; the answerer's connection is used
-  kTaken,             ///< another process has the caller's rank and a connection
-  kOtherRank,         ///< the answerer is not the called rank
-  kOtherRanks,        ///< different numbers of ranks
+  kAccepted = 1,
+  kDuplicate,         ///< both ranks connected at once; the server's connection is used
+  kRankTaken,         ///< another process has the client's rank and a connection
+  kWrongRank,         ///< the server is not the called rank
+  kOtherGroupSize,    ///< different numbers of ranks
   kOtherConnections,  ///< different numbers of connections per pair
   kOtherProtection,   ///< different TcpOptions::protect
 };
 inline constexpr std::uint64_t kLastVerdict = static_cast<std::uint64_t>(Verdict::kOtherProtection);
 
-/// The last message. All zeros if the caller did not prove knowledge of the secret.
+/// The last message. All zeros if the client does not know the secret.
 struct Answer {
   std::uint64_t verdict = 0;
-  Proof proof{};
+  Digest mac{};
 };
 static_assert(sizeof(Answer) == 40 && std::is_trivially_copyable_v<Answer>);
 
-/// The content of both proofs: hello, challenge, and the verdict (0 in the caller's proof).
+/// The content of both MACs: hello, challenge, and the verdict (0 in the client's MAC).
 struct Transcript {
   Hello hello;
   Challenge challenge;
@@ -75,31 +75,32 @@ static_assert(sizeof(Transcript) == 112 && std::is_trivially_copyable_v<Transcri
 
 /// The keys of a connection's bytes, one per direction.
 struct SessionKeys {
-  Proof send;
-  Proof receive;
+  Digest send;
+  Digest receive;
 };
 
-/// Both ends.
-class End {
+/// The common part of both ends.
+class Handshake {
  public:
-  End(const Secret& secret, std::size_t first_bytes) : secret_(secret), awaited_(first_bytes) {}
-  virtual ~End() = default;
+  Handshake(const Secret& secret, std::size_t first_bytes)
+      : secret_(secret), expected_(first_bytes) {}
+  virtual ~Handshake() = default;
 
-  /// The place of the next received bytes; empty once there is nothing more to receive.
-  ByteSpan space() { return ByteSpan(message_).subspan(filled_, awaited_ - filled_); }
+  /// The buffer of the next received bytes; empty once there is nothing more to receive.
+  ByteSpan receive_buffer() { return ByteSpan(message_).subspan(filled_, expected_ - filled_); }
   /// Takes received bytes. False if the other end does not know the secret, or sends another
   /// protocol: send `reply`, then close the connection.
-  bool came(std::size_t bytes);
+  bool on_received(std::size_t bytes);
   /// The bytes to send after the last received bytes, or none.
   ConstByteSpan reply() const { return reply_; }
 
  protected:
-  /// Takes a whole message. False as `came`.
-  virtual bool take() = 0;
+  /// Takes a whole message. False as `on_received`.
+  virtual bool on_message() = 0;
   /// Returns the whole message. The next message has `next_bytes` bytes.
   template <typename Message>
-  Message message(std::size_t next_bytes);
-  SessionKeys keys_by(Role sends, Role receives) const;
+  Message read(std::size_t next_bytes);
+  SessionKeys derive_keys(MacPurpose send, MacPurpose receive) const;
 
   const Secret& secret_;
   Transcript transcript_{};
@@ -107,49 +108,48 @@ class End {
 
  private:
   std::array<std::byte, sizeof(Hello)> message_{};
-  std::size_t awaited_, filled_ = 0;  // bytes
+  std::size_t expected_, filled_ = 0;  // bytes
 };
 
-/// The calling end.
-class Caller final : public End {
+class ClientHandshake final : public Handshake {
  public:
-  Caller(const Secret& secret, const Hello& hello);
+  ClientHandshake(const Secret& secret, const Hello& hello);
 
   /// The first bytes to send.
-  ConstByteSpan opening() const;
+  ConstByteSpan first_message() const;
   /// True if the other end knows the secret.
-  bool proven() const { return verdict_.has_value(); }
-  /// The proven verdict; kOtherRank if another rank answered.
+  bool authenticated() const { return verdict_.has_value(); }
+  /// The authenticated verdict; kWrongRank if another rank answered.
   std::optional<Verdict> verdict() const { return verdict_; }
-  SessionKeys keys() const { return keys_by(Role::kCallerSends, Role::kAnswererSends); }
+  SessionKeys keys() const { return derive_keys(MacPurpose::kClientKey, MacPurpose::kServerKey); }
 
  private:
-  bool take() override;
+  bool on_message() override;
   bool check_answer();
 
-  std::optional<Proof> own_;  // once there is a challenge
+  std::optional<Digest> client_mac_;  // once there is a challenge
   std::optional<Verdict> verdict_;
 };
 
-/// The called end.
-class Answerer final : public End {
+class ServerHandshake final : public Handshake {
  public:
-  Answerer(const Secret& secret, std::uint32_t rank) : End(secret, sizeof(Hello)), rank_(rank) {}
+  ServerHandshake(const Secret& secret, std::uint32_t rank)
+      : Handshake(secret, sizeof(Hello)), rank_(rank) {}
 
-  /// The proven caller, or none.
-  std::optional<Hello> caller() const;
-  /// The last message, for a proven caller.
+  /// The authenticated client, or none.
+  std::optional<Hello> client() const;
+  /// The last message, for an authenticated client.
   Answer answer(Verdict verdict);
   /// After the last message.
-  SessionKeys keys() const { return keys_by(Role::kAnswererSends, Role::kCallerSends); }
+  SessionKeys keys() const { return derive_keys(MacPurpose::kServerKey, MacPurpose::kClientKey); }
 
  private:
-  bool take() override;
-  bool check_proof();
+  bool on_message() override;
+  bool check_client_mac();
 
   const std::uint32_t rank_;
-  bool greeted_ = false;
-  bool proven_ = false;
+  bool has_hello_ = false;
+  bool authenticated_ = false;
 };
 
 /// The bytes of a message.

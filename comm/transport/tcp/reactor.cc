@@ -19,108 +19,108 @@
 namespace tersor::tcp {
 namespace {
 
-constexpr int kMostNews = 64;  // per poll; the next poll returns the rest
+constexpr int kMaxEvents = 64;  // per poll; the next poll returns the rest
 
 [[noreturn]] void fail(const char* call) {
   throw TransportError(std::string(call) + " failed: " + std::strerror(errno));
 }
 
 timespec time_until(Clock::time_point end) {
-  const auto left = std::max<std::chrono::nanoseconds>(end - Clock::now(), {});
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
-  return {static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())};
+  const auto remaining = std::max<std::chrono::nanoseconds>(end - Clock::now(), {});
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(remaining);
+  return {static_cast<time_t>(seconds.count()), static_cast<long>((remaining - seconds).count())};
 }
 
 /// Wraps a new descriptor.
-Descriptor opened(int number, const char* call) {
-  if (number < 0) fail(call);
-  return Descriptor(number);
+Descriptor make_descriptor(int fd, const char* call) {
+  if (fd < 0) fail(call);
+  return Descriptor(fd);
 }
 
 }  // namespace
 
 Reactor::Reactor()
-    : epoll_(opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      alarm_(opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+    : epoll_(make_descriptor(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      alarm_(make_descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
-  if (epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, alarm_.number(), &event) != 0) fail("epoll_ctl");
+  if (epoll_ctl(epoll_.fd(), EPOLL_CTL_ADD, alarm_.fd(), &event) != 0) fail("epoll_ctl");
 }
 
-void Reactor::watch(int socket, Watched& who) {
+void Reactor::add(int socket, EventHandler& handler) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-  event.data.ptr = &who;
-  if (epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, socket, &event) != 0) fail("epoll_ctl");
+  event.data.ptr = &handler;
+  if (epoll_ctl(epoll_.fd(), EPOLL_CTL_ADD, socket, &event) != 0) fail("epoll_ctl");
 }
 
-void Reactor::forget(int socket, Watched& who) {
-  epoll_ctl(epoll_.number(), EPOLL_CTL_DEL, socket, nullptr);
-  std::erase(active_, &who);
-  std::replace(acting_.begin(), acting_.end(), &who, static_cast<Watched*>(nullptr));
-  who.active_ = who.readable_ = who.writable_ = who.ended_ = false;
+void Reactor::remove(int socket, EventHandler& handler) {
+  epoll_ctl(epoll_.fd(), EPOLL_CTL_DEL, socket, nullptr);
+  std::erase(scheduled_, &handler);
+  std::replace(running_.begin(), running_.end(), &handler, static_cast<EventHandler*>(nullptr));
+  handler.scheduled_ = handler.readable_ = handler.writable_ = handler.hangup_ = false;
 }
 
-void Reactor::activate(Watched& who) {
-  if (who.active_) return;
-  who.active_ = true;
-  active_.push_back(&who);
-  busy_.store(true);
+void Reactor::schedule(EventHandler& handler) {
+  if (handler.scheduled_) return;
+  handler.scheduled_ = true;
+  scheduled_.push_back(&handler);
+  has_work_.store(true);
 }
 
-void Reactor::look() {
-  std::array<epoll_event, kMostNews> events;
-  const int count = epoll_wait(epoll_.number(), events.data(), kMostNews, 0);
+void Reactor::poll_events() {
+  std::array<epoll_event, kMaxEvents> events;
+  const int count = epoll_wait(epoll_.fd(), events.data(), kMaxEvents, 0);
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<std::size_t>(i)];
     if (event.data.ptr != nullptr) record(event.events, event.data.ptr);
   }
 }
 
-void Reactor::record(std::uint32_t events, void* watched) {
-  auto& who = *static_cast<Watched*>(watched);
-  const bool ended = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-  who.ended_ = who.ended_ || ended;
-  who.readable_ = who.readable_ || ended || (events & EPOLLIN) != 0;
-  who.writable_ = who.writable_ || ended || (events & EPOLLOUT) != 0;
-  activate(who);
+void Reactor::record(std::uint32_t events, void* data) {
+  auto& handler = *static_cast<EventHandler*>(data);
+  const bool hangup = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+  handler.hangup_ = handler.hangup_ || hangup;
+  handler.readable_ = handler.readable_ || hangup || (events & EPOLLIN) != 0;
+  handler.writable_ = handler.writable_ || hangup || (events & EPOLLOUT) != 0;
+  schedule(handler);
 }
 
 bool Reactor::poll() {
-  look();
-  bool moved = false;
-  acting_.swap(active_);
-  for (std::size_t index = 0; index < acting_.size(); ++index) {
-    if (acting_[index] == nullptr) continue;
-    acting_[index]->active_ = false;
-    moved |= acting_[index]->act();
-    if (acting_[index] != nullptr && acting_[index]->busy()) activate(*acting_[index]);
+  poll_events();
+  bool progressed = false;
+  running_.swap(scheduled_);
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    if (running_[index] == nullptr) continue;
+    running_[index]->scheduled_ = false;
+    progressed |= running_[index]->on_events();
+    if (running_[index] != nullptr && running_[index]->has_work()) schedule(*running_[index]);
   }
-  acting_.clear();
-  record_busy();
-  return moved;
+  running_.clear();
+  update_has_work();
+  return progressed;
 }
 
 // Wakes sleeping threads to continue the remaining work.
-void Reactor::record_busy() {
-  busy_.store(!active_.empty());
-  if (!active_.empty() && sleepers_.load() != 0) interrupt();
+void Reactor::update_has_work() {
+  has_work_.store(!scheduled_.empty());
+  if (!scheduled_.empty() && sleepers_.load() != 0) interrupt();
 }
 
 void Reactor::sleep(Clock::time_point until, int alarm) const {
   sleepers_.fetch_add(1);
-  if (!busy_.load()) {
+  if (!has_work_.load()) {
     const timespec time = time_until(until);
-    pollfd news[] = {{.fd = epoll_.number(), .events = POLLIN, .revents = 0},
-                     {.fd = alarm, .events = POLLIN, .revents = 0}};
-    ppoll(news, std::size(news), &time, nullptr);
+    pollfd descriptors[] = {{.fd = epoll_.fd(), .events = POLLIN, .revents = 0},
+                            {.fd = alarm, .events = POLLIN, .revents = 0}};
+    ppoll(descriptors, std::size(descriptors), &time, nullptr);
   }
   sleepers_.fetch_sub(1);
 }
 
 void Reactor::interrupt() const {
   const std::uint64_t once = 1;
-  [[maybe_unused]] const auto written = write(alarm_.number(), &once, sizeof once);
+  [[maybe_unused]] const auto written = write(alarm_.fd(), &once, sizeof once);
 }
 
 }  // namespace tersor::tcp

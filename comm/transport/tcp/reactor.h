@@ -12,24 +12,23 @@
 
 namespace tersor::tcp {
 
-/// A handler of socket events.
-class Watched {
+class EventHandler {
  public:
-  virtual ~Watched() = default;
+  virtual ~EventHandler() = default;
   /// Reads and writes as much as possible, and clears exhausted flags. Returns true if anything
   /// progressed.
-  virtual bool act() = 0;
+  virtual bool on_events() = 0;
   /// True if the handler has more work at once.
-  virtual bool busy() const = 0;
+  virtual bool has_work() const = 0;
 
  protected:
   bool readable_ = false;
   bool writable_ = false;
-  bool ended_ = false;  ///< True if the peer sends no more or there is an error
+  bool hangup_ = false;  ///< True if the peer sends no more or there is an error
 
  private:
   friend class Reactor;
-  bool active_ = false;  // True if in the reactor's list
+  bool scheduled_ = false;  // True if in the reactor's list
 };
 
 /// Single-threaded, except for `sleep` and `interrupt`.
@@ -39,13 +38,13 @@ class Reactor {
   Reactor();
 
   /// Reports each change of the socket once, until the socket is closed.
-  void watch(int socket, Watched& who);
+  void add(int socket, EventHandler& handler);
   /// Stops reporting changes and calling the handler.
-  void forget(int socket, Watched& who);
+  void remove(int socket, EventHandler& handler);
   /// Calls the handler in the next poll.
-  void activate(Watched& who);
+  void schedule(EventHandler& handler);
   /// Polls once and calls all handlers with events; never waits. Returns true if anything
-  /// progressed. A handler may watch and forget handlers, including itself.
+  /// progressed. A handler may add and remove handlers, including itself.
   bool poll();
   /// Returns as soon as there is work, the descriptor `alarm` is readable (none: -1), or at
   /// `until`. Thread-safe, also for concurrent calls.
@@ -54,16 +53,16 @@ class Reactor {
   void interrupt() const;
 
  private:
-  void look();
-  void record_busy();
-  void record(std::uint32_t events, void* who);
+  void poll_events();
+  void update_has_work();
+  void record(std::uint32_t events, void* data);
 
   const Descriptor epoll_;
   const Descriptor alarm_;
-  std::vector<Watched*> active_;
-  std::vector<Watched*> acting_;  // in this poll; null if forgotten
+  std::vector<EventHandler*> scheduled_;
+  std::vector<EventHandler*> running_;  // in this poll; null if removed
   // True if a handler has work in the next poll, even without events.
-  std::atomic<bool> busy_{false};
+  std::atomic<bool> has_work_{false};
   mutable std::atomic<int> sleepers_{0};
 };
 

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kLengthBytes = sizeof(std::uint32_t);
 constexpr std::size_t kMacBytes = crypto_aead_chacha20poly1305_ietf_ABYTES;
 constexpr std::size_t kOverhead = kLengthBytes + kMacBytes;
-static_assert(kProofBytes == crypto_aead_chacha20poly1305_ietf_KEYBYTES);
+static_assert(kDigestBytes == crypto_aead_chacha20poly1305_ietf_KEYBYTES);
 
 unsigned char* raw(ByteSpan span) { return reinterpret_cast<unsigned char*>(span.data()); }
 
@@ -28,7 +28,7 @@ Records::Records(TcpProtection protection, const SessionKeys& keys)
 }
 
 Records::~Records() {
-  for (Direction* each : {&sends_, &receives_}) sodium_memzero(each->key.data(), kProofBytes);
+  for (Direction* each : {&sends_, &receives_}) sodium_memzero(each->key.data(), kDigestBytes);
 }
 
 // The cipher encrypts the rest.
@@ -36,15 +36,15 @@ std::size_t Records::clear_bytes(ByteSpan record) const {
   return protection_ == TcpProtection::kEncrypt ? kLengthBytes : record.size() - kMacBytes;
 }
 
-std::size_t Records::seal(const Pieces& pieces) {
+std::size_t Records::seal(const WriteBuffers& buffers) {
   if (!sealed().empty()) return 0;
   std::size_t bytes = 0;
-  for (const ConstByteSpan piece : pieces) {
-    const std::size_t now = std::min(piece.size(), kRecordBytes - bytes);
-    if (now != 0) std::memcpy(out_.data() + kLengthBytes + bytes, piece.data(), now);
-    bytes += now;
+  for (const ConstByteSpan buffer : buffers) {
+    const std::size_t count = std::min(buffer.size(), kRecordBytes - bytes);
+    if (count != 0) std::memcpy(out_.data() + kLengthBytes + bytes, buffer.data(), count);
+    bytes += count;
   }
-  left_ = out_bytes_ = 0;
+  sent_ = out_bytes_ = 0;
   if (bytes == 0) return 0;
   const auto length = static_cast<std::uint32_t>(bytes);
   std::memcpy(out_.data(), &length, kLengthBytes);
@@ -60,7 +60,7 @@ std::size_t Records::seal(const Pieces& pieces) {
 }
 
 // Moves the unfinished record to the front if the space after the opened records may be too small.
-ByteSpan Records::space() {
+ByteSpan Records::receive_buffer() {
   if (in_.size() - begin_ < kRecordBytes + kOverhead || begin_ == filled_) {
     std::memmove(in_.data(), in_.data() + begin_, filled_ - begin_);
     filled_ -= std::exchange(begin_, 0);
@@ -68,15 +68,15 @@ ByteSpan Records::space() {
   return ByteSpan(in_).subspan(filled_);
 }
 
-std::size_t Records::take(const ReadSpaces& spaces) {
+std::size_t Records::take(const ReadBuffers& buffers) {
   std::size_t bytes = 0;
-  for (ByteSpan space : spaces)
-    while (!space.empty() && (!opened_.empty() || open_next())) {
-      const std::size_t now = std::min(space.size(), opened_.size());
-      std::memcpy(space.data(), opened_.data(), now);
-      space = space.subspan(now);
-      opened_ = opened_.subspan(now);
-      bytes += now;
+  for (ByteSpan buffer : buffers)
+    while (!buffer.empty() && (!opened_.empty() || open_next())) {
+      const std::size_t count = std::min(buffer.size(), opened_.size());
+      std::memcpy(buffer.data(), opened_.data(), count);
+      buffer = buffer.subspan(count);
+      opened_ = opened_.subspan(count);
+      bytes += count;
     }
   return bytes;
 }
@@ -91,10 +91,10 @@ bool Records::open_next() {
   if (damaged_ || rest.size() < length + kOverhead) return false;
   const ByteSpan record = rest.first(length + kOverhead);
   const std::size_t clear = clear_bytes(record);
-  unsigned char* const hidden = raw(record.subspan(clear));
+  unsigned char* const ciphertext = raw(record.subspan(clear));
   damaged_ = crypto_aead_chacha20poly1305_ietf_decrypt(
-                 hidden, nullptr, nullptr, hidden, record.size() - clear, raw(record), clear,
-                 receives_.nonce.data(), raw(receives_.key)) != 0;
+                 ciphertext, nullptr, nullptr, ciphertext, record.size() - clear, raw(record),
+                 clear, receives_.nonce.data(), raw(receives_.key)) != 0;
   if (damaged_) return false;
   sodium_increment(receives_.nonce.data(), receives_.nonce.size());
   opened_ = rest.subspan(kLengthBytes, length);

@@ -35,23 +35,23 @@ class Records {
   Records& operator=(const Records&) = delete;
 
   /// The sealed bytes that have not left.
-  ConstByteSpan sealed() const { return ConstByteSpan(out_).subspan(left_, out_bytes_ - left_); }
-  void left(std::size_t bytes) { left_ += bytes; }
+  ConstByteSpan sealed() const { return ConstByteSpan(out_).subspan(sent_, out_bytes_ - sent_); }
+  void on_sent(std::size_t bytes) { sent_ += bytes; }
   /// Makes a record once all sealed bytes have left. Returns the number of bytes taken.
-  std::size_t seal(const Pieces& pieces);
+  std::size_t seal(const WriteBuffers& buffers);
 
-  /// The place of received bytes, if `take` finds no byte.
-  ByteSpan space();
-  void came(std::size_t bytes) { filled_ += bytes; }
-  /// Moves the bytes of opened records into the rooms. Returns their number.
-  std::size_t take(const ReadSpaces& spaces);
+  /// The buffer of received bytes, if `take` finds no byte.
+  ByteSpan receive_buffer();
+  void on_received(std::size_t bytes) { filled_ += bytes; }
+  /// Moves the bytes of opened records into the buffers. Returns their number.
+  std::size_t take(const ReadBuffers& buffers);
   /// True once a record failed: all later bytes are worthless.
   bool damaged() const { return damaged_; }
 
  private:
   /// A key, and the nonce of the next record.
   struct Direction {
-    Proof key;
+    Digest key;
     std::array<unsigned char, 12> nonce = {};
   };
 
@@ -62,7 +62,7 @@ class Records {
   Direction sends_, receives_;
   std::vector<std::byte> out_;
   std::size_t out_bytes_ = 0;
-  std::size_t left_ = 0;
+  std::size_t sent_ = 0;
   std::vector<std::byte> in_;
   std::size_t begin_ = 0;   // of the first unopened record
   std::size_t filled_ = 0;  // end of the received bytes

@@ -18,25 +18,25 @@ namespace tersor::tcp {
 namespace {
 
 // SYN retries, after 1 s and 3 s: an attempt ends after 7 s instead of minutes.
-constexpr int kCallsOfATry = 2;
-constexpr int kNeverWaits = SOCK_NONBLOCK | SOCK_CLOEXEC;
+constexpr int kSynRetries = 2;
+constexpr int kNonblocking = SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 std::string text_of_error(int code) { return std::system_category().message(code); }
 
 /// True for network or peer errors concerning a single connection.
-bool is_of_network(int code) {
+bool is_network_error(int code) {
   constexpr int kCodes[] = {EINTR,       ECONNABORTED, ECONNRESET, EPROTO,       ENETDOWN,
                             ENETUNREACH, ENETRESET,    EHOSTDOWN,  EHOSTUNREACH, ETIMEDOUT};
   return std::ranges::find(kCodes, code) != std::end(kCodes);
 }
 
 /// True if this system has no free resources.
-bool is_crowded(int code) {
+bool is_exhausted(int code) {
   return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
 }
 
-Descriptor new_socket(const Endpoint& of) {
-  return Descriptor(socket(of.protocol().family(), SOCK_STREAM | kNeverWaits, IPPROTO_TCP));
+Descriptor new_socket(const Endpoint& endpoint) {
+  return Descriptor(socket(endpoint.protocol().family(), SOCK_STREAM | kNonblocking, IPPROTO_TCP));
 }
 
 void set_option(int socket, int level, int option, int value = 1) {
@@ -44,29 +44,29 @@ void set_option(int socket, int level, int option, int value = 1) {
 }
 
 /// Returns the error, or 0.
-int begin_to_connect(int socket, const Endpoint& to) {
-  set_option(socket, IPPROTO_TCP, TCP_SYNCNT, kCallsOfATry);
+int start_connect(int socket, const Endpoint& to) {
+  set_option(socket, IPPROTO_TCP, TCP_SYNCNT, kSynRetries);
   if (::connect(socket, to.data(), static_cast<socklen_t>(to.size())) == 0) return 0;
   const int code = errno;
   return code == EINPROGRESS || code == EINTR ? 0 : code;
 }
 
 /// Converts the result of a system call for `wanted` bytes.
-Moved moved(ssize_t bytes, std::size_t wanted) {
+IoResult to_io_result(ssize_t bytes, std::size_t wanted) {
   if (bytes >= 0) {
     const auto count = static_cast<std::size_t>(bytes);
-    return {.bytes = count, .dry = count < wanted};
+    return {.bytes = count, .would_block = count < wanted};
   }
-  if (errno == EAGAIN || errno == EWOULDBLOCK) return {.dry = true};
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return {.would_block = true};
   if (errno == EINTR) return {};
   return {.error = text_of_error(errno)};
 }
 
 /// Converts spans to the system's form.
 template <typename Spans>
-class Vectors {
+class IoVectors {
  public:
-  explicit Vectors(const Spans& spans) {
+  explicit IoVectors(const Spans& spans) {
     for (const auto& span : spans)
       if (!span.empty())
         vectors_[count_++] = {const_cast<std::byte*>(span.data()), span.size()},
@@ -74,8 +74,8 @@ class Vectors {
     message_.msg_iov = vectors_.data();
     message_.msg_iovlen = count_;
   }
-  Vectors(const Vectors&) = delete;
-  Vectors& operator=(const Vectors&) = delete;
+  IoVectors(const IoVectors&) = delete;
+  IoVectors& operator=(const IoVectors&) = delete;
 
   msghdr* message() { return &message_; }
   std::size_t bytes() const { return bytes_; }
@@ -90,93 +90,93 @@ class Vectors {
 }  // namespace
 
 Socket::Socket(Descriptor descriptor) : descriptor_(std::move(descriptor)) {
-  set_option(number(), IPPROTO_TCP, TCP_NODELAY);
+  set_option(fd(), IPPROTO_TCP, TCP_NODELAY);
 }
 
-Socket Socket::connect(const Endpoint& to, Refusal& refusal) {
+Socket Socket::connect(const Endpoint& to, ConnectError& error) {
   Descriptor descriptor = new_socket(to);
-  refusal.code = descriptor.open() ? begin_to_connect(descriptor.number(), to) : errno;
+  error.code = descriptor.is_open() ? start_connect(descriptor.fd(), to) : errno;
   return Socket(std::move(descriptor));
 }
 
-Refusal Socket::refusal() const {
-  Refusal found;
+ConnectError Socket::connect_error() const {
+  ConnectError found;
   socklen_t bytes = sizeof found.code;
-  getsockopt(number(), SOL_SOCKET, SO_ERROR, &found.code, &bytes);
+  getsockopt(fd(), SOL_SOCKET, SO_ERROR, &found.code, &bytes);
   return found;
 }
 
-std::string Refusal::text() const { return text_of_error(code); }
+std::string ConnectError::text() const { return text_of_error(code); }
 
-bool Refusal::may_pass() const {
-  return is_of_network(code) || is_crowded(code) || code == EAGAIN || code == EADDRNOTAVAIL;
+bool ConnectError::is_transient() const {
+  return is_network_error(code) || is_exhausted(code) || code == EAGAIN || code == EADDRNOTAVAIL;
 }
 
 std::size_t Socket::unacknowledged() const {
   int bytes = 0;
-  return ioctl(number(), SIOCOUTQ, &bytes) == 0 ? static_cast<std::size_t>(bytes) : 0;
+  return ioctl(fd(), SIOCOUTQ, &bytes) == 0 ? static_cast<std::size_t>(bytes) : 0;
 }
 
 void Socket::protect(TcpProtection protection, const SessionKeys& keys) {
   if (protection != TcpProtection::kNone) records_ = std::make_unique<Records>(protection, keys);
 }
 
-Moved Socket::read(const ReadSpaces& spaces) {
-  if (records_ == nullptr) return receive(spaces);
+IoResult Socket::read(const ReadBuffers& buffers) {
+  if (records_ == nullptr) return receive(buffers);
   while (true) {
-    if (const std::size_t bytes = records_->take(spaces); bytes != 0) return {.bytes = bytes};
+    if (const std::size_t bytes = records_->take(buffers); bytes != 0) return {.bytes = bytes};
     if (records_->damaged())
       return {.error = "bytes were changed, repeated or reordered in transit"};
-    const Moved came = receive({records_->space(), ByteSpan()});
-    if (came.bytes == 0) return came;
-    records_->came(came.bytes);
+    const IoResult received = receive({records_->receive_buffer(), ByteSpan()});
+    if (received.bytes == 0) return received;
+    records_->on_received(received.bytes);
   }
 }
 
-Moved Socket::write(const Pieces& pieces) {
-  if (records_ == nullptr) return send(pieces);
-  const std::size_t taken = records_->seal(pieces);
+IoResult Socket::write(const WriteBuffers& buffers) {
+  if (records_ == nullptr) return send(buffers);
+  const std::size_t taken = records_->seal(buffers);
   if (!pending()) return {};
-  Moved moved = send({records_->sealed()});
-  records_->left(std::exchange(moved.bytes, taken));
-  return moved;
+  IoResult result = send({records_->sealed()});
+  records_->on_sent(std::exchange(result.bytes, taken));
+  return result;
 }
 
-Moved Socket::receive(const ReadSpaces& spaces) {
-  Vectors<ReadSpaces> space(spaces);
-  const ssize_t bytes = recvmsg(number(), space.message(), 0);
-  if (bytes == 0 && space.bytes() != 0) return {.error = "it was closed"};
-  return moved(bytes, space.bytes());
+IoResult Socket::receive(const ReadBuffers& buffers) {
+  IoVectors<ReadBuffers> vectors(buffers);
+  const ssize_t bytes = recvmsg(fd(), vectors.message(), 0);
+  if (bytes == 0 && vectors.bytes() != 0) return {.error = "it was closed"};
+  return to_io_result(bytes, vectors.bytes());
 }
 
-Moved Socket::send(const Pieces& pieces) {
-  Vectors<Pieces> all(pieces);
-  return moved(sendmsg(number(), all.message(), MSG_NOSIGNAL), all.bytes());
+IoResult Socket::send(const WriteBuffers& buffers) {
+  IoVectors<WriteBuffers> vectors(buffers);
+  return to_io_result(sendmsg(fd(), vectors.message(), MSG_NOSIGNAL), vectors.bytes());
 }
 
 Listener::Listener(const Endpoint& at) : descriptor_(new_socket(at)) {
-  if (descriptor_.open()) set_option(number(), SOL_SOCKET, SO_REUSEADDR);
-  if (!descriptor_.open() || bind(number(), at.data(), static_cast<socklen_t>(at.size())) != 0 ||
-      listen(number(), SOMAXCONN) != 0)
+  if (descriptor_.is_open()) set_option(fd(), SOL_SOCKET, SO_REUSEADDR);
+  if (!descriptor_.is_open() || bind(fd(), at.data(), static_cast<socklen_t>(at.size())) != 0 ||
+      listen(fd(), SOMAXCONN) != 0)
     throw TransportError("cannot listen at " + text_of(at) + ": " + text_of_error(errno));
 }
 
 std::uint16_t Listener::port() const {
   Endpoint own;
   auto bytes = static_cast<socklen_t>(own.capacity());
-  getsockname(number(), own.data(), &bytes);
+  getsockname(fd(), own.data(), &bytes);
   return own.port();
 }
 
 // Skips connections ended before `accept`.
-std::optional<Socket> Listener::accept(bool& crowded) {
-  int came = 0;
+std::optional<Socket> Listener::accept(bool& exhausted) {
+  int accepted = 0;
   do {
-    came = accept4(number(), nullptr, nullptr, kNeverWaits);
-  } while (came < 0 && is_of_network(errno));
-  crowded = came < 0 && is_crowded(errno);
-  if (came < 0) return std::nullopt;
-  return Socket(Descriptor(came));
+    accepted = accept4(fd(), nullptr, nullptr, kNonblocking);
+  } while (accepted < 0 && is_network_error(errno));
+  exhausted = accepted < 0 && is_exhausted(errno);
+  if (accepted < 0) return std::nullopt;
+  return Socket(Descriptor(accepted));
 }
 
 std::string text_of(const Endpoint& endpoint) {

@@ -20,34 +20,33 @@ namespace tersor::tcp {
 
 using Endpoint = asio::ip::tcp::endpoint;
 
-/// The result of reading or writing.
-struct Moved {
+struct IoResult {
   std::size_t bytes = 0;
-  bool dry = false;        ///< True if no more bytes can be read or written for now
-  std::string error = {};  ///< for an ended connection; "it was closed" by the peer
+  bool would_block = false;  ///< True if no more bytes can be read or written for now
+  std::string error = {};    ///< for an ended connection; "it was closed" by the peer
 };
 
 /// The reason for a failed connection.
-struct Refusal {
+struct ConnectError {
   int code = 0;  ///< system error; 0 if connected or connecting
 
   explicit operator bool() const { return code != 0; }
   std::string text() const;
-  /// True if the network or a host is the cause rather than the called rank: a retry may succeed.
-  bool may_pass() const;
+  /// True if the network or a host is the cause rather than the peer: a retry may succeed.
+  bool is_transient() const;
 };
 
 class Socket {
  public:
   /// Wraps a connected socket.
   explicit Socket(Descriptor descriptor);
-  /// Starts to connect. On an immediate failure, sets `refusal`.
-  static Socket connect(const Endpoint& to, Refusal& refusal);
+  /// Starts to connect. On an immediate failure, sets `error`.
+  static Socket connect(const Endpoint& to, ConnectError& error);
 
-  int number() const { return descriptor_.number(); }
-  bool open() const { return descriptor_.open(); }
+  int fd() const { return descriptor_.fd(); }
+  bool is_open() const { return descriptor_.is_open(); }
   /// The result for a connecting socket reported as writable.
-  Refusal refusal() const;
+  ConnectError connect_error() const;
   /// Number of bytes not acknowledged by the peer.
   std::size_t unacknowledged() const;
 
@@ -56,15 +55,15 @@ class Socket {
   /// True if bytes accepted by `write` have not left.
   bool pending() const { return records_ != nullptr && !records_->sealed().empty(); }
 
-  Moved read(const ReadSpaces& spaces);
-  Moved read(ByteSpan space) { return read({space, ByteSpan()}); }
-  Moved write(const Pieces& pieces);
+  IoResult read(const ReadBuffers& buffers);
+  IoResult read(ByteSpan buffer) { return read({buffer, ByteSpan()}); }
+  IoResult write(const WriteBuffers& buffers);
   /// Writes some first bytes of a connection, which always fit into the system's buffer.
   bool write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
 
  private:
-  Moved receive(const ReadSpaces& spaces);
-  Moved send(const Pieces& pieces);
+  IoResult receive(const ReadBuffers& buffers);
+  IoResult send(const WriteBuffers& buffers);
 
   Descriptor descriptor_;
   std::unique_ptr<Records> records_;  // null without protection
@@ -76,10 +75,10 @@ class Listener {
   /// Throws TransportError if the port is in use or the address belongs to another host.
   explicit Listener(const Endpoint& at);
 
-  int number() const { return descriptor_.number(); }
+  int fd() const { return descriptor_.fd(); }
   std::uint16_t port() const;
-  /// The next connection, if any. Sets `crowded` if no descriptor is free for the connection.
-  std::optional<Socket> accept(bool& crowded);
+  /// The next connection, if any. Sets `exhausted` if no descriptor is free for the connection.
+  std::optional<Socket> accept(bool& exhausted);
 
  private:
   Descriptor descriptor_;

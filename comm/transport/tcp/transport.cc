@@ -13,7 +13,7 @@
 #include "comm/transport/host/hosts.h"
 #include "comm/transport/tcp/address.h"
 #include "comm/transport/tcp/file_store.h"
-#include "comm/transport/tcp/lobby.h"
+#include "comm/transport/tcp/rendezvous.h"
 #include "comm/transport/tcp/wire.h"
 
 namespace tersor::tcp {
@@ -21,22 +21,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::hours kLongestTimeout{24 * 365};  // to prevent overflow of deadlines
-constexpr int kMostConnections = 16;
-constexpr int kMostRanks = 1 << 16;
+constexpr std::chrono::hours kMaxTimeout{24 * 365};  // to prevent overflow of deadlines
+constexpr int kMaxConnections = 16;
+constexpr int kMaxRanks = 1 << 16;
 constexpr std::string_view kTableKey = "table";
 constexpr std::string_view kTableTitle = "tersor tcp 1";
 
 void check(int rank, std::size_t ranks, const TcpOptions& options) {
-  if (ranks < 1 || ranks > kMostRanks)
+  if (ranks < 1 || ranks > kMaxRanks)
     throw InvalidArgumentError("ranks is " + std::to_string(ranks) + ": give 1 to " +
-                               std::to_string(kMostRanks));
+                               std::to_string(kMaxRanks));
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks)
     throw InvalidArgumentError("rank is " + std::to_string(rank) + ": give 0 to " +
                                std::to_string(ranks - 1));
-  if (options.connections < 1 || options.connections > kMostConnections)
+  if (options.connections < 1 || options.connections > kMaxConnections)
     throw InvalidArgumentError("connections is " + std::to_string(options.connections) +
-                               ": give 1 to " + std::to_string(kMostConnections));
+                               ": give 1 to " + std::to_string(kMaxConnections));
   if (options.timeout.count() < 0)
     throw InvalidArgumentError("timeout is " + std::to_string(options.timeout.count()) +
                                " ms: give 0 or more");
@@ -44,7 +44,7 @@ void check(int rank, std::size_t ranks, const TcpOptions& options) {
 }
 
 Clock::duration timeout_of(const TcpOptions& options) {
-  return std::min<std::chrono::milliseconds>(options.timeout, kLongestTimeout);
+  return std::min<std::chrono::milliseconds>(options.timeout, kMaxTimeout);
 }
 
 Clock::time_point deadline_of(const TcpOptions& options) {
@@ -96,8 +96,8 @@ Table parse_table(const std::string& text, int ranks) {
   return table;
 }
 
-std::string get_of(KeyValueStore& store, int rank, const std::string& key,
-                   Clock::time_point until) {
+std::string get_from_rank(KeyValueStore& store, int rank, const std::string& key,
+                          Clock::time_point until) {
   try {
     return store.get(key, until);
   } catch (const TransportError& error) {
@@ -109,7 +109,7 @@ std::string get_of(KeyValueStore& store, int rank, const std::string& key,
 Table gather(KeyValueStore& store, int ranks, const Entry& own, Clock::time_point until) {
   Table table{.secret = new_secret(), .entries = {own}};
   for (int rank = 1; rank < ranks; ++rank) {
-    const auto lines = lines_of(get_of(store, rank, key_of(rank), until), 2);
+    const auto lines = lines_of(get_from_rank(store, rank, key_of(rank), until), 2);
     table.entries.push_back({lines[0], lines[1]});
   }
   if (ranks > 1) store.set(std::string(kTableKey), table.text());
@@ -120,7 +120,7 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
                Clock::time_point until) {
   if (rank == 0) return gather(store, ranks, own, until);
   store.set(key_of(rank), own.text());
-  Table table = parse_table(get_of(store, 0, std::string(kTableKey), until), ranks);
+  Table table = parse_table(get_from_rank(store, 0, std::string(kTableKey), until), ranks);
   if (table.entries[static_cast<std::size_t>(rank)] != own)
     throw TransportError("the rendezvous store or file has an entry of another process for rank " +
                          std::to_string(rank) +
@@ -129,43 +129,43 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
   return table;
 }
 
-RankAddress address_by(const Table& table, int rank, const TcpOptions& options) {
+RankAddress make_rank_address(const Table& table, int rank, const TcpOptions& options) {
   RankAddress address{.rank = rank,
-                      .secret = Secret(table.secret).completed_by(options.secret),
+                      .secret = Secret(table.secret).combined_with(options.secret),
                       .connections = static_cast<std::size_t>(options.connections),
                       .protect = options.protect,
                       .timeout = timeout_of(options)};
   std::vector<std::string> hosts;
   for (const Entry& entry : table.entries) {
-    const std::string whose = "the address of rank " + std::to_string(address.endpoints.size());
-    address.endpoints.push_back(resolve(parse_address(entry.endpoint), whose));
+    const std::string owner = "the address of rank " + std::to_string(address.endpoints.size());
+    address.endpoints.push_back(resolve(parse_address(entry.endpoint), owner));
     hosts.push_back(entry.host);
   }
   address.host_names = host::number_hosts(hosts);
   return address;
 }
 
-std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wish) try {
+std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& requested) try {
   return std::make_unique<Listener>(own);
 } catch (const TransportError& error) {
-  if (wish.empty()) throw AddressError(error.what() + std::string("; give another address"));
-  throw AddressError("this rank's address, \"" + wish + "\": " + error.what());
+  if (requested.empty()) throw AddressError(error.what() + std::string("; give another address"));
+  throw AddressError("this rank's address, \"" + requested + "\": " + error.what());
 }
 
-RankAddress meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
+RankAddress join_via_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   Endpoint own = own_endpoint(options.address);
   auto listener = listener_at(own, options.address);
   own.port(listener->port());
   const Table table =
       exchange(store, rank, ranks, {text_of(own), host_identity()}, deadline_of(options));
-  RankAddress address = address_by(table, rank, options);
+  RankAddress address = make_rank_address(table, rank, options);
   address.listener = std::move(listener);
   return address;
 }
 
 // Rank 0 removes the entries after reading them. The table stays for late ranks.
-RankAddress meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& options) {
+RankAddress join_via_file(const fs::path& file, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   FileStore store(file.string() + ".");
   const fs::path table = store.file(std::string(kTableKey));
@@ -175,24 +175,24 @@ RankAddress meet_in_file(const fs::path& file, int rank, int ranks, const TcpOpt
   // Written only after all ranks have come.
   if (rank == 0) store.check_writable(std::string(kTableKey));
   try {
-    RankAddress address = meet_in_store(store, rank, ranks, options);
+    RankAddress address = join_via_store(store, rank, ranks, options);
     for (int other = 1; rank == 0 && other < ranks; ++other)
       fs::remove(store.file(key_of(other)), ignored);
     return address;
   } catch (...) {
-    store.take_back();
+    store.remove_stored();
     throw;
   }
 }
 
-RankAddress meet_at_addresses(std::span<const std::string> addresses, std::string_view secret,
-                              int rank, const TcpOptions& options) {
+RankAddress join_via_addresses(std::span<const std::string> addresses, std::string_view secret,
+                               int rank, const TcpOptions& options) {
   check(rank, addresses.size(), options);
   Table table{.secret = std::string(secret)};
   for (const std::string& address : addresses)
     table.entries.push_back({address, parse_address(address).host});
-  RankAddress address = address_by(table, rank, options);
-  address.listening_until = deadline_of(options);
+  RankAddress address = make_rank_address(table, rank, options);
+  address.listen_deadline = deadline_of(options);
   address.listener = std::make_unique<Listener>(address.endpoints[static_cast<std::size_t>(rank)]);
   return address;
 }
@@ -204,8 +204,8 @@ std::unique_ptr<Transport> transport_at(RankAddress address) {
 }  // namespace
 
 // No rank connects to a rank other than rank 0.
-std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks,
-                                 const TcpOptions& options) {
+std::unique_ptr<Transport> make_rendezvous_transport(const std::string& address, int rank,
+                                                     int ranks, const TcpOptions& options) {
   const auto count = static_cast<std::size_t>(std::max(ranks, 0));
   check(rank, count, options);
   RankAddress own{.rank = rank,
@@ -213,7 +213,7 @@ std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks
                   .host_names = std::vector<int>(count),
                   .secret = Secret(options.secret),
                   .protect = TcpProtection::kEncrypt,
-                  .listening_until = deadline_of(options),
+                  .listen_deadline = deadline_of(options),
                   .timeout = timeout_of(options)};
   own.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
   own.listener = std::make_unique<Listener>(own.endpoints[static_cast<std::size_t>(rank)]);
@@ -226,18 +226,18 @@ namespace tersor {
 
 std::unique_ptr<Transport> make_tcp_transport(KeyValueStore& store, int rank, int ranks,
                                               const TcpOptions& options) {
-  return tcp::transport_at(tcp::meet_in_store(store, rank, ranks, options));
+  return tcp::transport_at(tcp::join_via_store(store, rank, ranks, options));
 }
 
 std::unique_ptr<Transport> make_tcp_transport(const std::filesystem::path& file, int rank,
                                               int ranks, const TcpOptions& options) {
-  return tcp::transport_at(tcp::meet_in_file(file, rank, ranks, options));
+  return tcp::transport_at(tcp::join_via_file(file, rank, ranks, options));
 }
 
 std::unique_ptr<Transport> make_tcp_transport(std::span<const std::string> addresses,
                                               std::string_view secret, int rank,
                                               const TcpOptions& options) {
-  return tcp::transport_at(tcp::meet_at_addresses(addresses, secret, rank, options));
+  return tcp::transport_at(tcp::join_via_addresses(addresses, secret, rank, options));
 }
 
 }  // namespace tersor

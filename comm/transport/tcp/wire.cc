@@ -12,23 +12,23 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kFlushedWithin = 1s;  // for sent messages, before closing
+constexpr auto kFlushTimeout = 1s;  // for sent messages, before closing
 
 std::atomic<unsigned> forks{0};  // number of forks between the program's start and this process
 
 void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 
 /// The current count. The first call registers the fork handler.
-unsigned counted_forks() {
+unsigned fork_count() {
   [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
   return forks.load(std::memory_order_relaxed);
 }
 
 }  // namespace
 
-Process::Process() : forks_(counted_forks()) {}
+ForkGuard::ForkGuard() : forks_(fork_count()) {}
 
-bool Process::is_this() const { return forks.load(std::memory_order_relaxed) == forks_; }
+bool ForkGuard::is_same_process() const { return forks.load(std::memory_order_relaxed) == forks_; }
 
 struct TcpWire::Peer {
   const int rank;
@@ -36,7 +36,7 @@ struct TcpWire::Peer {
   std::string lost = {};  ///< reason of the loss, if lost
   std::vector<std::unique_ptr<Connection>> connections = {};
 
-  bool over() const { return !lost.empty(); }
+  bool is_lost() const { return !lost.empty(); }
 };
 
 TcpWire::TcpWire(RankAddress address) : address_(std::move(address)) {}
@@ -52,28 +52,28 @@ void TcpWire::start(Events events) {
 }
 
 std::unique_ptr<TcpWire::Peer> TcpWire::make_peer(int rank) {
-  auto made = std::make_unique<Peer>(Peer{
+  auto peer = std::make_unique<Peer>(Peer{
       rank, MessageReader(
                 rank, address_.connections, [this](std::size_t bytes) { return take_block(bytes); },
-                [this](Arrival arrival) { news_.push_back(std::move(arrival)); })});
+                [this](Arrival arrival) { arrivals_.push_back(std::move(arrival)); })});
   for (std::size_t connection = 0; connection < address_.connections; ++connection)
-    made->connections.push_back(std::make_unique<Connection>(connection, made->message_reader,
-                                                             owner_of(*made, connection)));
-  return made;
+    peer->connections.push_back(std::make_unique<Connection>(connection, peer->message_reader,
+                                                             owner_of(*peer, connection)));
+  return peer;
 }
 
 Connection::Owner TcpWire::owner_of(Peer& peer, std::size_t connection) {
   return {.reactor = reactor_,
           .done = done_,
           .make_block = [this](std::size_t bytes) { return take_block(bytes); },
-          .connect = [this, name = ConnectionId{peer.rank,
-                                                connection}] { connection_manager_->want(name); },
-          .read =
+          .connect = [this, id = ConnectionId{peer.rank,
+                                              connection}] { connection_manager_->request(id); },
+          .on_read =
               [&peer] {
-                for (const auto& other : peer.connections) other->look_again();
+                for (const auto& other : peer.connections) other->resume_reading();
               },
-          .read_rest = [&peer] { read_rest(peer); },
-          .lose = [this, &peer](const std::string& cause) { lose(peer, cause); }};
+          .drain = [&peer] { drain(peer); },
+          .on_lost = [this, &peer](const std::string& cause) { on_lost(peer, cause); }};
 }
 
 template <typename Visitor>
@@ -84,22 +84,22 @@ void TcpWire::for_each_connection(Visitor&& visit) const {
 }
 
 // Connections end one after another: the end of the first does not mean the others are empty.
-void TcpWire::read_rest(Peer& peer) {
-  constexpr int kMostRounds = 1000;
+void TcpWire::drain(Peer& peer) {
+  constexpr int kMaxRounds = 1000;
   bool any = true;
-  for (int round = 0; any && round < kMostRounds; ++round) {
+  for (int round = 0; any && round < kMaxRounds; ++round) {
     any = false;
-    for (const auto& connection : peer.connections) any = connection->read_rest() || any;
+    for (const auto& connection : peer.connections) any = connection->drain() || any;
   }
 }
 
 // A peer may disconnect after a goodbye. Messages still queued for the peer are discarded.
-void TcpWire::lose(Peer& peer, const std::string& cause) {
-  if (peer.over()) return;
+void TcpWire::on_lost(Peer& peer, const std::string& cause) {
+  if (peer.is_lost()) return;
   peer.lost = "the connection to rank " + std::to_string(peer.rank) + " broke: " + cause;
   std::vector<std::shared_ptr<Job>> dropped;
   for (auto& connection : peer.connections) connection->close(dropped);
-  if (peer.message_reader.ended())
+  if (peer.message_reader.received_goodbye())
     done_.insert(done_.end(), dropped.begin(), dropped.end());
   else
     losses_.push_back({peer.rank, std::move(dropped)});
@@ -107,9 +107,9 @@ void TcpWire::lose(Peer& peer, const std::string& cause) {
 
 void TcpWire::send(int to, MessageHead head, Payload payload) {
   Peer& receiver = peer(to);
-  if (!receiver.over())
+  if (!receiver.is_lost())
     post(receiver, head, std::move(payload));
-  else if (receiver.message_reader.ended() && payload.job != nullptr)
+  else if (receiver.message_reader.received_goodbye() && payload.job != nullptr)
     done_.push_back(std::move(payload.job));
   report_done();
 }
@@ -121,13 +121,13 @@ void TcpWire::keep(int to, const Job* job) {
 void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
   const std::size_t bytes = payload.bytes.size();
   // A fault overtakes messages of the first connection only.
-  const bool shared = bytes >= kLeastShared && !head.is_fault();
+  const bool shared = bytes >= kMinShared && !head.is_fault();
   const std::size_t parts = shared ? address_.connections : 1;
   if (payload.job != nullptr) payload.job->open = parts;
   for (std::size_t connection = 0; connection < parts; ++connection) {
     const Share share = share_of(bytes, connection, parts);
     peer.connections[connection]->send({.head = head,
-                                        .headed = connection == 0,
+                                        .has_header = connection == 0,
                                         .payload = payload.bytes.subspan(share.first, share.bytes),
                                         .block = payload.block,
                                         .job = payload.job});
@@ -136,27 +136,27 @@ void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
 
 bool TcpWire::poll() {
   if (connection_manager_ == nullptr) return false;  // alone, or ended
-  const bool moved = move();
+  const bool progressed = make_progress();
   report_done();
-  return report_arrivals() || moved;
+  return report_arrivals() || progressed;
 }
 
 // Connections made after a poll wake the next sleep. Connections made before the poll need this
 // explicit check.
-bool TcpWire::move() {
-  bool moved = reactor_.poll();
-  while (take_connections()) moved |= reactor_.poll();
-  return moved;
+bool TcpWire::make_progress() {
+  bool progressed = reactor_.poll();
+  while (attach_connections()) progressed |= reactor_.poll();
+  return progressed;
 }
 
-bool TcpWire::take_connections() {
-  auto connections = connection_manager_->made();
-  for (ConnectionResult& made : connections) {
-    Peer& with = peer(made.name.peer);
-    if (!made.socket)
-      lose(with, made.failure);
-    else if (!with.over())
-      with.connections[made.name.connection]->open(std::move(*made.socket));
+bool TcpWire::attach_connections() {
+  auto connections = connection_manager_->take_completed();
+  for (ConnectionResult& result : connections) {
+    Peer& with = peer(result.id.peer);
+    if (!result.socket)
+      on_lost(with, result.failure);
+    else if (!with.is_lost())
+      with.connections[result.id.connection]->attach(std::move(*result.socket));
   }
   return !connections.empty();
 }
@@ -167,10 +167,10 @@ void TcpWire::report_done() {
 }
 
 bool TcpWire::report_arrivals() {
-  const bool any = !news_.empty() || !losses_.empty();
-  while (!news_.empty()) {
-    Arrival arrival = std::move(news_.front());
-    news_.pop_front();
+  const bool any = !arrivals_.empty() || !losses_.empty();
+  while (!arrivals_.empty()) {
+    Arrival arrival = std::move(arrivals_.front());
+    arrivals_.pop_front();
     events_.take(std::move(arrival));
   }
   while (!losses_.empty()) {
@@ -218,7 +218,7 @@ std::string TcpWire::obstacle(int peer) const {
 // Discards messages of peers: the operations are finished.
 void TcpWire::record_abort() {
   for (const auto& peer : peers_)
-    if (peer != nullptr) peer->message_reader.drop_payloads();
+    if (peer != nullptr) peer->message_reader.discard_payloads();
 }
 
 // Closing a connection with unread data discards bytes not yet delivered to the peer. Therefore,
@@ -227,27 +227,27 @@ void TcpWire::record_abort() {
 bool TcpWire::end(Parting parting) {
   if (!running()) return false;
   if (ranks() == 1) return true;
-  const auto until = Clock::now() + kFlushedWithin;
+  const auto until = Clock::now() + kFlushTimeout;
   while (parting == Parting::kAlone && !flushed() && Clock::now() < until) {
-    if (!move()) reactor_.sleep(Clock::now() + 1ms);  // acknowledgements cause no event
-    news_.clear();
+    if (!make_progress()) reactor_.sleep(Clock::now() + 1ms);  // acknowledgements cause no event
+    arrivals_.clear();
   }
   std::vector<std::shared_ptr<Job>> dropped;
   for_each_connection([&](Connection& connection) { connection.close(dropped); });
   connection_manager_.reset();
-  news_.clear();
+  arrivals_.clear();
   done_.clear();
   return true;
 }
 
 bool TcpWire::flushed() const {
-  bool left = true;
+  bool all_flushed = true;
   for_each_connection([&](Connection& connection) {
-    const bool arrived =
+    const bool acknowledged =
         connection.socket() == nullptr || connection.socket()->unacknowledged() == 0;
-    left = left && arrived && connection.quiet();
+    all_flushed = all_flushed && acknowledged && connection.quiet();
   });
-  return left;
+  return all_flushed;
 }
 
 }  // namespace tersor::tcp

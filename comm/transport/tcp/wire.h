@@ -18,11 +18,11 @@ namespace tersor::tcp {
 
 /// Detects forks. A forked process has the memory and the descriptors, but no threads and no rank
 /// of its own.
-class Process {
+class ForkGuard {
  public:
-  Process();
+  ForkGuard();
   /// A cheap check of memory.
-  bool is_this() const;
+  bool is_same_process() const;
 
  private:
   const unsigned forks_;
@@ -54,15 +54,15 @@ class TcpWire final : public Wire {
   bool quiet() const override;
   void rest(int alarm, Clock::time_point until) const override;
   /// False in a process forked from the transport's process.
-  bool running() const override { return process_.is_this(); }
+  bool running() const override { return fork_guard_.is_same_process(); }
   void check_thread() override;
   bool shows_its_end_to(int peer) const override;
   std::string obstacle(int peer) const override;
   void record_abort() override;
 
-  /// Number of connected peers without a proof of identity.
-  std::size_t strangers() const {
-    return connection_manager_ ? connection_manager_->strangers() : 0;
+  /// Number of connected peers that are not authenticated.
+  std::size_t unauthenticated() const {
+    return connection_manager_ ? connection_manager_->unauthenticated() : 0;
   }
   /// True if other ranks may still connect.
   bool listens() const { return connection_manager_ != nullptr && connection_manager_->listens(); }
@@ -79,24 +79,24 @@ class TcpWire final : public Wire {
   std::unique_ptr<Peer> make_peer(int rank);
   Connection::Owner owner_of(Peer& peer, std::size_t connection);
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }
-  static void read_rest(Peer& peer);
-  void lose(Peer& peer, const std::string& cause);
+  static void drain(Peer& peer);
+  void on_lost(Peer& peer, const std::string& cause);
   void post(Peer& peer, const MessageHead& head, Payload payload);
-  bool move();
-  bool take_connections();  // returns true if there were any
+  bool make_progress();
+  bool attach_connections();  // returns true if there were any
   void report_done();
   bool report_arrivals();
   bool flushed() const;
   template <typename Visitor>
   void for_each_connection(Visitor&& visit) const;
 
-  const Process process_;
+  const ForkGuard fork_guard_;
   RankAddress address_;
   Events events_;
   Reactor reactor_;
   std::unique_ptr<ConnectionManager> connection_manager_;
   std::vector<std::shared_ptr<Job>> done_;    // notifications to deliver
-  std::deque<Arrival> news_;                  // messages to deliver, in order
+  std::deque<Arrival> arrivals_;              // messages to deliver, in order
   std::deque<Loss> losses_;                   // losses to deliver, after all messages
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for this rank
 };

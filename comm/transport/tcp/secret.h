@@ -1,6 +1,6 @@
-// The proof of identity of a connection: both ends know the world's secret. HMAC-SHA256 of
+// The authentication of a connection: both ends know the world's secret. HMAC-SHA256 of
 // libsodium, linked statically (0.2 MB, compared with 4.4 MB of providers for OpenSSL). Only
-// proof.cc and records.cc use libsodium.
+// secret.cc and records.cc use libsodium.
 #pragma once
 
 #include <tersor/span.h>
@@ -14,19 +14,19 @@
 namespace tersor::tcp {
 
 inline constexpr std::size_t kNonceBytes = 32;
-inline constexpr std::size_t kProofBytes = 32;
-inline constexpr std::size_t kLeastSecretBytes = 16;
+inline constexpr std::size_t kDigestBytes = 32;
+inline constexpr std::size_t kMinSecretBytes = 16;
 
 using Nonce = std::array<std::byte, kNonceBytes>;
-using Proof = std::array<std::byte, kProofBytes>;
+using Digest = std::array<std::byte, kDigestBytes>;
 
 /// The purpose of a keyed hash: a hash for one purpose never passes for a hash for another purpose.
-enum class Role : std::uint8_t {
-  kCaller = 1,
-  kAnswerer,
-  kCallerSends,    ///< key of the bytes sent by the caller
-  kAnswererSends,  ///< key of the bytes sent by the answerer
-  kCompletion,     ///< Secret::completed_by
+enum class MacPurpose : std::uint8_t {
+  kClientMac = 1,
+  kServerMac,
+  kClientKey,    ///< key of the bytes sent by the client
+  kServerKey,    ///< key of the bytes sent by the server
+  kCombination,  ///< Secret::combined_with
 };
 
 /// The secret shared by the ranks of a world. Overwritten in memory on destruction.
@@ -39,19 +39,19 @@ class Secret {
   Secret(const Secret& other) = default;
   Secret& operator=(const Secret&) = delete;
 
-  /// Throws InvalidArgumentError if the text has fewer than kLeastSecretBytes bytes.
+  /// Throws InvalidArgumentError if the text has fewer than kMinSecretBytes bytes.
   static void check(std::string_view text);
   /// Returns a secret known only to the holders of both secrets. An empty text leaves the secret
   /// unchanged.
-  Secret completed_by(std::string_view text) const;
+  Secret combined_with(std::string_view text) const;
 
-  /// The keyed hash of `transcript` in a role.
-  Proof prove(Role role, ConstByteSpan transcript) const;
-  /// True if `proof` is the keyed hash of `transcript`. Takes equal time for wrong proofs.
-  bool accepts(const Proof& proof, Role role, ConstByteSpan transcript) const;
+  /// The keyed hash of `transcript` for a purpose.
+  Digest compute_mac(MacPurpose purpose, ConstByteSpan transcript) const;
+  /// True if `mac` is the keyed hash of `transcript`. Takes equal time for wrong hashes.
+  bool verify(const Digest& mac, MacPurpose purpose, ConstByteSpan transcript) const;
 
  private:
-  Proof key_;
+  Digest key_;
 };
 
 /// Cryptographically secure random bytes.
