@@ -260,7 +260,7 @@ struct Gossip::State {
     link.is_lost = true;
     seen.lost.push_back(link.edge.rank);
     lost_edges.add(rank, link.edge.rank);
-    mailbox->forget(link.edge.rank);
+    mailbox->cancel(link.edge.rank);
     try {
       mailbox->send(link.edge.rank, {.type = GossipMessage::kGaveUp});
     } catch (const PeerLostError&) {  // the neighbour is lost

@@ -65,24 +65,24 @@ std::vector<Difference> Agreement::differences(const Agreement& other, int rank,
                        std::string_view other_value) {
     found.push_back({item, name, rank, std::string(value), other_rank, std::string(other_value)});
   };
-  const OptionValues own = values_of(options_), there = values_of(other.options_);
+  const OptionValues own = values_of(options_), theirs = values_of(other.options_);
   const auto lacks = [](const OptionValues& values, const std::string& item) {
     const auto first = values.lower_bound({item, "", 0});
     return first == values.end() || std::get<0>(first->first) != item;
   };
   OptionValues all = own;
-  all.insert(there.begin(), there.end());
+  all.insert(theirs.begin(), theirs.end());
   for (const auto& [key, unused] : all) {
     const auto& [item, name, number] = key;
-    if (!item.empty() && (lacks(own, item) || lacks(there, item))) {
+    if (!item.empty() && (lacks(own, item) || lacks(theirs, item))) {
       if (!found.empty() && found.back().item == item) continue;
       lacks(own, item) ? add(item, "", kAbsent, kPresent) : add(item, "", kPresent, kAbsent);
       continue;
     }
-    const auto one = own.find(key), two = there.find(key);
+    const auto one = own.find(key), two = theirs.find(key);
     const std::string_view value = one == own.end() ? kAbsent : std::string_view(one->second);
     const std::string_view other_value =
-        two == there.end() ? kAbsent : std::string_view(two->second);
+        two == theirs.end() ? kAbsent : std::string_view(two->second);
     if (value != other_value) add(item, name, value, other_value);
   }
   const auto [one, two] = std::ranges::mismatch(options_, other.options_);
@@ -154,7 +154,7 @@ std::vector<std::string> unpack(ConstByteSpan bytes) {
     return number;
   };
   std::vector<std::string> strings;
-  for (std::uint32_t left = take_number(); left > 0; --left) {
+  for (std::uint32_t remaining = take_number(); remaining > 0; --remaining) {
     const ConstByteSpan one = take(take_number());
     strings.emplace_back(reinterpret_cast<const char*>(one.data()), one.size());
   }

@@ -33,8 +33,8 @@ std::vector<int> all_ranks(int ranks) {
   return all;
 }
 
-void refuse(const Operation& operation, const std::string& why) {
-  throw InvalidArgumentError(std::string(operation.name) + ": " + why);
+void refuse(const Operation& operation, const std::string& reason) {
+  throw InvalidArgumentError(std::string(operation.name) + ": " + reason);
 }
 
 void check_entries(const Operation& operation, std::size_t entries, int ranks) {

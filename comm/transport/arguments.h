@@ -14,7 +14,7 @@ namespace tersor {
 std::vector<int> all_ranks(int ranks);
 
 /// Throws InvalidArgumentError with the operation's name.
-[[noreturn]] void refuse(const Operation& operation, const std::string& why);
+[[noreturn]] void refuse(const Operation& operation, const std::string& reason);
 
 /// Throws InvalidArgumentError unless there is one entry per rank.
 void check_entries(const Operation& operation, std::size_t entries, int ranks);

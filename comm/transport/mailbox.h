@@ -93,7 +93,7 @@ class Mailbox {
     return message;
   }
   /// Ends all operations with `peer`.
-  void forget(int peer) { peers_.erase(peer); }
+  void cancel(int peer) { peers_.erase(peer); }
 
  private:
   struct Peer {

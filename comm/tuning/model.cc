@@ -80,7 +80,7 @@ const LinkFigures& ring_link(const Network& network, int ranks) {
 double ring_messages(double part_bytes) {
   using Tuning = host::RingTuning;
   const double bytes = std::clamp<double>(part_bytes / Tuning::kChunksPerPart,
-                                          Tuning::kLeastChunkBytes, Tuning::kMostChunkBytes);
+                                          Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes);
   return std::max(1.0, std::ceil(part_bytes / bytes));
 }
 
@@ -147,13 +147,13 @@ class Walk {
   void add_steps(const host::HostSteps& steps, int ranks, double value_bytes) {
     const int apart = question_.ranks / ranks;
     for (const host::HostStep& step : steps) {
-      const bool sends = step.to != host::HostStep::kNobody;
-      const std::size_t count = sends ? step.sent.count : step.taken.count;
+      const bool sends = step.to != host::HostStep::kNoRank;
+      const std::size_t count = sends ? step.sent.count : step.received.count;
       const StepMessage message{apart * (sends ? step.to : step.from)};
       add_wire(traffic_of({message}, {.bytes = static_cast<double>(count) * value_bytes}), {});
       if (step.combines)
         stages_.latency +=
-            static_cast<double>(step.taken.count) * value_bytes * figures_.add_seconds_per_byte;
+            static_cast<double>(step.received.count) * value_bytes * figures_.add_seconds_per_byte;
     }
   }
 
@@ -250,8 +250,8 @@ class Walk {
     const double whole = static_cast<double>(question_.count) * value_bytes;
     if (ranks == question_.ranks && algorithm(whole) != host::SumAlgorithm::kRing)
       return algorithm(bytes);
-    return bytes <= host::SumTuning::kMostDirectBytes ? host::SumAlgorithm::kDirect
-                                                      : host::SumAlgorithm::kRing;
+    return bytes <= host::SumTuning::kMaxDirectBytes ? host::SumAlgorithm::kDirect
+                                                     : host::SumAlgorithm::kRing;
   }
 
   // A few KiB are sent to all ranks at once, and each rank adds all values.

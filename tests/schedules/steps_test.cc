@@ -53,11 +53,11 @@ class StepsWalk {
     if (at_[rank] == steps_[rank].size()) return false;
     const HostStep& step = steps_[rank][at_[rank]];
     bool moved = false;
-    if (step.to != HostStep::kNobody && posted_.insert({rank, at_[rank]}).second) {
+    if (step.to != HostStep::kNoRank && posted_.insert({rank, at_[rank]}).second) {
       send(rank, step);
       moved = true;
     }
-    if (step.from != HostStep::kNobody && !take(rank, step)) return moved;
+    if (step.from != HostStep::kNoRank && !take(rank, step)) return moved;
     ++at_[rank];
     return true;
   }
@@ -76,9 +76,9 @@ class StepsWalk {
     if (queue.empty()) return false;
     const Items came = queue.front();
     queue.pop_front();
-    EXPECT_EQ(came.size(), step.taken.count);
+    EXPECT_EQ(came.size(), step.received.count);
     for (std::size_t i = 0; i < came.size(); ++i) {
-      std::string& item = items_[rank][step.taken.first + i];
+      std::string& item = items_[rank][step.received.first + i];
       // The lower rank's operand comes first on both ranks.
       if (!step.combines)
         item = came[i];

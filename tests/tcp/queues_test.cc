@@ -19,11 +19,11 @@ namespace tersor::tcp {
 namespace {
 
 MessageHead head_of(std::size_t bytes, std::uint32_t number,
-                    host::Kind kind = host::Kind::kMessage) {
+                    host::MessageType type = host::MessageType::kMessage) {
   host::Head head;
   head.envelope.bytes = bytes;
   head.tag = number;
-  head.kind = kind;
+  head.type = type;
   return host::to_message_head(head);
 }
 
@@ -191,12 +191,12 @@ TEST(TcpQueues, FaultOvertakesQueuedMessages) {
   pair.send(head_of(first.size(), 1), first);
   pair.move(0, 10);
   pair.send(head_of(second.size(), 2), second);
-  pair.send(head_of(why.size(), 3, host::Kind::kFault), why);
+  pair.send(head_of(why.size(), 3, host::MessageType::kFault), why);
   pair.move(0, 1 << 20);
   ASSERT_EQ(pair.came().size(), 2u);
   EXPECT_EQ(host::head_of(pair.came()[1].head).tag, 3u);
   pair.move(0, 1 << 20);
-  pair.send(head_of(why.size(), 4, host::Kind::kFault), why);
+  pair.send(head_of(why.size(), 4, host::MessageType::kFault), why);
   while (pair.move(0, 1 << 20) != 0) {
   }
   ASSERT_EQ(pair.came().size(), 3u) << "the second message waits for the other connection";
@@ -259,7 +259,7 @@ TEST(TcpQueues, RejectsMalformedMessages) {
 TEST(TcpQueues, ReaderEndsAfterFinalLeave) {
   Pair pair(1);
   host::Head head;
-  head.kind = host::Kind::kLeave;
+  head.type = host::MessageType::kLeave;
   pair.send(host::to_message_head(head), {});
   pair.move_all();
   EXPECT_FALSE(pair.message_reader().received_goodbye()) << "it left one channel";

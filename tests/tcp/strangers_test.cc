@@ -311,7 +311,7 @@ TEST_F(TcpPlayedPeer, IgnoresAnswerWithInvalidRank) {
     SetUp();
     host::Head head;
     head.channel = Signature().value();
-    head.kind = host::Kind::kAnswer;
+    head.type = host::MessageType::kAnswer;
     head.part = 1;  // the first query
     head.from = rank;
     const MessageHead message = host::to_message_head(head);
@@ -327,15 +327,15 @@ TEST_F(TcpPlayedPeer, ReportsMalformedAgreement) {
   const auto options = std::as_bytes(std::span(valid));
   const std::vector<std::byte> huge(8, std::byte{0xff});
   struct Malformed {
-    host::Kind kind;
+    host::MessageType type;
     const char* error;
     ConstByteSpan payload;
   };
   std::vector<Malformed> messages;
   for (const auto& [kind, error] :
-       {std::pair{host::Kind::kOptions, "sends options that cannot be read"},
-        std::pair{host::Kind::kCompare, "sends a mismatch that cannot be read"},
-        std::pair{host::Kind::kFault, "rank 1 announces a fault that cannot be read"}})
+       {std::pair{host::MessageType::kOptions, "sends options that cannot be read"},
+        std::pair{host::MessageType::kCompare, "sends a mismatch that cannot be read"},
+        std::pair{host::MessageType::kFault, "rank 1 announces a fault that cannot be read"}})
     for (const ConstByteSpan payload : {ConstByteSpan(), options.first(3),
                                         options.first(options.size() - 1), ConstByteSpan(huge)})
       messages.push_back({kind, error, payload});
@@ -343,7 +343,7 @@ TEST_F(TcpPlayedPeer, ReportsMalformedAgreement) {
     SetUp();
     host::Head head;
     head.channel = Signature().value();
-    head.kind = kind;
+    head.type = kind;
     head.part = head.from = 1;
     head.envelope.bytes = payload.size();
     const MessageHead message = host::to_message_head(head);

@@ -12,13 +12,13 @@
 namespace tersor::host {
 namespace {
 
-using Kinds = std::vector<std::pair<int, Kind>>;
+using Kinds = std::vector<std::pair<int, MessageType>>;
 constexpr std::size_t kWindow = 8192;
 
 /// The parts of rank 0 of 3. Holds the lock.
 struct Parts final : Actions {
   void send(int peer, Head head, Wire::Payload payload) override {
-    sent.push_back({peer, head.kind});
+    sent.push_back({peer, head.type});
     last = head;
     payloads.push_back(std::move(payload));
   }
@@ -35,9 +35,9 @@ struct Parts final : Actions {
 
   Parts() { lock.lock(); }
   ~Parts() { lock.unlock(); }
-  ChannelState& everybody() { return channels.everybody(); }
+  ChannelState& world() { return channels.world(); }
   ChannelState& isolated() {
-    return channels.join(everybody(), everybody().members, FaultDomain::Kind::kIsolated);
+    return channels.join(world(), world().members, FaultDomain::Kind::kIsolated);
   }
   Wire::Arrival arrival(int peer, std::string_view text) {
     return {.payload = pool.copy(std::as_bytes(std::span(text))), .peer = peer};
@@ -90,22 +90,22 @@ TEST(EngineParts, ReceivesCloseBeforeOrAfterTheirMessages) {
   Parts parts;
   for (const bool early : {true, false}) {
     Call call(1, 0);
-    if (!early) parts.delivery.post(parts.everybody(), call.batch);
+    if (!early) parts.delivery.post(parts.world(), call.batch);
     EXPECT_FALSE(call.batch.closed());
-    parts.delivery.take_message(head_of_call(parts.everybody(), 5), parts.arrival(1, "bytes"));
-    if (early) parts.delivery.post(parts.everybody(), call.batch);
+    parts.delivery.on_message(head_of_call(parts.world(), 5), parts.arrival(1, "bytes"));
+    if (early) parts.delivery.post(parts.world(), call.batch);
     EXPECT_TRUE(call.batch.closed());
     EXPECT_EQ(call.incoming[0].payload.bytes().size(), 5u);
-    EXPECT_TRUE(parts.lock.will_signal(parts.everybody().event));
+    EXPECT_TRUE(parts.lock.will_signal(parts.world().event));
   }
-  EXPECT_EQ(parts.everybody().counters.received_bytes, 2 * (64 + 5));
+  EXPECT_EQ(parts.world().counters.received_bytes, 2 * (64 + 5));
 }
 
 TEST(EngineParts, MessagesBeyondTheCreditsWaitForARequest) {
   Parts parts;
   Call eager({}, 4000), beyond({}, 4000);
-  for (Call* call : {&eager, &beyond}) parts.delivery.post(parts.everybody(), call->batch);
-  EXPECT_EQ(parts.sent, (Kinds{{1, Kind::kMessage}, {1, Kind::kAnnounced}}));
+  for (Call* call : {&eager, &beyond}) parts.delivery.post(parts.world(), call->batch);
+  EXPECT_EQ(parts.sent, (Kinds{{1, MessageType::kMessage}, {1, MessageType::kAnnounced}}));
   EXPECT_EQ(parts.last.envelope.bytes, 4000u);
   const auto payload = parts.flow.take_request(1, 0);
   ASSERT_TRUE(payload.has_value());
@@ -115,9 +115,9 @@ TEST(EngineParts, MessagesBeyondTheCreditsWaitForARequest) {
   payload->job->done(*payload->job);
   EXPECT_TRUE(beyond.batch.closed());
   EXPECT_FALSE(parts.flow.send_eagerly(1, 4000));
-  parts.flow.take_credits(1, 4512);
+  parts.flow.on_credits(1, 4512);
   EXPECT_TRUE(parts.flow.send_eagerly(1, 4000));
-  parts.delivery.cancel(parts.everybody(), eager.batch);
+  parts.delivery.cancel(parts.world(), eager.batch);
   EXPECT_EQ(parts.kept, std::vector{1});
 }
 
@@ -126,10 +126,10 @@ TEST(EngineParts, CreditsReturnAfterAQuarterOfTheWindow) {
   for (int message = 0; message < 4; ++message) {
     EXPECT_TRUE(parts.sent.empty());
     Call call(1, 0);
-    parts.delivery.take_message(head_of_call(parts.everybody(), 5), parts.arrival(1, "bytes"));
-    parts.delivery.post(parts.everybody(), call.batch);
+    parts.delivery.on_message(head_of_call(parts.world(), 5), parts.arrival(1, "bytes"));
+    parts.delivery.post(parts.world(), call.batch);
   }
-  EXPECT_EQ(parts.sent, (Kinds{{1, Kind::kCredits}}));
+  EXPECT_EQ(parts.sent, (Kinds{{1, MessageType::kCredits}}));
   EXPECT_EQ(parts.last.envelope.count, 4u * (512 + 5));
 }
 
@@ -138,41 +138,41 @@ TEST(EngineParts, DepartedRankFailsItsDomainOrOneIsolatedOperation) {
   ChannelState& isolated = parts.isolated();
   Call alone(1, 0), common(1, 0);
   parts.delivery.post(isolated, alone.batch);
-  parts.delivery.post(parts.everybody(), common.batch);
-  parts.faults.leave(1);
-  parts.delivery.depart(1);
+  parts.delivery.post(parts.world(), common.batch);
+  parts.faults.record_departure(1);
+  parts.delivery.on_departure(1);
   EXPECT_TRUE(alone.batch.closed());
   ASSERT_NE(alone.batch.error, nullptr);
   EXPECT_THROW(std::rethrow_exception(alone.batch.error), PeerLostError);
   EXPECT_FALSE(isolated.faulty());
-  EXPECT_EQ(parts.everybody().domain->fault.text, "gather on rank 0: rank 1 left");
+  EXPECT_EQ(parts.world().domain->fault.text, "gather on rank 0: rank 1 left");
 }
 
 TEST(EngineParts, LossIsAnnouncedLater) {
   Parts parts;
-  ASSERT_TRUE(parts.faults.lose(2, "no cable"));
-  EXPECT_FALSE(parts.faults.lose(2, "again"));
-  EXPECT_TRUE(parts.faults.gone(parts.isolated(), 2));
-  EXPECT_FALSE(parts.faults.gone(parts.everybody(), 2));
-  const Clock::time_point due = parts.faults.due();
-  EXPECT_FALSE(parts.faults.act(due - std::chrono::milliseconds(1)));
-  EXPECT_TRUE(parts.faults.act(due));
-  EXPECT_TRUE(parts.faults.gone(parts.everybody(), 2));
-  EXPECT_EQ(parts.everybody().domain->fault.text, "no cable");
-  EXPECT_EQ(parts.faults.due(), Clock::time_point::max());
+  ASSERT_TRUE(parts.faults.record_loss(2, "no cable"));
+  EXPECT_FALSE(parts.faults.record_loss(2, "again"));
+  EXPECT_TRUE(parts.faults.departed(parts.isolated(), 2));
+  EXPECT_FALSE(parts.faults.departed(parts.world(), 2));
+  const Clock::time_point due = parts.faults.next_deadline();
+  EXPECT_FALSE(parts.faults.run_due(due - std::chrono::milliseconds(1)));
+  EXPECT_TRUE(parts.faults.run_due(due));
+  EXPECT_TRUE(parts.faults.departed(parts.world(), 2));
+  EXPECT_EQ(parts.world().domain->fault.text, "no cable");
+  EXPECT_EQ(parts.faults.next_deadline(), Clock::time_point::max());
 }
 
 TEST(EngineParts, DifferentCallsExchangeTheirOptionsFirst) {
   Parts parts;
-  ChannelState& channel = parts.everybody();
-  channel.agreements.note(5, std::make_shared<Agreement>());
+  ChannelState& channel = parts.world();
+  channel.agreements.insert(5, std::make_shared<Agreement>());
   Call call(1, 0);
   parts.delivery.post(channel, call.batch);
-  parts.delivery.take_message(head_of_call(channel, 5, 6), parts.arrival(1, "bytes"));
-  EXPECT_EQ(parts.sent, (Kinds{{1, Kind::kOptions}}));
-  EXPECT_TRUE(parts.faults.in_dispute(*channel.domain));
-  ASSERT_LT(parts.faults.due(), Clock::time_point::max());
-  EXPECT_TRUE(parts.faults.act(parts.faults.due()));
+  parts.delivery.on_message(head_of_call(channel, 5, 6), parts.arrival(1, "bytes"));
+  EXPECT_EQ(parts.sent, (Kinds{{1, MessageType::kOptions}}));
+  EXPECT_TRUE(parts.faults.is_comparing(*channel.domain));
+  ASSERT_LT(parts.faults.next_deadline(), Clock::time_point::max());
+  EXPECT_TRUE(parts.faults.run_due(parts.faults.next_deadline()));
   EXPECT_EQ(channel.domain->fault.text,
             "gather on rank 0: rank 1 calls gather with other arguments (codec, count, dtype, root "
             "or options)");
@@ -181,26 +181,26 @@ TEST(EngineParts, DifferentCallsExchangeTheirOptionsFirst) {
 TEST(EngineParts, InquiryFollowsAnswers) {
   Parts parts;
   Call call(1, 0);
-  parts.delivery.post(parts.everybody(), call.batch);
+  parts.delivery.post(parts.world(), call.batch);
   const Head question{
-      .channel = parts.everybody().id, .tag = 7, .part = 3, .kind = Kind::kQuestion};
-  parts.inquiry.take_question(question, 2, false);
-  EXPECT_TRUE(parts.inquiry.is_questioned());
+      .channel = parts.world().id, .tag = 7, .part = 3, .type = MessageType::kQuestion};
+  parts.inquiry.on_question(question, 2, false);
+  EXPECT_TRUE(parts.inquiry.has_questions());
   parts.inquiry.answer_questions();
-  EXPECT_EQ(parts.sent, (Kinds{{2, Kind::kAnswer}}));
+  EXPECT_EQ(parts.sent, (Kinds{{2, MessageType::kAnswer}}));
   const int awaited = 1, next = 2;
   EXPECT_TRUE(std::ranges::equal(parts.payloads[0].bytes, std::as_bytes(std::span(&awaited, 1))));
 
   // Rank 1 waits for rank 2. Rank 2 stays silent.
   const Inquiry::PollUntil poll_until = [&](const std::function<bool()>& done) {
-    if (parts.sent.back() == std::pair(1, Kind::kQuestion))
-      parts.inquiry.take_answer({.envelope = {.signature = 5}, .tag = 7, .part = parts.last.part},
-                                std::as_bytes(std::span(&next, 1)));
+    if (parts.sent.back() == std::pair(1, MessageType::kQuestion))
+      parts.inquiry.on_answer({.envelope = {.signature = 5}, .tag = 7, .part = parts.last.part},
+                              std::as_bytes(std::span(&next, 1)));
     while (!done()) {
     }
   };
   const FailedRanks failed = parts.inquiry.find(
-      parts.everybody(), {.name = "gather", .tag = 7, .timeout = std::chrono::milliseconds(1)},
+      parts.world(), {.name = "gather", .tag = 7, .timeout = std::chrono::milliseconds(1)},
       std::vector{1}, poll_until);
   EXPECT_EQ(failed.ranks, std::vector{2});
   EXPECT_EQ(failed.difference, "");

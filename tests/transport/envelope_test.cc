@@ -9,17 +9,17 @@ namespace {
 TEST(Envelope, ReportsFormatVersionMismatch) {
   const Expectation expected{.envelope = {.signature = 7}, .capacity = 100};
   Envelope came{.signature = 7, .bytes = 60};
-  EXPECT_TRUE(agrees(expected, came));
+  EXPECT_TRUE(matches(expected, came));
   came.version = 2;
-  EXPECT_FALSE(agrees(expected, came));
-  EXPECT_EQ(disagreement(expected, came, "rank 3", "allreduce"),
+  EXPECT_FALSE(matches(expected, came));
+  EXPECT_EQ(mismatch_text(expected, came, "rank 3", "allreduce"),
             "rank 3 uses another version of the transport");
 }
 
 TEST(Envelope, AcceptsByteCountsWithinExpectedRange) {
-  const Expectation expected{.least_bytes = 10, .capacity = 20};
+  const Expectation expected{.min_bytes = 10, .capacity = 20};
   for (const std::uint64_t bytes : {9u, 10u, 20u, 21u})
-    EXPECT_EQ(agrees(expected, {.bytes = bytes}), bytes >= 10 && bytes <= 20) << bytes;
+    EXPECT_EQ(matches(expected, {.bytes = bytes}), bytes >= 10 && bytes <= 20) << bytes;
 }
 
 }  // namespace

@@ -157,8 +157,8 @@ TEST_P(GatherInRounds, OversizedMessageFailsOnAllRanks) {
 TEST(GatherTuning, SmallGatherOnManyRanksUsesFewMessages) {
   const host::RoundsTuning tuning;
   std::atomic<int> wrong{0};
-  run_ranks(tuning.least_ranks, {}, [&](Transport& transport) {
-    const auto send = pattern(tuning.most_bytes, transport.rank(), 0);
+  run_ranks(tuning.min_ranks, {}, [&](Transport& transport) {
+    const auto send = pattern(tuning.max_bytes, transport.rank(), 0);
     Handle handle = transport.all_gather(operation_of(transport), send, send.size());
     handle.wait_synchronize();
     for (const int rank : peers_of(transport))

@@ -13,7 +13,7 @@ namespace tersor::host {
 /// Direct-mapped by signature: a later signature may replace an earlier one.
 class AgreementCache {
  public:
-  void note(std::uint64_t signature, const std::shared_ptr<const Agreement>& agreement) {
+  void insert(std::uint64_t signature, const std::shared_ptr<const Agreement>& agreement) {
     Entry& entry = entries_[signature % kEntries];
     if (entry.signature == signature && entry.agreement != nullptr) return;
     if (agreement != nullptr) entry = {signature, agreement};

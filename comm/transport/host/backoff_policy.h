@@ -17,49 +17,49 @@ namespace tersor::host {
 class BackoffPolicy {
  public:
   /// Call before the first poll and after each poll with progress.
-  void renew() { news_ = kNow; }
+  void reset() { last_progress_ = kUnset; }
 
-  /// Waits for a moment, unless the preceding poll already yielded (`borrowed`). Waits at most
+  /// Waits for a moment, unless the preceding poll already yielded (`yielded`). Waits at most
   /// until a signal of `event` or `until`. Returns the time of the last clock reading.
-  Clock::time_point wait(Event& event, std::uint32_t seen, Clock::time_point until, bool borrowed) {
-    return wait(kYielding, borrowed, [&](Clock::time_point now) {
-      event.wait(seen, std::min(until, now + kNap), Event::WaitMode::kLong);
+  Clock::time_point wait(Event& event, std::uint32_t seen, Clock::time_point until, bool yielded) {
+    return wait(kMaxYieldTime, yielded, [&](Clock::time_point now) {
+      event.wait(seen, std::min(until, now + kNap), Event::WaitMode::kSleep);
     });
   }
 
-  /// Same for a network that wakes sleeping threads: `sleep` returns when there is news.
+  /// Same for a network that wakes sleeping threads: `sleep` returns at an event.
   template <typename Sleep>
-  Clock::time_point wait_for_news(Sleep&& sleep) {
-    return wait(kYieldingBeforeSleep, false, [&](Clock::time_point) { sleep(); });
+  Clock::time_point wait_for_event(Sleep&& sleep) {
+    return wait(kMaxYieldTimeBeforeSleep, false, [&](Clock::time_point) { sleep(); });
   }
 
  private:
-  static constexpr std::chrono::microseconds kYielding{500};  // without progress
-  static constexpr std::chrono::microseconds kYieldingBeforeSleep{50};
+  static constexpr std::chrono::microseconds kMaxYieldTime{500};  // without progress
+  static constexpr std::chrono::microseconds kMaxYieldTimeBeforeSleep{50};
   static constexpr std::chrono::microseconds kNap{50};
   // An iteration longer than this time shows a computing thread.
   static constexpr std::chrono::microseconds kLongIteration{600};
   static constexpr unsigned kNapsAfter = 200;  // number of naps after a long iteration
 
-  static constexpr Clock::time_point kNow = Clock::time_point::max();  // set at the next wait
+  static constexpr Clock::time_point kUnset = Clock::time_point::max();  // set at the next wait
 
   template <typename Nap>
-  Clock::time_point wait(Clock::duration yielding, bool borrowed, Nap&& nap) {
+  Clock::time_point wait(Clock::duration yield_time, bool yielded, Nap&& nap) {
     const auto now = Clock::now();
-    if (news_ == kNow) news_ = looked_ = now;
-    if (now - looked_ > kLongIteration) naps_ = kNapsAfter;
-    if (naps_ == 0 && now - news_ < yielding) {
-      looked_ = now;
-      if (!borrowed) sched_yield();
+    if (last_progress_ == kUnset) last_progress_ = last_poll_ = now;
+    if (now - last_poll_ > kLongIteration) naps_ = kNapsAfter;
+    if (naps_ == 0 && now - last_progress_ < yield_time) {
+      last_poll_ = now;
+      if (!yielded) sched_yield();
       return now;
     }
     if (naps_ != 0) --naps_;
     nap(now);
-    return looked_ = Clock::now();
+    return last_poll_ = Clock::now();
   }
 
-  Clock::time_point news_ = kNow;
-  Clock::time_point looked_ = {};
+  Clock::time_point last_progress_ = kUnset;
+  Clock::time_point last_poll_ = {};
   unsigned naps_ = 0;
 };
 

@@ -36,7 +36,7 @@ struct Outgoing {
 /// A receive. The channel sets `source` and `payload`, then `arrived`.
 struct Incoming {
   int peer = 0;  ///< or kAnyRank
-  std::size_t least_bytes = 0;
+  std::size_t min_bytes = 0;
   std::size_t capacity = 0;
 
   std::atomic<bool> arrived{false};

@@ -27,7 +27,7 @@ Block::Block(const Block& other) : slab_(other.slab_), bytes_(other.bytes_) {
 
 Block::~Block() {
   if (slab_ == nullptr) return;
-  if (slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slab_->pool->give_back(slab_);
+  if (slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slab_->pool->recycle(slab_);
 }
 
 BlockMemory Block::memory() const {
@@ -43,10 +43,10 @@ Block Block::part(std::size_t first, std::size_t count) const {
 namespace host {
 namespace {
 
-constexpr std::size_t kSmallestBlock = 512;  // bytes
+constexpr std::size_t kMinBlockBytes = 512;  // bytes
 
 unsigned class_of(std::size_t bytes) {
-  return static_cast<unsigned>(std::bit_width(std::max(bytes, kSmallestBlock) - 1));
+  return static_cast<unsigned>(std::bit_width(std::max(bytes, kMinBlockBytes) - 1));
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ void BlockPool::allocate(Block::Slab& slab, std::size_t bytes) const {
     slab.memory = Buffer(bytes, Memory::kDevice);
 }
 
-void BlockPool::give_back(Block::Slab* slab) {
+void BlockPool::recycle(Block::Slab* slab) {
   const std::lock_guard lock(mutex_);
   slab->next = free_[slab->size_class];
   free_[slab->size_class] = slab;

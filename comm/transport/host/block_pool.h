@@ -30,7 +30,7 @@ class BlockPool {
  private:
   friend class tersor::Block;
   static constexpr unsigned kClasses = 64;
-  void give_back(Block::Slab* slab);
+  void recycle(Block::Slab* slab);
   Block::Slab* reuse(unsigned size_class);
   Block::Slab* make(unsigned size_class);
   void allocate(Block::Slab& slab, std::size_t bytes) const;

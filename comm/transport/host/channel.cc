@@ -7,17 +7,17 @@
 namespace tersor::host {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestQuestion{1000};  // responsive ranks answer sooner
-constexpr std::chrono::hours kLongestTimeout{24 * 365};      // to prevent overflow of deadlines
+constexpr std::chrono::milliseconds kMaxQuestionTimeout{1000};  // responsive ranks answer sooner
+constexpr std::chrono::hours kMaxTimeout{24 * 365};             // to prevent overflow of deadlines
 
 // Polling interval during device copies: shorter than the copy of a chunk.
-constexpr std::chrono::microseconds kCopyNap{20};
+constexpr std::chrono::microseconds kCopyPollInterval{20};
 
 Clock::time_point deadline_of(const Operation& operation) {
-  return Clock::now() + std::min<std::chrono::milliseconds>(operation.timeout, kLongestTimeout);
+  return Clock::now() + std::min<std::chrono::milliseconds>(operation.timeout, kMaxTimeout);
 }
 
-std::string within(const HostTransfer& transfer) {
+std::string timeout_text(const HostTransfer& transfer) {
   return " within " + std::to_string(transfer.operation().timeout.count()) + " ms";
 }
 
@@ -29,7 +29,7 @@ std::string no_message(const HostTransfer& transfer, const std::vector<int>& ran
     text += (text.empty() ? "" : " and ") + channel.name(rank);
     obstacles += channel.engine().lock()->wire->obstacle(channel.state().member(rank));
   }
-  return "no message from " + text + within(transfer) + obstacles;
+  return "no message from " + text + timeout_text(transfer) + obstacles;
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ HostTransfer::HostTransfer(const Start& start)
       deadline_(deadline_of(operation_)) {}
 
 HostTransfer::~HostTransfer() {
-  if (!done_) channel_->forget(*this);
+  if (!done_) channel_->remove(*this);
 }
 
 bool HostTransfer::test() { return channel_->test(*this); }
@@ -52,26 +52,26 @@ int HostTransfer::source() const {
   throw InvalidArgumentError(std::string(operation_.name) + ": only receive_any has a source");
 }
 
-std::string HostTransfer::cause(std::string_view why) const {
+std::string HostTransfer::cause(std::string_view reason) const {
   return std::string(operation_.name) + " on " + channel_->name(channel_->rank()) + ": " +
-         std::string(why);
+         std::string(reason);
 }
 
-std::string HostTransfer::raise(std::string_view why) const {
-  std::string text = cause(why);
+std::string HostTransfer::raise(std::string_view reason) const {
+  std::string text = cause(reason);
   channel_->engine().raise(channel_->state(), text);
   return text;
 }
 
-void HostTransfer::settle(const Mismatch& mismatch, std::string_view why) const {
-  channel_->engine().settle(channel_->state(), mismatch, cause(why));
+void HostTransfer::resolve_mismatch(const Mismatch& mismatch, std::string_view reason) const {
+  channel_->engine().resolve_mismatch(channel_->state(), mismatch, cause(reason));
 }
 
 void HostTransfer::require_done() const {
   if (!done_) throw InvalidArgumentError(std::string(operation_.name) + " is not done yet");
 }
 
-void HostTransfer::address(Batch& batch, std::uint32_t part) const {
+void HostTransfer::initialize(Batch& batch, std::uint32_t part) const {
   batch.name = operation_.name;
   batch.key = {.tag = operation_.tag, .part = part};
   batch.envelope = envelope_;
@@ -80,7 +80,7 @@ void HostTransfer::address(Batch& batch, std::uint32_t part) const {
   if (operation_.block != nullptr) batch.block = *operation_.block;
 }
 
-void HostTransfer::lend(Batch& batch) const {
+void HostTransfer::use_caller_memory(Batch& batch) const {
   if (batch.keep_alive == nullptr && channel_->engine().traits().borrows)
     batch.keep_alive = {batch.keep_alive, this};  // until `cancel`, this operation is the owner
 }
@@ -104,12 +104,12 @@ void Channel::check(std::string_view name) {
   poll();  // announces the fault, if other ranks do not know the fault yet
   const Fault fault = this->fault();
   throw TransportError(std::string(name) + ": the transport was aborted: " + fault.text,
-                       fault.disagreement);
+                       fault.differences);
 }
 
 Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
   check(transfer->operation().name);
-  under_way_.push_back(transfer.get());
+  active_.push_back(transfer.get());
   transfer->begin();
   check(transfer->operation().name);
   step(*transfer);
@@ -120,7 +120,7 @@ bool Channel::step(HostTransfer& transfer) {
   if (!transfer.step()) return false;
   transfer.done_ = true;
   ++completions_;
-  std::erase(under_way_, &transfer);
+  std::erase(active_, &transfer);
   return true;
 }
 
@@ -133,15 +133,14 @@ void Channel::step_all() {
 
 bool Channel::step_ready() {
   const std::uint64_t before = completions_;
-  for (std::size_t index = 0; index < under_way_.size();)
-    if (!step(*under_way_[index])) ++index;
+  for (std::size_t index = 0; index < active_.size();)
+    if (!step(*active_[index])) ++index;
   return completions_ != before;
 }
 
 // The error of a fault names the operation that has waited longest.
-void Channel::move() {
-  const std::string_view name =
-      under_way_.empty() ? "progress" : under_way_.front()->operation().name;
+void Channel::make_progress() {
+  const std::string_view name = active_.empty() ? "progress" : active_.front()->operation().name;
   step_all();
   check(name);
 }
@@ -149,7 +148,7 @@ void Channel::move() {
 // The second poll steps the operations enabled by the first.
 void Channel::progress() {
   poll();
-  move();
+  make_progress();
 }
 
 // Returns true if the operation is done.
@@ -159,7 +158,7 @@ bool Channel::advance(HostTransfer& transfer) {
   if (step(transfer)) return true;
   check(transfer.operation_.name);
   if (Clock::now() < transfer.deadline_) return false;
-  end_late(transfer);
+  on_timeout(transfer);
   return step(transfer);
 }
 
@@ -175,7 +174,7 @@ void Channel::wait(HostTransfer& transfer) {
     if (transfer.done_) break;
     check(transfer.operation_.name);
     if (Clock::now() >= transfer.deadline_)
-      end_late(transfer);
+      on_timeout(transfer);
     else
       sleep(sleep_until(transfer.deadline_));
   }
@@ -184,12 +183,12 @@ void Channel::wait(HostTransfer& transfer) {
 
 void Channel::wait_activity(Clock::time_point until) {
   for (;;) {
-    move();
+    make_progress();
     const auto now = Clock::now();
-    HostTransfer* urgent = most_urgent();
-    if (urgent != nullptr && now >= urgent->deadline_) end_late(*urgent);
+    HostTransfer* next = next_to_expire();
+    if (next != nullptr && now >= next->deadline_) on_timeout(*next);
     if (woken_.exchange(false) || completions_ != reported_ || now >= until) break;
-    sleep(sleep_until(urgent == nullptr ? until : std::min(until, urgent->deadline_)));
+    sleep(sleep_until(next == nullptr ? until : std::min(until, next->deadline_)));
   }
   reported_ = completions_;
 }
@@ -199,27 +198,27 @@ void Channel::wake() {
   state_.event.signal();
 }
 
-HostTransfer* Channel::most_urgent() const {
-  const auto first =
-      std::min_element(under_way_.begin(), under_way_.end(),
-                       [](auto* one, auto* other) { return one->deadline_ < other->deadline_; });
-  return first == under_way_.end() ? nullptr : *first;
+HostTransfer* Channel::next_to_expire() const {
+  const auto first = std::min_element(active_.begin(), active_.end(), [](auto* one, auto* other) {
+    return one->deadline_ < other->deadline_;
+  });
+  return first == active_.end() ? nullptr : *first;
 }
 
 Clock::time_point Channel::sleep_until(Clock::time_point until) const {
-  const bool copying = std::any_of(under_way_.begin(), under_way_.end(),
+  const bool copying = std::any_of(active_.begin(), active_.end(),
                                    [](const auto* transfer) { return transfer->copying(); });
-  return copying ? std::min(until, Clock::now() + kCopyNap) : until;
+  return copying ? std::min(until, Clock::now() + kCopyPollInterval) : until;
 }
 
 // Explains a timeout: the ranks to blame, or how one call differs from another.
-FailedRanks Channel::why_late(const HostTransfer& transfer) {
+FailedRanks Channel::diagnose_timeout(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   if (transfer.copying())
-    return {{}, "the operation's stream did not reach its copies" + within(transfer)};
+    return {{}, "the operation's stream did not reach its copies" + timeout_text(transfer)};
   const Question question{.name = operation.name,
                           .tag = operation.tag,
-                          .timeout = std::min(operation.timeout / 2, kLongestQuestion)};
+                          .timeout = std::min(operation.timeout / 2, kMaxQuestionTimeout)};
   FailedRanks failed_ranks = engine_->failed_ranks(state_, question, transfer.missing());
   if (failed_ranks.difference.empty())
     failed_ranks.difference = no_message(transfer, failed_ranks.ranks);
@@ -228,16 +227,16 @@ FailedRanks Channel::why_late(const HostTransfer& transfer) {
 
 // On an isolated channel, the operation fails alone and asks no rank, because a late rank may be
 // lost.
-void Channel::end_late(HostTransfer& transfer) {
+void Channel::on_timeout(HostTransfer& transfer) {
   if (state_.is_isolated()) {
     const std::vector<int> late = transfer.missing();
-    const int who = late.size() == 1 ? late.front() : kAnyRank;
+    const int peer = late.size() == 1 ? late.front() : kAnyRank;
     return transfer.end(
-        std::make_exception_ptr(PeerLostError(transfer.cause(no_message(transfer, late)), who)));
+        std::make_exception_ptr(PeerLostError(transfer.cause(no_message(transfer, late)), peer)));
   }
-  const FailedRanks failed_ranks = why_late(transfer);
+  const FailedRanks failed_ranks = diagnose_timeout(transfer);
   if (const Mismatch& found = failed_ranks.mismatch; found.signature != found.other_signature) {
-    transfer.settle(failed_ranks.mismatch, failed_ranks.difference);
+    transfer.resolve_mismatch(failed_ranks.mismatch, failed_ranks.difference);
     check(transfer.operation_.name);
   }
   const std::string cause = transfer.raise(failed_ranks.difference);

@@ -55,22 +55,22 @@ class HostTransfer : public Transfer {
   bool done() const { return done_; }
   Channel& channel() const { return *channel_; }
   /// Formats an error text: "allreduce on rank 2: …".
-  std::string cause(std::string_view why) const;
+  std::string cause(std::string_view reason) const;
   /// Raises a fault on all ranks and returns the fault's text.
-  std::string raise(std::string_view why) const;
+  std::string raise(std::string_view reason) const;
   /// Ends two different calls on all ranks.
-  void settle(const Mismatch& mismatch, std::string_view why) const;
+  void resolve_mismatch(const Mismatch& mismatch, std::string_view reason) const;
 
  protected:
   const Envelope& envelope() const { return envelope_; }
   /// Arguments to create a sub-transfer of this transfer.
-  Start part_of(const Operation& operation) const { return {channel_, operation, envelope_}; }
+  Start nested_start(const Operation& operation) const { return {channel_, operation, envelope_}; }
   void require_done() const;
   /// Initializes a batch of this operation.
-  void address(Batch& batch, std::uint32_t part) const;
+  void initialize(Batch& batch, std::uint32_t part) const;
   /// Sends from memory that the caller keeps until the operation ends, if the wire can end this use
   /// of the memory at any time. Otherwise, payloads without an owner are copied.
-  void lend(Batch& batch) const;
+  void use_caller_memory(Batch& batch) const;
   void cancel(Batch& batch) const;
 
  private:
@@ -89,7 +89,7 @@ class Channel {
  public:
   /// The first constructor takes the channel of all ranks. The second takes a channel made by
   /// `Channels::join`, and the destructor releases the channel.
-  explicit Channel(std::shared_ptr<ProgressEngine> engine) : Channel(engine, engine->everybody()) {}
+  explicit Channel(std::shared_ptr<ProgressEngine> engine) : Channel(engine, engine->world()) {}
   Channel(std::shared_ptr<ProgressEngine> engine, ChannelState& state);
   ~Channel() { engine_->release(state_); }
 
@@ -123,7 +123,7 @@ class Channel {
   void progress();
   void wait_activity(Clock::time_point until);
   void wake();
-  void forget(HostTransfer& transfer) { std::erase(under_way_, &transfer); }
+  void remove(HostTransfer& transfer) { std::erase(active_, &transfer); }
 
  private:
   /// Makes progress in the engine.
@@ -131,24 +131,24 @@ class Channel {
   /// Returns as soon as a batch was closed, a fault was raised or `wake` was called since the last
   /// `poll`, or at `until`. May return early.
   void sleep(Clock::time_point until) { engine_->wait(state_, seen_, until); }
-  void move();
+  void make_progress();
   void step_all();
   /// Returns true if an operation ended.
   bool step_ready();
   /// Steps an operation under way. Returns true if the operation ended.
   bool step(HostTransfer& transfer);
   bool advance(HostTransfer& transfer);
-  void end_late(HostTransfer& transfer);
-  FailedRanks why_late(const HostTransfer& transfer);
-  HostTransfer* most_urgent() const;
+  void on_timeout(HostTransfer& transfer);
+  FailedRanks diagnose_timeout(const HostTransfer& transfer);
+  HostTransfer* next_to_expire() const;
   Clock::time_point sleep_until(Clock::time_point until) const;
 
   std::shared_ptr<ProgressEngine> engine_;
   ChannelState& state_;
-  std::uint32_t seen_ = 0;                // event count at the last poll
-  const bool one_host_;                   // True if all ranks share one host
-  std::vector<HostTransfer*> under_way_;  // in starting order
-  std::uint64_t completions_ = 0;         // total number of completed operations
+  std::uint32_t seen_ = 0;             // event count at the last poll
+  const bool one_host_;                // True if all ranks share one host
+  std::vector<HostTransfer*> active_;  // in starting order
+  std::uint64_t completions_ = 0;      // total number of completed operations
   std::uint64_t reported_ = 0;  // value of `completions_` at the last return of wait_activity
   std::atomic<bool> woken_{false};
 };

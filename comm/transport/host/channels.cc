@@ -16,11 +16,11 @@ std::uint64_t channel_id(const ChannelState& parent, std::span<const int> member
 }  // namespace
 
 Channels::Channels(SharedLock& lock, int rank, int ranks)
-    : lock_(lock), everybody_(&at(Signature().value())) {
-  everybody_->members = all_ranks(ranks);
-  everybody_->rank = rank;
-  everybody_->domain = std::make_shared<FaultDomain>(everybody_->id, FaultDomain::Kind::kOrdinary);
-  everybody_->domain->members = everybody_->members;
+    : lock_(lock), world_(&at(Signature().value())) {
+  world_->members = all_ranks(ranks);
+  world_->rank = rank;
+  world_->domain = std::make_shared<FaultDomain>(world_->id, FaultDomain::Kind::kOrdinary);
+  world_->domain->members = world_->members;
 }
 
 ChannelState& Channels::at(std::uint64_t id) {
@@ -31,20 +31,20 @@ ChannelState& Channels::at(std::uint64_t id) {
 
 ChannelState& Channels::join(ChannelState& channel, std::span<const int> members,
                              FaultDomain::Kind kind) {
-  std::vector<int> of_all;
-  for (const int member : members) of_all.push_back(channel.member(member));
-  ChannelState& joined = at(channel_id(channel, of_all, channel.joined[of_all]++));
+  std::vector<int> world_ranks;
+  for (const int member : members) world_ranks.push_back(channel.member(member));
+  ChannelState& joined = at(channel_id(channel, world_ranks, channel.child_counts[world_ranks]++));
   joined.whole = channel.whole && members.size() == channel.members.size();
   joined.rank = static_cast<int>(std::ranges::find(members, channel.rank) - members.begin());
   if (kind == channel.domain->kind) {
     joined.domain = channel.domain;
   } else {
     if (joined.domain == nullptr) joined.domain = std::make_shared<FaultDomain>(joined.id, kind);
-    joined.domain->members = of_all;
+    joined.domain->members = world_ranks;
   }
-  joined.members = std::move(of_all);
+  joined.members = std::move(world_ranks);
   any_isolated_ = any_isolated_ || kind == FaultDomain::Kind::kIsolated;
-  ++present;
+  ++open_channels;
   return joined;
 }
 

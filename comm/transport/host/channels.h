@@ -22,10 +22,10 @@ namespace tersor::host {
 /// Why a transport was aborted.
 struct Fault {
   Fault(std::string cause, std::vector<Difference> differences = {})
-      : text(std::move(cause)), disagreement(std::move(differences)) {}
+      : text(std::move(cause)), differences(std::move(differences)) {}
 
   std::string text;
-  std::vector<Difference> disagreement;
+  std::vector<Difference> differences;
 };
 
 /// A fault domain: a set of channels failing together. The channels of all ranks and their
@@ -41,7 +41,7 @@ struct FaultDomain {
   Fault fault{""};
   std::atomic<bool> faulty{false};
 
-  FaultDomain(std::uint64_t channel, Kind what) : id(channel), kind(what) {}
+  FaultDomain(std::uint64_t channel, Kind domain_kind) : id(channel), kind(domain_kind) {}
   bool has(int peer) const { return std::ranges::binary_search(members, peer); }
 };
 
@@ -57,14 +57,14 @@ struct ChannelState {
   bool whole = true;
   bool released = false;  ///< True if this rank no longer uses the channel
   MatchQueue match_queue;
-  std::set<int> left;  ///< world ranks gone from the channel
+  std::set<int> departed;  ///< world ranks
   /// Number of channels made from this channel, by members.
-  std::map<std::vector<int>, int> joined;
+  std::map<std::vector<int>, int> child_counts;
   TransferCounters counters;
   AgreementCache agreements;
   BackoffPolicy backoff;  ///< of the thread waiting on this channel
   /// Next time at which the waiting thread polls by itself.
-  Clock::time_point asleep_until = kAwake;
+  Clock::time_point next_poll = kAwake;
   /// Signaled when a batch is closed, on faults and questions, and by `wake`.
   Event& event;
 
@@ -89,7 +89,7 @@ class Channels {
  public:
   Channels(SharedLock& lock, int rank, int ranks);
 
-  ChannelState& everybody() { return *everybody_; }
+  ChannelState& world() { return *world_; }
   const auto& all() const { return channels_; }
   /// Makes a missing channel.
   ChannelState& at(std::uint64_t id);
@@ -102,11 +102,11 @@ class Channels {
   /// starts a new fault domain.
   ChannelState& join(ChannelState& channel, std::span<const int> members, FaultDomain::Kind kind);
   void erase(ChannelState& channel) {
-    lock_.give_back(channel.event);
+    lock_.return_event(channel.event);
     channels_.erase(channel.id);
   }
   /// Number of joined channels that this rank has not left.
-  int present = 1;
+  int open_channels = 1;
   /// True if isolated channels exist or existed.
   bool any_isolated() const { return any_isolated_; }
 
@@ -121,7 +121,7 @@ class Channels {
  private:
   SharedLock& lock_;
   std::map<std::uint64_t, std::unique_ptr<ChannelState>> channels_;
-  ChannelState* everybody_;
+  ChannelState* world_;
   bool any_isolated_ = false;
 };
 

@@ -17,7 +17,7 @@ Block part_of(const Block& block, ConstByteSpan bytes) {
   return block.part(static_cast<std::size_t>(bytes.data() - all.data()), bytes.size());
 }
 
-bool is_over(const ChannelState& channel, const Batch& batch) {
+bool has_failed(const ChannelState& channel, const Batch& batch) {
   return channel.faulty() || batch.error != nullptr;
 }
 
@@ -26,15 +26,15 @@ bool is_over(const ChannelState& channel, const Batch& batch) {
 // Consecutive sends of the same payload share a copy.
 void Delivery::pack(Batch& batch) const {
   if (core_.traits.sends_in_place && batch.keep_alive != nullptr) return;
-  const Outgoing* before = nullptr;
+  const Outgoing* last = nullptr;
   for (Outgoing& outgoing : batch.outgoing) {
     if (outgoing.block || outgoing.payload.size() <= core_.traits.copied_bytes) continue;
     outgoing.block = part_of(batch.block, outgoing.payload);
     if (outgoing.block) continue;
-    const bool again = before != nullptr && before->payload.data() == outgoing.payload.data() &&
-                       before->payload.size() == outgoing.payload.size();
-    outgoing.block = again ? before->block : core_.pool.copy(outgoing.payload);
-    before = &outgoing;
+    const bool same = last != nullptr && last->payload.data() == outgoing.payload.data() &&
+                      last->payload.size() == outgoing.payload.size();
+    outgoing.block = same ? last->block : core_.pool.copy(outgoing.payload);
+    last = &outgoing;
   }
 }
 
@@ -43,22 +43,22 @@ void Delivery::check_announced(const ChannelState& channel, const Batch& batch) 
   for (const Outgoing& outgoing : batch.outgoing)
     if (flow_.is_full(channel.member(outgoing.peer)))
       throw InvalidArgumentError(std::string(batch.name) + " on " + channel.name(channel.rank) +
-                                 ": " + std::to_string(FlowControl::kMostWaiting) +
+                                 ": " + std::to_string(FlowControl::kMaxAnnounced) +
                                  " messages to " + channel.name(outgoing.peer) +
                                  " are not received yet: wait for their handles first");
 }
 
 void Delivery::post(ChannelState& channel, Batch& batch) {
-  if (!batch.incoming.empty()) channel.match_queue.open(batch);
+  if (!batch.incoming.empty()) channel.match_queue.post(batch);
   for (Outgoing& outgoing : batch.outgoing) send(channel, batch, outgoing);
   for (const Outgoing& outgoing : batch.outgoing)
-    if (!is_over(channel, batch) && faults_.gone(channel, outgoing.peer))
-      abandon(channel, batch, outgoing.peer);
+    if (!has_failed(channel, batch) && faults_.departed(channel, outgoing.peer))
+      fail_batch(channel, batch, outgoing.peer);
   for (Incoming& incoming : batch.incoming) match_receive(channel, batch, incoming);
   if (!batch.takes_all) return;
   channel.match_queue.record_last(batch);
-  if (const IncomingMessage* message = channel.match_queue.unclaimed(batch.key))
-    check_stray(channel, *message);
+  if (const IncomingMessage* message = channel.match_queue.unexpected(batch.key))
+    check_unexpected(channel, *message);
 }
 
 // Sends to each reachable rank, even if other ranks are gone. A batch without receives must wait
@@ -66,7 +66,7 @@ void Delivery::post(ChannelState& channel, Batch& batch) {
 // something else and never poll: copied messages to a peer that is still connecting, for example,
 // would never leave.
 void Delivery::send(ChannelState& channel, Batch& batch, Outgoing& outgoing) {
-  if (is_over(channel, batch) || faults_.gone(channel, outgoing.peer)) return;
+  if (has_failed(channel, batch) || faults_.departed(channel, outgoing.peer)) return;
   Head head{.envelope = batch.envelope,
             .channel = channel.id,
             .tag = batch.key.tag,
@@ -79,11 +79,11 @@ void Delivery::send(ChannelState& channel, Batch& batch, Outgoing& outgoing) {
   const bool borrowed = !payload.block && payload.bytes.size() > core_.traits.copied_bytes;
   const bool must_leave = batch.incoming.empty() && !core_.moves_alone();
   const int peer = channel.member(outgoing.peer);
-  const bool goes = flow_.send_eagerly(peer, payload.bytes.size());
-  if (borrowed || must_leave || !goes) payload.job = count_send(channel, batch, outgoing.peer);
-  if (goes) return core_.actions.send(peer, head, std::move(payload));
+  const bool eager = flow_.send_eagerly(peer, payload.bytes.size());
+  if (borrowed || must_leave || !eager) payload.job = track_send(channel, batch, outgoing.peer);
+  if (eager) return core_.actions.send(peer, head, std::move(payload));
   if (!payload.block && payload.job->keep_alive == nullptr) keep(payload);
-  head.kind = Kind::kAnnounced;
+  head.type = MessageType::kAnnounced;
   head.envelope.bytes = payload.bytes.size();
   flow_.hold(peer, channel.id, std::move(payload));  // first: the request may arrive immediately
   core_.actions.send(peer, head);
@@ -91,7 +91,7 @@ void Delivery::send(ChannelState& channel, Batch& batch, Outgoing& outgoing) {
 
 // Keeps the batch open until the payload has left. The network may read the owner's memory even
 // after an error.
-std::shared_ptr<Wire::Job> Delivery::count_send(ChannelState& channel, Batch& batch, int peer) {
+std::shared_ptr<Wire::Job> Delivery::track_send(ChannelState& channel, Batch& batch, int peer) {
   auto job = std::make_shared<Wire::Job>();
   job->keep_alive = batch.keep_alive;
   job->done = [this, &channel](const Wire::Job& done) {
@@ -105,27 +105,27 @@ std::shared_ptr<Wire::Job> Delivery::count_send(ChannelState& channel, Batch& ba
 }
 
 void Delivery::match_receive(ChannelState& channel, Batch& batch, Incoming& incoming) {
-  if (is_over(channel, batch)) return;
-  if (IncomingMessage* message = channel.match_queue.seek(batch, incoming))
-    paired(channel, *message);
-  else if (faults_.gone(channel, incoming.peer))
-    check_abandoned(channel);
+  if (has_failed(channel, batch)) return;
+  if (IncomingMessage* message = channel.match_queue.match_unexpected(batch, incoming))
+    on_matched(channel, *message);
+  else if (faults_.departed(channel, incoming.peer))
+    fail_orphaned(channel);
 }
 
-// No later batch can receive this message: the sender calls something else. On isolated channels, a
-// stray message ends nothing.
-void Delivery::check_stray(ChannelState& channel, const IncomingMessage& message) {
+// No later batch can receive this message: the sender calls something else. On isolated channels,
+// such a message ends nothing.
+void Delivery::check_unexpected(ChannelState& channel, const IncomingMessage& message) {
   if (channel.members.empty() || channel.faulty()) return;  // not joined yet
   if (channel.is_isolated()) return;
   if (!channel.is_sender(message.from, message.arrival.peer))
-    return faults_.refuse(message.arrival.peer);
-  const std::string what =
-      channel.match_queue.stray(message, channel.name(channel.rank), channel.name(message.from));
+    return faults_.fail_forged_sender(message.arrival.peer);
+  const std::string what = channel.match_queue.unexpected_text(message, channel.name(channel.rank),
+                                                               channel.name(message.from));
   if (what.empty()) return;
   const std::uint64_t own = channel.match_queue.last_signature(message.key);
   const std::uint64_t other = message.envelope.signature;
   if (own == other) return core_.actions.fail(*channel.domain, what);
-  faults_.dispute(channel, {channel.rank, own, message.from, other}, what);
+  faults_.compare_options(channel, {channel.rank, own, message.from, other}, what);
 }
 
 void Delivery::cancel(ChannelState& channel, Batch& batch) {
@@ -142,9 +142,9 @@ void Delivery::cancel(ChannelState& channel, Batch& batch) {
     if (is_own(send)) core_.actions.keep(channel.member(send.second.peer), send.first);
     return is_own(send);
   });
-  const std::vector<IncomingMessage*> taken = channel.match_queue.cancel(batch);
-  if (channel.faulty()) return drop_unclaimed(channel);
-  for (IncomingMessage* message : taken) paired(channel, *message);
+  const std::vector<IncomingMessage*> matched = channel.match_queue.cancel(batch);
+  if (channel.faulty()) return drop_unexpected(channel);
+  for (IncomingMessage* message : matched) on_matched(channel, *message);
 }
 
 void Delivery::keep(Wire::Payload& payload) const {
@@ -177,77 +177,79 @@ Awaited Delivery::awaited(const ChannelState& channel, std::uint32_t tag) const 
   return first;
 }
 
-void Delivery::take_message(const Head& head, Wire::Arrival arrival) {
+void Delivery::on_message(const Head& head, Wire::Arrival arrival) {
   ChannelState& channel = core_.channels.at(head.channel);
-  if (!channel.is_sender(head.from, arrival.peer)) return faults_.refuse(arrival.peer);
+  if (!channel.is_sender(head.from, arrival.peer)) return faults_.fail_forged_sender(arrival.peer);
   IncomingMessage& message = new_message();
   message.envelope = head.envelope;
   message.key = {.tag = head.tag, .part = head.part};
   message.from = head.from;
   message.channel = &channel;
-  message.announced = head.kind == Kind::kAnnounced;
-  message.there = arrival.whole && !message.announced;
+  message.announced = head.type == MessageType::kAnnounced;
+  message.complete = arrival.whole && !message.announced;
   message.payload = std::move(arrival.payload);
   message.arrival.peer = arrival.peer;
   if (!arrival.whole) message.arrival = std::move(arrival);
-  flow_.take(message);
+  flow_.record_arrival(message);
   if (channel.faulty()) return drop(message);
-  // If the channel is not joined yet, `paired` checks the sender later.
-  channel.match_queue.claim(message) ? paired(channel, message) : check_stray(channel, message);
+  // If the channel is not joined yet, `on_matched` checks the sender later.
+  channel.match_queue.match_posted(message) ? on_matched(channel, message)
+                                            : check_unexpected(channel, message);
 }
 
 // A mismatched message is never received.
-void Delivery::fail_misfit(ChannelState& channel, IncomingMessage& message) {
+void Delivery::fail_mismatch(ChannelState& channel, IncomingMessage& message) {
   Batch& batch = *message.batch;
   const std::string cause = std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
-                            MatchQueue::misfit(message, channel.name(message.from));
+                            MatchQueue::mismatch(message, channel.name(message.from));
   const std::uint64_t own = batch.envelope.signature, other = message.envelope.signature;
   if (!channel.is_isolated() && own != other)
-    return faults_.dispute(channel, {channel.rank, own, message.from, other}, cause);
+    return faults_.compare_options(channel, {channel.rank, own, message.from, other}, cause);
   if (!channel.is_isolated()) return core_.actions.fail(*channel.domain, cause);
-  channel.match_queue.reject(message);
+  channel.match_queue.remove(message);
   drop(message);
   end(channel, batch, std::make_exception_ptr(TransportError(cause)));
 }
 
-void Delivery::paired(ChannelState& channel, IncomingMessage& message) {
+void Delivery::on_matched(ChannelState& channel, IncomingMessage& message) {
   if (!channel.is_sender(message.from, message.arrival.peer))
-    return faults_.refuse(message.arrival.peer);
+    return faults_.fail_forged_sender(message.arrival.peer);
   const Batch& batch = *message.batch;
-  if (!MatchQueue::fits(message)) return fail_misfit(channel, message);
+  if (!MatchQueue::is_expected(message)) return fail_mismatch(channel, message);
   return_credits(message);
-  if (message.there) return deliver(channel, message);
+  if (message.complete) return deliver(channel, message);
   if (!message.announced) {
     if (!message.receiving) receive_rest(message);
     return wake_for(channel, batch);
   }
   // The message must not be used afterwards: the payload may arrive and be delivered at once.
-  if (!std::exchange(message.asked, true))
-    core_.actions.send(message.arrival.peer, {.part = message.number, .kind = Kind::kRequest});
+  if (!std::exchange(message.requested, true))
+    core_.actions.send(message.arrival.peer,
+                       {.part = message.number, .type = MessageType::kRequest});
 }
 
 void Delivery::receive_rest(IncomingMessage& message) {
   message.receiving = true;
-  BlockPool* wish = message.batch == nullptr ? nullptr : message.batch->pool;
+  BlockPool* preferred = message.batch == nullptr ? nullptr : message.batch->pool;
   if (!message.payload)
-    message.payload = (wish == nullptr ? core_.pool : *wish).take(message.envelope.bytes);
+    message.payload = (preferred == nullptr ? core_.pool : *preferred).take(message.envelope.bytes);
   core_.actions.receive(message);
 }
 
-void Delivery::take_body(const Head& head, Wire::Arrival arrival) {
+void Delivery::on_body(const Head& head, Wire::Arrival arrival) {
   IncomingMessage* message = flow_.take_body(arrival.peer, head.part, head.envelope.bytes);
   if (message == nullptr)
     return faults_.fail_all("rank " + std::to_string(arrival.peer) +
                             " sent a message without an announcement");
   message->payload = std::move(arrival.payload);
   message->arrival = std::move(arrival);
-  if (message->arrival.whole) return came(*message);
+  if (message->arrival.whole) return on_payload(*message);
   receive_rest(*message);
   if (message->batch != nullptr) wake_for(*message->channel, *message->batch);
 }
 
-void Delivery::came(IncomingMessage& message) {
-  message.there = true;
+void Delivery::on_payload(IncomingMessage& message) {
+  message.complete = true;
   if (message.channel == nullptr) return drop(message);
   if (message.incoming != nullptr) deliver(*message.channel, message);
 }
@@ -255,10 +257,10 @@ void Delivery::came(IncomingMessage& message) {
 void Delivery::deliver(ChannelState& channel, IncomingMessage& message) {
   channel.counters.received_bytes += core_.actions.wire_bytes(message.envelope.bytes);
   const Batch& batch = *message.batch;
-  const bool foreseen = message.receiving;
+  const bool was_receiving = message.receiving;
   if (channel.match_queue.deliver(message))
     core_.lock.signal(channel.event);
-  else if (!foreseen)
+  else if (!was_receiving)
     wake_for(channel, batch);
   free_messages_.push_back(&message);
 }
@@ -270,14 +272,14 @@ void Delivery::return_credits(IncomingMessage& message) {
   const std::size_t credits = flow_.collect_credits(message);
   if (credits == 0 || faults_.ignores_arrivals() || faults_.has_left(peer)) return;
   if (core_.actions.may_send())
-    core_.actions.send(peer, {.envelope = {.count = credits}, .kind = Kind::kCredits});
+    core_.actions.send(peer, {.envelope = {.count = credits}, .type = MessageType::kCredits});
 }
 
 IncomingMessage& Delivery::new_message() {
   if (free_messages_.empty()) return messages_.emplace_back();
   IncomingMessage& message = *free_messages_.back();
   free_messages_.pop_back();
-  message.receiving = message.asked = false;
+  message.receiving = message.requested = false;
   return message;
 }
 
@@ -286,29 +288,29 @@ void Delivery::drop(IncomingMessage& message) {
   message.payload = {};
   message.channel = nullptr;
   return_credits(message);
-  if (!message.there && (message.receiving || message.asked)) return;
-  if (message.announced) flow_.forget(message);
+  if (!message.complete && (message.receiving || message.requested)) return;
+  if (message.announced) flow_.remove_announcement(message);
   free_messages_.push_back(&message);
 }
 
-void Delivery::drop_unclaimed(ChannelState& channel) {
-  while (!channel.match_queue.unclaimed().empty()) {
-    IncomingMessage& message = *channel.match_queue.unclaimed().back();
-    channel.match_queue.reject(message);
+void Delivery::drop_unexpected(ChannelState& channel) {
+  while (!channel.match_queue.unexpected().empty()) {
+    IncomingMessage& message = *channel.match_queue.unexpected().back();
+    channel.match_queue.remove(message);
     drop(message);
   }
 }
 
 // Wakes a sleeping thread if a batch closes before the thread's next poll.
 void Delivery::wake_for(ChannelState& channel, const Batch& batch) {
-  if (channel.asleep_until == ChannelState::kAwake) return;
-  const Clock::time_point closed = completion(batch);
-  if (closed >= channel.asleep_until) return;
-  channel.asleep_until = closed;
+  if (channel.next_poll == ChannelState::kAwake) return;
+  const Clock::time_point closed = completion_time(batch);
+  if (closed >= channel.next_poll) return;
+  channel.next_poll = closed;
   core_.lock.signal(channel.event);
 }
 
-Clock::time_point Delivery::completion(const Batch& batch) const {
+Clock::time_point Delivery::completion_time(const Batch& batch) const {
   Clock::time_point last = ChannelState::kAwake;
   for (const Incoming& incoming : batch.incoming) {
     if (incoming.arrived.load(std::memory_order_relaxed)) continue;
@@ -320,10 +322,10 @@ Clock::time_point Delivery::completion(const Batch& batch) const {
   return last;
 }
 
-void Delivery::fall_asleep(ChannelState& channel) const {
-  channel.asleep_until = Clock::time_point::max();
+void Delivery::update_next_poll(ChannelState& channel) const {
+  channel.next_poll = Clock::time_point::max();
   for (const Batch* batch : channel.match_queue.batches())
-    channel.asleep_until = std::min(channel.asleep_until, completion(*batch));
+    channel.next_poll = std::min(channel.next_poll, completion_time(*batch));
 }
 
 }  // namespace tersor::host

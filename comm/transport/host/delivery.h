@@ -1,5 +1,5 @@
 // Messages on a rank: sends until their payloads have left, and incoming messages from header to
-// delivery. Matches messages with receives, and ends operations that wait in vain.
+// delivery. Matches messages with receives, and ends operations that wait for departed ranks.
 #pragma once
 
 #include <tersor/network.h>
@@ -31,57 +31,56 @@ class Delivery {
   /// The ranks awaited by receives and by sends, in the earliest call up to `tag`.
   Awaited awaited(const ChannelState& channel, std::uint32_t tag) const;
   /// Sets the time at which the waiting thread polls by itself: when a batch may close.
-  void fall_asleep(ChannelState& channel) const;
+  void update_next_poll(ChannelState& channel) const;
 
-  void take_message(const Head& head, Wire::Arrival arrival);
-  void take_body(const Head& head, Wire::Arrival arrival);
-  /// Called when the payload of a message has arrived.
-  void came(IncomingMessage& message);
+  void on_message(const Head& head, Wire::Arrival arrival);
+  void on_body(const Head& head, Wire::Arrival arrival);
+  void on_payload(IncomingMessage& message);
 
   /// Ends operations that wait for a rank that left a channel, or all channels.
-  void leave(ChannelState& channel, int peer);
-  void depart(int peer);
+  void on_leave(ChannelState& channel, int peer);
+  void on_departure(int peer);
   /// On isolated channels, ends sends to a lost rank, because the messages never leave.
-  void end_sends(int peer);
+  void fail_sends(int peer);
   /// Copies unsent payloads, before their domain becomes faulty.
-  void keep_sends(const FaultDomain& domain) const;
+  void copy_unsent(const FaultDomain& domain) const;
   /// Drops the messages of a faulty domain. Returns credits, because other domains continue.
   void discard(const FaultDomain& domain);
   /// Frees a channel state if this rank and all other members left the channel.
-  void free_if_over(ChannelState& channel);
+  void free_if_unused(ChannelState& channel);
 
  private:
-  struct Outstanding {
+  struct PendingSend {
     Batch* batch;
     ChannelState* channel;
     int peer;  // group rank in the channel
   };
 
   void send(ChannelState& channel, Batch& batch, Outgoing& outgoing);
-  std::shared_ptr<Wire::Job> count_send(ChannelState& channel, Batch& batch, int peer);
+  std::shared_ptr<Wire::Job> track_send(ChannelState& channel, Batch& batch, int peer);
   void keep(Wire::Payload& payload) const;
   void match_receive(ChannelState& channel, Batch& batch, Incoming& incoming);
-  void check_stray(ChannelState& channel, const IncomingMessage& message);
-  void paired(ChannelState& channel, IncomingMessage& message);
-  void fail_misfit(ChannelState& channel, IncomingMessage& message);
+  void check_unexpected(ChannelState& channel, const IncomingMessage& message);
+  void on_matched(ChannelState& channel, IncomingMessage& message);
+  void fail_mismatch(ChannelState& channel, IncomingMessage& message);
   void receive_rest(IncomingMessage& message);
   void deliver(ChannelState& channel, IncomingMessage& message);
   void return_credits(IncomingMessage& message);
   IncomingMessage& new_message();
   void drop(IncomingMessage& message);
-  void drop_unclaimed(ChannelState& channel);
+  void drop_unexpected(ChannelState& channel);
   void drop_held(int peer, const ChannelState* channel);
-  void check_abandoned(ChannelState& channel);
-  void abandon(ChannelState& channel, Batch& batch, int who);
+  void fail_orphaned(ChannelState& channel);
+  void fail_batch(ChannelState& channel, Batch& batch, int peer);
   void wake_for(ChannelState& channel, const Batch& batch);
-  Clock::time_point completion(const Batch& batch) const;
+  Clock::time_point completion_time(const Batch& batch) const;
 
   const Core core_;
   FaultDomains& faults_;
   FlowControl& flow_;
   std::deque<IncomingMessage> messages_;
   std::vector<IncomingMessage*> free_messages_;
-  std::map<const Wire::Job*, Outstanding> sends_;  // counted sends of batches that are under way
+  std::map<const Wire::Job*, PendingSend> sends_;  // counted sends of batches that are under way
 };
 
 }  // namespace tersor::host

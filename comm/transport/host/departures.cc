@@ -6,21 +6,21 @@
 
 namespace tersor::host {
 
-void Delivery::leave(ChannelState& channel, int peer) {
+void Delivery::on_leave(ChannelState& channel, int peer) {
   drop_held(peer, &channel);
-  check_abandoned(channel);
-  free_if_over(channel);
+  fail_orphaned(channel);
+  free_if_unused(channel);
 }
 
 // A receive matched with an announced message of the rank waits for another message or fails. The
 // failure may drop other messages of the rank. Abandoning an operation sends messages and may free
 // other channel states, so the loop iterates over ids.
-void Delivery::depart(int peer) {
+void Delivery::on_departure(int peer) {
   while (IncomingMessage* const message = flow_.announced_by(peer)) {
     const auto [channel, batch, incoming] =
         std::tuple(message->channel, message->batch, message->incoming);
-    if (channel != nullptr) channel->match_queue.reject(*message);
-    message->asked = false;  // the payload never arrives
+    if (channel != nullptr) channel->match_queue.remove(*message);
+    message->requested = false;  // the payload never arrives
     drop(*message);
     if (batch != nullptr) match_receive(*channel, *batch, *incoming);
   }
@@ -30,8 +30,8 @@ void Delivery::depart(int peer) {
   for (const std::uint64_t id : ids) {
     ChannelState* channel = core_.channels.find(id);
     if (channel == nullptr) continue;
-    check_abandoned(*channel);
-    free_if_over(*channel);
+    fail_orphaned(*channel);
+    free_if_unused(*channel);
   }
 }
 
@@ -44,46 +44,47 @@ void Delivery::drop_held(int peer, const ChannelState* channel) {
   for (const auto& job : jobs) {
     const auto sending = sends_.find(job.get());
     if (sending == sends_.end()) continue;
-    const Outstanding late = sending->second;
-    if (faults_.gone(*late.channel, late.peer)) abandon(*late.channel, *late.batch, late.peer);
+    const PendingSend send = sending->second;
+    if (faults_.departed(*send.channel, send.peer))
+      fail_batch(*send.channel, *send.batch, send.peer);
   }
 }
 
-void Delivery::end_sends(int peer) {
-  const auto is_vain = [peer](const auto& send) {
-    const Outstanding& each = send.second;
+void Delivery::fail_sends(int peer) {
+  const auto is_stuck = [peer](const auto& send) {
+    const PendingSend& each = send.second;
     return each.channel->is_isolated() && each.channel->member(each.peer) == peer;
   };
   for (;;) {
-    const auto vain = std::ranges::find_if(sends_, is_vain);
-    if (vain == sends_.end()) return;
-    const Outstanding each = vain->second;
-    abandon(*each.channel, *each.batch, each.peer);
+    const auto stuck = std::ranges::find_if(sends_, is_stuck);
+    if (stuck == sends_.end()) return;
+    const PendingSend each = stuck->second;
+    fail_batch(*each.channel, *each.batch, each.peer);
   }
 }
 
-void Delivery::check_abandoned(ChannelState& channel) {
-  if (channel.domain != nullptr && faults_.in_dispute(*channel.domain)) return;
+void Delivery::fail_orphaned(ChannelState& channel) {
+  if (channel.domain != nullptr && faults_.is_comparing(*channel.domain)) return;
   while (!channel.members.empty() && !channel.faulty()) {  // no members: not joined yet
-    const auto found =
-        channel.match_queue.in_vain([&](int peer) { return faults_.gone(channel, peer); });
+    const auto found = channel.match_queue.find_orphaned(
+        [&](int peer) { return faults_.departed(channel, peer); });
     if (!found.has_value()) return;
-    abandon(channel, *found->batch, found->peer);
+    fail_batch(channel, *found->batch, found->peer);
   }
 }
 
 // An operation waiting for a departed rank fails alone on an isolated channel. Otherwise, the whole
 // fault domain fails.
-void Delivery::abandon(ChannelState& channel, Batch& batch, int who) {
+void Delivery::fail_batch(ChannelState& channel, Batch& batch, int peer) {
   const std::string cause = std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
-                            faults_.why_gone(channel, who);
+                            faults_.departure_reason(channel, peer);
   if (channel.is_isolated())
-    end(channel, batch, std::make_exception_ptr(PeerLostError(cause, who)));
-  else if (!faults_.in_dispute(*channel.domain))  // a dispute ends by itself
+    end(channel, batch, std::make_exception_ptr(PeerLostError(cause, peer)));
+  else if (!faults_.is_comparing(*channel.domain))  // a comparison ends by itself
     core_.actions.fail(*channel.domain, cause);
 }
 
-void Delivery::keep_sends(const FaultDomain& domain) const {
+void Delivery::copy_unsent(const FaultDomain& domain) const {
   for (const auto& [job, send] : sends_)
     if (send.channel->domain.get() == &domain)
       core_.actions.keep(send.channel->member(send.peer), job);
@@ -91,7 +92,7 @@ void Delivery::keep_sends(const FaultDomain& domain) const {
 
 void Delivery::discard(const FaultDomain& domain) {
   for (const auto& [id, channel] : core_.channels.all())
-    if (channel->domain.get() == &domain) drop_unclaimed(*channel);
+    if (channel->domain.get() == &domain) drop_unexpected(*channel);
   flow_.drop([&](int, std::uint64_t id) {
     const ChannelState* channel = core_.channels.find(id);
     return channel != nullptr && channel->domain.get() == &domain;
@@ -99,11 +100,11 @@ void Delivery::discard(const FaultDomain& domain) {
 }
 
 // After all members left or after a fault, the channel receives no more messages.
-void Delivery::free_if_over(ChannelState& channel) {
-  const bool over =
-      faults_.gone(channel, kAnyRank) || (channel.faulty() && !core_.channels.any_isolated());
-  if (!channel.released || !over) return;
-  drop_unclaimed(channel);
+void Delivery::free_if_unused(ChannelState& channel) {
+  const bool unused =
+      faults_.departed(channel, kAnyRank) || (channel.faulty() && !core_.channels.any_isolated());
+  if (!channel.released || !unused) return;
+  drop_unexpected(channel);
   core_.channels.erase(channel);
 }
 

@@ -23,7 +23,7 @@ bool same_values(const Envelope& one, const Envelope& other) {
 }
 
 std::string bytes_text(const Expectation& expected) {
-  if (expected.least_bytes == expected.capacity) return std::to_string(expected.capacity);
+  if (expected.min_bytes == expected.capacity) return std::to_string(expected.capacity);
   return "at most " + std::to_string(expected.capacity);
 }
 
@@ -38,29 +38,30 @@ bool same_call(const Envelope& one, const Envelope& other) {
 
 }  // namespace
 
-bool agrees(const Expectation& expected, const Envelope& came) {
-  return same_call(expected.envelope, came) && came.bytes >= expected.least_bytes &&
-         came.bytes <= expected.capacity;
+bool matches(const Expectation& expected, const Envelope& received) {
+  return same_call(expected.envelope, received) && received.bytes >= expected.min_bytes &&
+         received.bytes <= expected.capacity;
 }
 
-std::string difference(const Envelope& own, const Envelope& came, std::string_view sender,
+std::string difference(const Envelope& own, const Envelope& received, std::string_view sender,
                        std::string_view name) {
-  const std::string who(sender), calls = who + " calls " + std::string(name);
-  if (!same_protocol(own, came)) return who + " uses another version of the transport";
-  if (came.call != own.call)
-    return who + " calls " + std::string(call_name(came.call)) + " where this rank calls " +
+  const std::string peer(sender), calls = peer + " calls " + std::string(name);
+  if (!same_protocol(own, received)) return peer + " uses another version of the transport";
+  if (received.call != own.call)
+    return peer + " calls " + std::string(call_name(received.call)) + " where this rank calls " +
            std::string(call_name(own.call));
-  if (!same_values(own, came))
-    return calls + " with " + values_text(came) + ", this rank with " + values_text(own);
-  if (came.signature != own.signature)
+  if (!same_values(own, received))
+    return calls + " with " + values_text(received) + ", this rank with " + values_text(own);
+  if (received.signature != own.signature)
     return calls + " with other arguments (codec, count, dtype, root or options)";
-  return who + " sends " + std::to_string(came.bytes) + " bytes, but this rank expects none";
+  return peer + " sends " + std::to_string(received.bytes) + " bytes, but this rank expects none";
 }
 
-std::string disagreement(const Expectation& expected, const Envelope& came, std::string_view sender,
-                         std::string_view name) {
-  if (!same_call(expected.envelope, came)) return difference(expected.envelope, came, sender, name);
-  return std::string(sender) + " sends " + std::to_string(came.bytes) +
+std::string mismatch_text(const Expectation& expected, const Envelope& received,
+                          std::string_view sender, std::string_view name) {
+  if (!same_call(expected.envelope, received))
+    return difference(expected.envelope, received, sender, name);
+  return std::string(sender) + " sends " + std::to_string(received.bytes) +
          " bytes, but this rank expects " + bytes_text(expected);
 }
 

@@ -26,10 +26,10 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == 32 && std::is_trivially_copyable_v<Envelope>);
 
-/// The expected envelope of a receive, with payload bytes in [least_bytes, capacity].
+/// The expected envelope of a receive, with payload bytes in [min_bytes, capacity].
 struct Expectation {
   Envelope envelope;
-  std::size_t least_bytes = 0;
+  std::size_t min_bytes = 0;
   std::size_t capacity = 0;
 };
 
@@ -42,16 +42,16 @@ struct Mismatch {
 };
 
 /// True if a received envelope meets the expectation.
-bool agrees(const Expectation& expected, const Envelope& came);
+bool matches(const Expectation& expected, const Envelope& received);
 
 /// Describes how an unexpected envelope differs from the own call. `sender` ("rank 2") is the
 /// subject.
-std::string difference(const Envelope& own, const Envelope& came, std::string_view sender,
+std::string difference(const Envelope& own, const Envelope& received, std::string_view sender,
                        std::string_view name);
 
 /// Describes how a mismatched envelope differs from the expectation. `sender` ("rank 2") is the
 /// subject, and `name` is the operation.
-std::string disagreement(const Expectation& expected, const Envelope& came, std::string_view sender,
-                         std::string_view name);
+std::string mismatch_text(const Expectation& expected, const Envelope& received,
+                          std::string_view sender, std::string_view name);
 
 }  // namespace tersor::host

@@ -14,8 +14,8 @@
 namespace tersor::host {
 namespace {
 
-constexpr std::chrono::microseconds kYielding{30};  // before a thread sleeps
-constexpr unsigned long kTimerSlack = 1'000;        // ns; the default slack of a thread is 50 us
+constexpr std::chrono::microseconds kYieldTime{30};  // before a thread sleeps
+constexpr unsigned long kTimerSlack = 1'000;         // ns; the default slack of a thread is 50 us
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
@@ -36,8 +36,8 @@ class ExactTimers {
 timespec to_timespec(Clock::time_point time) {
   const auto since_boot = time.time_since_epoch();
   const auto seconds = std::chrono::floor<std::chrono::seconds>(since_boot);
-  const std::chrono::nanoseconds rest = since_boot - seconds;
-  return {static_cast<time_t>(seconds.count()), static_cast<long>(rest.count())};
+  const std::chrono::nanoseconds remainder = since_boot - seconds;
+  return {static_cast<time_t>(seconds.count()), static_cast<long>(remainder.count())};
 }
 
 }  // namespace
@@ -45,15 +45,15 @@ timespec to_timespec(Clock::time_point time) {
 void Event::signal() {
   signals_.fetch_add(1);
   if (asleep_.load()) syscall(SYS_futex, &signals_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
-  if (elsewhere_.load()) eventfd_write(alarm_, 1);
+  if (waits_externally_.load()) eventfd_write(alarm_, 1);
 }
 
 // While ranks only communicate, yielding is faster than sleeping. If other threads compute, a
 // single time slice consumes the time, and sleeping is better: a signal then interrupts the
 // computing thread.
 void Event::wait(std::uint32_t seen, Clock::time_point until, WaitMode mode) {
-  if (mode == WaitMode::kShort) {
-    const auto end = std::min(until, Clock::now() + kYielding);
+  if (mode == WaitMode::kYieldFirst) {
+    const auto end = std::min(until, Clock::now() + kYieldTime);
     while (signals() == seen && Clock::now() < end) sched_yield();
     if (signals() == seen) sleep(seen, until);
   } else if (signals() == seen) {

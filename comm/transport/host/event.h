@@ -13,8 +13,8 @@ namespace tersor::host {
 
 class Event {
  public:
-  /// How to wait: sleep at once (kLong), or first yield the core for a few microseconds (kShort).
-  enum class WaitMode { kLong, kShort };
+  /// How to wait: sleep at once, or first yield the core for a few microseconds.
+  enum class WaitMode { kSleep, kYieldFirst };
 
   Event() = default;
   ~Event();
@@ -25,15 +25,15 @@ class Event {
   void wait(std::uint32_t seen, Clock::time_point until, WaitMode mode);
   /// Calls `rest(alarm)` unless the event was already signaled. A signal makes the descriptor
   /// `alarm` readable; -1 if the system has no free descriptors. Single-threaded.
-  void wait_elsewhere(std::uint32_t seen, const std::function<void(int alarm)>& rest);
+  void wait_externally(std::uint32_t seen, const std::function<void(int alarm)>& rest);
 
  private:
   void sleep(std::uint32_t seen, Clock::time_point until);
 
   std::atomic<std::uint32_t> signals_{0};
   std::atomic<bool> asleep_{false};
-  std::atomic<bool> elsewhere_{false};
-  int alarm_ = -1;  // created by the first `wait_elsewhere`
+  std::atomic<bool> waits_externally_{false};
+  int alarm_ = -1;  // created by the first `wait_externally`
 };
 
 }  // namespace tersor::host

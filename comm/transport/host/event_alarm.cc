@@ -11,11 +11,11 @@ Event::~Event() {
   if (alarm_ >= 0) close(alarm_);
 }
 
-void Event::wait_elsewhere(std::uint32_t seen, const std::function<void(int alarm)>& rest) {
+void Event::wait_externally(std::uint32_t seen, const std::function<void(int alarm)>& rest) {
   if (alarm_ < 0) alarm_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  elsewhere_.store(alarm_ >= 0);
+  waits_externally_.store(alarm_ >= 0);
   if (signals() == seen) rest(alarm_);
-  elsewhere_.store(false);
+  waits_externally_.store(false);
   eventfd_t ignored = 0;
   if (alarm_ >= 0) eventfd_read(alarm_, &ignored);  // a signal may have come late
 }

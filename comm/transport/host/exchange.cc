@@ -5,23 +5,23 @@ namespace tersor::host {
 HostExchange::HostExchange(const Start& start, std::size_t receives)
     : HostTransfer(start), incoming_(receives) {
   outgoing_.reserve(receives);
-  address(batch_, 0);
+  initialize(batch_, 0);
   batch_.takes_all = operation().takes_all;
 }
 
-void HostExchange::add_receive(int peer, std::size_t least_bytes, std::size_t capacity) {
+void HostExchange::add_receive(int peer, std::size_t min_bytes, std::size_t capacity) {
   Incoming& incoming = incoming_[added_++];
   incoming.peer = peer;
-  incoming.least_bytes = least_bytes;
+  incoming.min_bytes = min_bytes;
   incoming.capacity = capacity;
 }
 
-void HostExchange::add_all(ConstByteSpan payload, std::size_t least_bytes, std::size_t capacity) {
+void HostExchange::add_all(ConstByteSpan payload, std::size_t min_bytes, std::size_t capacity) {
   const int ranks = channel().ranks();
   for (int distance = 1; distance < ranks; ++distance) {
     const int peer = (channel().rank() + distance) % ranks;
     add_send(peer, payload);
-    add_receive(peer, least_bytes, capacity);
+    add_receive(peer, min_bytes, capacity);
   }
 }
 

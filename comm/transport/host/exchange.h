@@ -21,10 +21,10 @@ class HostExchange : public HostTransfer {
   void add_send(int peer, ConstByteSpan payload) {
     outgoing_.push_back({.peer = peer, .payload = payload});
   }
-  void add_receive(int peer, std::size_t least_bytes, std::size_t capacity);
+  void add_receive(int peer, std::size_t min_bytes, std::size_t capacity);
   /// Sends to and receives from each other rank. Starts with the next rank, to spread the load over
   /// the ranks.
-  void add_all(ConstByteSpan payload, std::size_t least_bytes, std::size_t capacity);
+  void add_all(ConstByteSpan payload, std::size_t min_bytes, std::size_t capacity);
 
   void begin() override;
   bool step() override { return batch_.closed(); }

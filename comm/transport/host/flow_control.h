@@ -25,46 +25,45 @@ inline std::size_t eager_cost(std::size_t payload_bytes) {
   return std::max(kShared, payload_bytes);
 }
 
-/// Window of eager bytes per peer, at most `most` (the wire's limit). The lower bound covers the
+/// Window of eager bytes per peer, at most `limit` (the wire's limit). The lower bound covers the
 /// messages of one collective: four sums with 4 MiB under way in the ring of each. A quarter of
 /// this window slowed sums of 64 MiB over TCP because of additional round trips.
-inline std::size_t eager_window(std::size_t most, int ranks) {
-  constexpr std::size_t kOfAll = std::size_t{256} << 20, kLeast = std::size_t{256} << 10;
-  return std::min(most,
-                  std::max(kLeast, kOfAll / static_cast<std::size_t>(std::max(1, ranks - 1))));
+inline std::size_t eager_window(std::size_t limit, int ranks) {
+  constexpr std::size_t kTotal = std::size_t{256} << 20, kMin = std::size_t{256} << 10;
+  return std::min(limit, std::max(kMin, kTotal / static_cast<std::size_t>(std::max(1, ranks - 1))));
 }
 
 /// The flow control with all peers, by world rank. Decides, and sends nothing.
 class FlowControl {
  public:
   /// Maximum number of announced messages per peer.
-  static constexpr std::size_t kMostWaiting = 65'536;
+  static constexpr std::size_t kMaxAnnounced = 65'536;
 
   FlowControl(int ranks, std::size_t window)
       : window_(window), flows_(static_cast<std::size_t>(ranks)) {}
 
   /// True if the peer must first request announced messages.
-  bool is_full(int peer) { return flow(peer).waiting >= kMostWaiting; }
+  bool is_full(int peer) { return flow(peer).held_count >= kMaxAnnounced; }
   /// Returns true if a message may be sent without a request, and uses the credits.
   bool send_eagerly(int peer, std::size_t bytes) {
-    const std::size_t ahead = flow(peer).ahead + eager_cost(bytes);
-    if (ahead > window_) return false;
-    flow(peer).ahead = ahead;
+    const std::size_t eager_bytes = flow(peer).eager_bytes + eager_cost(bytes);
+    if (eager_bytes > window_) return false;
+    flow(peer).eager_bytes = eager_bytes;
     return true;
   }
-  void take_credits(int peer, std::size_t credits) {
-    flow(peer).ahead -= std::min(credits, flow(peer).ahead);
+  void on_credits(int peer, std::size_t credits) {
+    flow(peer).eager_bytes -= std::min(credits, flow(peer).eager_bytes);
   }
   /// Keeps the payload of an announced message until the peer's request.
   void hold(int peer, std::uint64_t channel, Wire::Payload payload) {
-    ++flow(peer).waiting;
+    ++flow(peer).held_count;
     held_[{peer, flow(peer).announced++}] = {channel, std::move(payload)};
   }
   /// Returns a requested payload, or nothing if the message was dropped.
   std::optional<Wire::Payload> take_request(int peer, std::uint32_t number) {
     auto found = held_.extract({peer, number});
     if (!found) return std::nullopt;
-    --flow(peer).waiting;
+    --flow(peer).held_count;
     return std::move(found.mapped().payload);
   }
   template <typename Visitor>
@@ -78,7 +77,7 @@ class FlowControl {
     std::erase_if(held_, [&](auto& each) {
       auto& [number, held] = each;
       if (!drops(number.first, held.channel)) return false;
-      --flow(number.first).waiting;
+      --flow(number.first).held_count;
       jobs.push_back(std::move(held.payload.job));
       return true;
     });
@@ -86,7 +85,7 @@ class FlowControl {
   }
 
   /// Adds a received announcement, or the credits of an eager message.
-  void take(IncomingMessage& message) {
+  void record_arrival(IncomingMessage& message) {
     const int peer = message.arrival.peer;
     message.cost = message.announced ? 0 : eager_cost(message.envelope.bytes);
     if (!message.announced) return;
@@ -100,7 +99,7 @@ class FlowControl {
     found.mapped()->announced = false;
     return found.mapped();
   }
-  void forget(const IncomingMessage& message) {
+  void remove_announcement(const IncomingMessage& message) {
     announced_.erase({message.arrival.peer, message.number});
   }
   /// Returns an announced message of the peer, or null.
@@ -118,9 +117,9 @@ class FlowControl {
 
  private:
   struct Flow {
-    std::size_t ahead = 0;                // bytes sent eagerly, until the peer returns credits
+    std::size_t eager_bytes = 0;          // bytes sent eagerly, until the peer returns credits
     std::size_t credits = 0;              // returned credits not sent to the peer yet
-    std::size_t waiting = 0;              // number of messages waiting on this rank
+    std::size_t held_count = 0;           // number of messages waiting on this rank
     std::uint32_t announced = 0;          // number of the next announcement by this rank
     std::uint32_t announced_by_peer = 0;  // number of the next announcement by the peer
   };
@@ -128,14 +127,14 @@ class FlowControl {
     std::uint64_t channel;
     Wire::Payload payload;
   };
-  using Number = std::pair<int, std::uint32_t>;  // peer, and the number of an announced message
+  using MessageId = std::pair<int, std::uint32_t>;  // peer, and the number of an announced message
 
   Flow& flow(int peer) { return flows_[static_cast<std::size_t>(peer)]; }
 
   const std::size_t window_;
   std::vector<Flow> flows_;
-  std::map<Number, Held> held_;                   // announced by this rank and not yet requested
-  std::map<Number, IncomingMessage*> announced_;  // announced by peers, until the payload comes
+  std::map<MessageId, Held> held_;                   // announced by this rank and not yet requested
+  std::map<MessageId, IncomingMessage*> announced_;  // announced by peers, until the payload comes
 };
 
 }  // namespace tersor::host

@@ -11,7 +11,7 @@
 
 namespace tersor::host {
 
-enum class Kind : std::uint8_t {
+enum class MessageType : std::uint8_t {
   kMessage = 1,
   kFault = 2,      ///< the payload is the reason why the sender gave up, and the differences
   kLeave = 3,      ///< the sender left this channel; if `part` is 1, all channels
@@ -32,7 +32,7 @@ struct Head {
   std::uint32_t tag = 0;      ///< of the operation
   std::uint32_t part = 0;     ///< index of the message within the operation
   std::int32_t from = 0;      ///< group rank in the channel; checked against the sending peer
-  Kind kind = Kind::kMessage;
+  MessageType type = MessageType::kMessage;
   std::uint8_t reserved[3] = {};
 };
 static_assert(sizeof(Head) == sizeof(MessageHead::content) && std::is_trivially_copyable_v<Head>);

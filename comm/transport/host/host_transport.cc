@@ -14,7 +14,7 @@
 namespace tersor::host {
 namespace {
 
-constexpr std::chrono::seconds kSettlesWithin{10};  // for work queued on a device
+constexpr std::chrono::seconds kDrainTimeout{10};  // for work queued on a device
 
 /// The first non-empty part, or an empty part. Throws InvalidArgumentError if dtypes or memories
 /// differ between non-empty parts.
@@ -48,7 +48,7 @@ HostTransport::HostTransport(std::shared_ptr<Channel> channel)
 // If a hung or broken device may still write to memory, the memory is leaked.
 HostTransport::~HostTransport() {
   engine().leave(channel_->state());
-  if (staging_ != nullptr && !staging_->settle(Clock::now() + kSettlesWithin))
+  if (staging_ != nullptr && !staging_->drain(Clock::now() + kDrainTimeout))
     static_cast<void>(staging_.release());
 }
 
@@ -111,12 +111,12 @@ Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                  std::size_t capacity) {
   refuse_if_isolated(operation, "all_gather and barrier");
   const RoundsTuning tuning;
-  if (operation.memory == Memory::kHost && ranks() >= tuning.least_ranks &&
-      capacity <= tuning.most_bytes)
+  if (operation.memory == Memory::kHost && ranks() >= tuning.min_ranks &&
+      capacity <= tuning.max_bytes)
     return channel_->start(
         make_gather_in_rounds(start(operation, Calling::kGatherInRounds), send, capacity));
-  const bool meets = operation.calling == Calling::kBarrier;
-  auto exchange = make_exchange(start(operation, meets ? Calling::kBarrier : Calling::kAllGather),
+  const bool barrier = operation.calling == Calling::kBarrier;
+  auto exchange = make_exchange(start(operation, barrier ? Calling::kBarrier : Calling::kAllGather),
                                 static_cast<std::size_t>(ranks()) - 1);
   exchange->add_all(send, 0, capacity);
   return channel_->start(std::move(exchange));

@@ -31,11 +31,11 @@ class Inquiry {
   Inquiry(const Core& core, const Delivery& delivery) : core_(core), delivery_(delivery) {}
 
   /// True if questions wait for an answer. Thread-safe.
-  bool is_questioned() const { return is_questioned_.load(std::memory_order_relaxed); }
+  bool has_questions() const { return has_questions_.load(std::memory_order_relaxed); }
   /// A rank with a waiting thread answers at once, on any thread. Other ranks stay silent.
-  void take_question(const Head& head, int peer, bool is_waiting);
+  void on_question(const Head& head, int peer, bool is_waiting);
   void answer_questions();
-  void take_answer(const Head& head, ConstByteSpan ranks);
+  void on_answer(const Head& head, ConstByteSpan ranks);
 
   /// Finds the ranks to blame. Asks the late ranks, then follows the answers along the awaited
   /// ranks. Ends at the ranks without an answer, at the ranks waiting for no rank, or at a
@@ -50,11 +50,11 @@ class Inquiry {
 
   const Core core_;
   const Delivery& delivery_;
-  std::uint32_t asked_ = 0;                   // number of questions sent by this rank
+  std::uint32_t last_question_ = 0;           // number of questions sent by this rank
   std::map<std::uint32_t, Awaited> answers_;  // received answers, by question number
   // Received questions, with the world rank that asked.
   std::vector<std::pair<Head, int>> questions_;
-  std::atomic<bool> is_questioned_{false};  // True if questions came while no thread was waiting
+  std::atomic<bool> has_questions_{false};  // True if questions came while no thread was waiting
 };
 
 }  // namespace tersor::host

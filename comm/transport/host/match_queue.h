@@ -22,8 +22,8 @@ struct IncomingMessage {
   Envelope envelope;
   MessageKey key;
   int from = 0;                  // group rank in the channel
-  Block payload;                 // complete once `there`
-  bool there = false;            // True if the whole payload has arrived
+  Block payload;                 // valid once `complete`
+  bool complete = false;         // True if the whole payload has arrived
   Batch* batch = nullptr;        // the batch with the matching receive, or null
   Incoming* incoming = nullptr;  // the matching receive, or null
 
@@ -33,7 +33,7 @@ struct IncomingMessage {
   std::size_t cost = 0;             // credits used while unexpected
   bool announced = false;           // True if the message waits at its sender (rendezvous)
   std::uint32_t number = 0;         // number of the announcement
-  bool asked = false;               // True if the announced payload was requested
+  bool requested = false;           // True if the announced payload was requested
   bool receiving = false;           // True if the payload is being received
 };
 
@@ -52,52 +52,52 @@ class MatchQueue {
  public:
   /// Matches a message with the first posted receive. Without a match, the message becomes
   /// unexpected. Returns true on a match.
-  bool claim(IncomingMessage& message);
-  /// Adds a batch to the posted batches. Does not search the unexpected messages: `seek` does.
-  void open(Batch& batch) { open_.push_back(&batch); }
+  bool match_posted(IncomingMessage& message);
+  /// Adds a batch to the posted batches. `match_unexpected` searches the unexpected messages.
+  void post(Batch& batch) { posted_.push_back(&batch); }
   /// Records that no later batch receives messages with this batch's key.
   void record_last(const Batch& batch);
   /// How an unexpected message differs from the call of the last batch with its key. Empty if a
   /// later batch may still receive the message. `rank` and `sender` are names.
-  std::string stray(const IncomingMessage& message, std::string_view rank,
-                    std::string_view sender) const;
+  std::string unexpected_text(const IncomingMessage& message, std::string_view rank,
+                              std::string_view sender) const;
   /// The signature of the last batch that `record_last` noted for the key.
   std::uint64_t last_signature(const MessageKey& key) const {
-    return begun_[key.tag % kRemembered].envelope.signature;
+    return last_calls_[key.tag % kRememberedCalls].envelope.signature;
   }
   /// The first unexpected message with a key, or null.
-  const IncomingMessage* unclaimed(const MessageKey& key) const;
+  const IncomingMessage* unexpected(const MessageKey& key) const;
   /// Pairs a receive with the first matching unexpected message. Returns the message, or null
   /// without a match.
-  IncomingMessage* seek(Batch& batch, Incoming& incoming);
+  IncomingMessage* match_unexpected(Batch& batch, Incoming& incoming);
   /// Removes a batch and makes the batch's messages available to other batches. Returns the
   /// messages matched with another batch at once.
   std::vector<IncomingMessage*> cancel(Batch& batch);
   /// Removes a message from the queue, matched or not.
-  void reject(IncomingMessage& message);
+  void remove(IncomingMessage& message);
 
   /// True if a matched message meets the expectation of the receive.
-  static bool fits(const IncomingMessage& message);
+  static bool is_expected(const IncomingMessage& message);
   /// How a matched message differs from the expectation. `sender` is the sending rank's name.
-  static std::string misfit(const IncomingMessage& message, std::string_view sender);
+  static std::string mismatch(const IncomingMessage& message, std::string_view sender);
   /// Completes the receive of a complete message. Returns true if the batch is now closed.
   bool deliver(IncomingMessage& message);
   /// Decrements the open messages of a batch. Returns true if the batch is now closed.
   bool close_one(Batch& batch);
 
-  std::span<Batch* const> batches() const { return open_; }
-  std::span<IncomingMessage* const> unclaimed() const { return unclaimed_; }
+  std::span<Batch* const> batches() const { return posted_; }
+  std::span<IncomingMessage* const> unexpected() const { return unexpected_; }
 
-  /// A receive waiting for a peer (a rank or kAnyRank) with `gone(peer)` true.
-  struct InVain {
+  /// A receive waiting for a peer (a rank or kAnyRank) with `departed(peer)` true.
+  struct Orphan {
     Batch* batch;
     int peer;
   };
-  template <typename Gone>
-  std::optional<InVain> in_vain(Gone&& gone) const {
-    for (Batch* batch : open_)
+  template <typename Departed>
+  std::optional<Orphan> find_orphaned(Departed&& departed) const {
+    for (Batch* batch : posted_)
       for (const Incoming& incoming : batch->incoming)
-        if (waits(incoming) && gone(incoming.peer)) return InVain{batch, incoming.peer};
+        if (is_pending(incoming) && departed(incoming.peer)) return Orphan{batch, incoming.peer};
     return std::nullopt;
   }
 
@@ -109,24 +109,24 @@ class MatchQueue {
   bool find_batch(IncomingMessage& message);
 
   /// The record of a call, kept beyond the batch.
-  struct Begun {
+  struct LastCall {
     bool any = false;
     MessageKey key;
     Envelope envelope;
     std::string name;
   };
-  static constexpr std::size_t kRemembered = 64;  // calls
+  static constexpr std::size_t kRememberedCalls = 64;  // calls
 
-  static bool waits(const Incoming& incoming) {
+  static bool is_pending(const Incoming& incoming) {
     return incoming.ticket == nullptr && !incoming.arrived.load(std::memory_order_relaxed);
   }
-  static bool waits_for(const Incoming& incoming, int from) {
-    return waits(incoming) && (incoming.peer == from || incoming.peer == kAnyRank);
+  static bool accepts(const Incoming& incoming, int from) {
+    return is_pending(incoming) && (incoming.peer == from || incoming.peer == kAnyRank);
   }
 
-  std::vector<Batch*> open_;                 // posted batches with open messages, in posting order
-  std::vector<IncomingMessage*> unclaimed_;  // unexpected messages, in sending order
-  std::array<Begun, kRemembered> begun_;     // the last calls, by tag
+  std::vector<Batch*> posted_;                // posted batches with open messages, in posting order
+  std::vector<IncomingMessage*> unexpected_;  // unexpected messages, in sending order
+  std::array<LastCall, kRememberedCalls> last_calls_;  // the last calls, by tag
 };
 
 /// "rank 2"; on a split followed by the world rank.

@@ -10,19 +10,19 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kShortRest = 1ms;     // for a thread with other work to poll
-constexpr auto kGoodbyeWithin = 1s;  // to receive the goodbyes of the others
-constexpr auto kLeavesWithin = 10s;  // to deliver all sent messages
+constexpr auto kShortSleep = 1ms;     // for a thread with other work to poll
+constexpr auto kGoodbyeTimeout = 1s;  // to receive the goodbyes of the others
+constexpr auto kFlushTimeout = 10s;   // to deliver all sent messages
 // Time for a fault to reach all responsive ranks, even on a busy machine.
-constexpr auto kAnnouncedWithin = 1s;
+constexpr auto kAnnounceTimeout = 1s;
 
 /// Counts the calling thread as waiting while this object lives.
-class Waiting {
+class WaitCounter {
  public:
-  explicit Waiting(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
-  ~Waiting() { --threads_; }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
+  explicit WaitCounter(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
+  ~WaitCounter() { --threads_; }
+  WaitCounter(const WaitCounter&) = delete;
+  WaitCounter& operator=(const WaitCounter&) = delete;
 
  private:
   std::atomic<int>& threads_;
@@ -52,10 +52,10 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Wire> wire)
       }()),
       wire_(*state_->wire),
       shared_lock_(wire_.shared().shared_lock),
-      everybody_(state_->channels.everybody()),
+      world_(state_->channels.world()),
       host_names_(wire_.host_names()) {
-  wire_.start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); },
-               .lost = [this](int peer, const std::string& cause) { lose(peer, cause); }});
+  wire_.start({.take = [this](Wire::Arrival arrival) { on_arrival(std::move(arrival)); },
+               .lost = [this](int peer, const std::string& cause) { on_loss(peer, cause); }});
 }
 
 ProgressEngine::~ProgressEngine() {
@@ -71,9 +71,9 @@ void ProgressEngine::close() {
   {
     const Locked locked(*this);
     if (std::exchange(closed_, true)) return;
-    locked->channels.present = 1;
+    locked->channels.open_channels = 1;
   }
-  leave(everybody_);
+  leave(world_);
   const Wire::Parting agreed = parting();
   const Locked locked(*this);
   for (const auto& domain : locked->channels.domains())
@@ -93,13 +93,13 @@ bool ProgressEngine::exchange_goodbyes() {
   Locked locked(*this);
   if (!wire_.right_thread()) return false;
   const auto start = Clock::now();
-  const auto over = [&] { return locked->faults.is_alone() && wire_.quiet(); };
+  const auto all_done = [&] { return locked->faults.is_alone() && wire_.quiet(); };
   poll_until(locked, [&] {
-    const Clock::duration within = wire_.quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin;
-    return everybody_.faulty() || over() || Clock::now() >= start + within;
+    const Clock::duration within = wire_.quiet() ? Clock::duration(kGoodbyeTimeout) : kFlushTimeout;
+    return world_.faulty() || all_done() || Clock::now() >= start + within;
   });
-  if (everybody_.faulty()) announce_until(Clock::now() + kGoodbyeWithin);
-  return !everybody_.faulty() && over();
+  if (world_.faulty()) announce_until(Clock::now() + kGoodbyeTimeout);
+  return !world_.faulty() && all_done();
 }
 
 // A network error fails all channels.
@@ -119,12 +119,14 @@ void ProgressEngine::leave(ChannelState& channel) {
   if (!wire_.running()) return;
   wire_.record_use();
   const Locked locked(*this);
-  const bool is_last = --locked->channels.present == 0;
+  const bool is_last = --locked->channels.open_channels == 0;
   if (is_last) locked->flow.drop([](int, std::uint64_t) { return true; });
   if (!wire_.right_thread()) return;
   if (ended_ || (channel.faulty() && !locked->channels.any_isolated())) return announce_more();
-  const Head head{
-      .channel = channel.id, .part = is_last ? 1u : 0u, .from = channel.rank, .kind = Kind::kLeave};
+  const Head head{.channel = channel.id,
+                  .part = is_last ? 1u : 0u,
+                  .from = channel.rank,
+                  .type = MessageType::kLeave};
   guard([&] {
     for (int peer = 0; peer < wire_.ranks(); ++peer)
       if (peer != wire_.rank() && (is_last || std::ranges::binary_search(channel.members, peer)))
@@ -135,10 +137,10 @@ void ProgressEngine::leave(ChannelState& channel) {
 
 // After a fork, a nonexistent thread may hold the lock.
 void ProgressEngine::release(ChannelState& channel) {
-  if (&channel == &everybody_ || !wire_.running()) return;
+  if (&channel == &world_ || !wire_.running()) return;
   const Locked locked(*this);
   channel.released = true;
-  guard([&] { locked->delivery.free_if_over(channel); });
+  guard([&] { locked->delivery.free_if_unused(channel); });
 }
 
 // A send-only batch learns of departed ranks only here.
@@ -150,7 +152,7 @@ void ProgressEngine::post(ChannelState& channel, Batch& batch) {
   if (batch.incoming.empty()) poll();
   if (channel.faulty()) return;
   if (batch.agreement != nullptr)
-    channel.agreements.note(batch.envelope.signature, *batch.agreement);
+    channel.agreements.insert(batch.envelope.signature, *batch.agreement);
   locked->delivery.check_announced(channel, batch);
   guard([&] { locked->delivery.post(channel, batch); });
 }
@@ -158,49 +160,49 @@ void ProgressEngine::post(ChannelState& channel, Batch& batch) {
 // Stops as soon as a batch is closed, because a further poll may yield the core.
 void ProgressEngine::progress(ChannelState& channel) {
   wire_.check_thread();
-  const bool is_due = state_->faults.due() != Clock::time_point::max();
-  if (traits().waiting == Wire::Waiting::kSleep && !state_->inquiry.is_questioned() && !is_due)
+  const bool is_due = state_->faults.next_deadline() != Clock::time_point::max();
+  if (traits().waiting == Wire::Waiting::kSleep && !state_->inquiry.has_questions() && !is_due)
     return;
   const Locked locked(*this);
-  channel.asleep_until = ChannelState::kAwake;
+  channel.next_poll = ChannelState::kAwake;
   while (poll() && !shared_lock_.will_signal(channel.event)) {
   }
 }
 
 void ProgressEngine::wait(ChannelState& channel, std::uint32_t seen, Clock::time_point until) {
   wire_.check_thread();
-  const Waiting here(waiting_);
-  until = std::min(until, state_->faults.due());
+  const WaitCounter counter(waiting_threads_);
+  until = std::min(until, state_->faults.next_deadline());
   if (!state_->core.moves_alone()) return poll_until(channel, seen, until);
   const bool polls = traits().waiting == Wire::Waiting::kSleepAndPoll;
   if (polls) {
     const Locked locked(*this);
     poll();
-    locked->delivery.fall_asleep(channel);
-    until = std::min(until, channel.asleep_until);
+    locked->delivery.update_next_poll(channel);
+    until = std::min(until, channel.next_poll);
   }
-  channel.event.wait(seen, until, polls ? Event::WaitMode::kLong : Event::WaitMode::kShort);
+  channel.event.wait(seen, until, polls ? Event::WaitMode::kSleep : Event::WaitMode::kYieldFirst);
 }
 
 void ProgressEngine::poll_until(ChannelState& channel, std::uint32_t seen,
                                 Clock::time_point until) {
-  channel.backoff.renew();
+  channel.backoff.reset();
   for (Clock::time_point now{}; channel.event.signals() == seen && now < until;) {
-    bool moved = false;
+    bool progressed = false;
     {
       const std::lock_guard lock(shared_lock_);
-      moved = poll();
+      progressed = poll();
     }
-    if (moved)
-      channel.backoff.renew();
+    if (progressed)
+      channel.backoff.reset();
     else if (traits().waiting != Wire::Waiting::kRest)
       now = channel.backoff.wait(channel.event, seen, until,
                                  traits().waiting == Wire::Waiting::kPollYielding);
     else
-      now = channel.backoff.wait_for_news([&] {
-        channel.event.wait_elsewhere(seen, [&](int alarm) {
+      now = channel.backoff.wait_for_event([&] {
+        channel.event.wait_externally(seen, [&](int alarm) {
           // Without a descriptor for an alarm, no signal ends the rest.
-          wire_.rest(alarm, alarm < 0 ? std::min(until, Clock::now() + kShortRest) : until);
+          wire_.rest(alarm, alarm < 0 ? std::min(until, Clock::now() + kShortSleep) : until);
         });
       });
   }
@@ -217,24 +219,24 @@ void ProgressEngine::poll_until(Locked& locked, const std::function<bool()>& don
 
 void ProgressEngine::pause() const {
   if (traits().waiting == Wire::Waiting::kRest)
-    wire_.rest(-1, Clock::now() + kShortRest);
+    wire_.rest(-1, Clock::now() + kShortSleep);
   else
     wire_.pause();
 }
 
-void ProgressEngine::settle(ChannelState& channel, const Mismatch& mismatch,
-                            const std::string& cause) {
+void ProgressEngine::resolve_mismatch(ChannelState& channel, const Mismatch& mismatch,
+                                      const std::string& cause) {
   Locked locked(*this);
-  locked->faults.dispute(channel, mismatch, cause);
-  const Waiting here(waiting_);
+  locked->faults.compare_options(channel, mismatch, cause);
+  const WaitCounter counter(waiting_threads_);
   poll_until(locked,
-             [&] { return channel.faulty() || !locked->faults.in_dispute(*channel.domain); });
+             [&] { return channel.faulty() || !locked->faults.is_comparing(*channel.domain); });
 }
 
 FailedRanks ProgressEngine::failed_ranks(ChannelState& channel, const Question& question,
                                          std::span<const int> late) {
   Locked locked(*this);
-  const Waiting here(waiting_);
+  const WaitCounter counter(waiting_threads_);
   return locked->inquiry.find(channel, question, late,
                               [&](const auto& done) { poll_until(locked, done); });
 }
@@ -252,72 +254,72 @@ bool ProgressEngine::poll() {
     announce_more();
     return false;
   }
-  bool moved = true;
+  bool progressed = true;
   guard([&] {
     state_->inquiry.answer_questions();
-    moved = wire_.poll();
-    if (state_->faults.due() != Clock::time_point::max())
-      moved = state_->faults.act(Clock::now()) || moved;
+    progressed = wire_.poll();
+    if (state_->faults.next_deadline() != Clock::time_point::max())
+      progressed = state_->faults.run_due(Clock::now()) || progressed;
   });
-  return moved;
+  return progressed;
 }
 
-void ProgressEngine::take(Wire::Arrival arrival) {
+void ProgressEngine::on_arrival(Wire::Arrival arrival) {
   if (state_->faults.ignores_arrivals()) return;
   const Head head = head_of(arrival.head);
-  if (!arrival.whole && (head.kind == Kind::kFault || head.kind == Kind::kOptions))
-    return take_later(std::move(arrival));
-  switch (head.kind) {
-    case Kind::kMessage:
-    case Kind::kAnnounced:
-      return state_->delivery.take_message(head, std::move(arrival));
-    case Kind::kRequest:
+  if (!arrival.whole && (head.type == MessageType::kFault || head.type == MessageType::kOptions))
+    return receive_fully(std::move(arrival));
+  switch (head.type) {
+    case MessageType::kMessage:
+    case MessageType::kAnnounced:
+      return state_->delivery.on_message(head, std::move(arrival));
+    case MessageType::kRequest:
       if (auto payload = state_->flow.take_request(arrival.peer, head.part))
-        send(arrival.peer, {.part = head.part, .kind = Kind::kBody}, *std::move(payload));
+        send(arrival.peer, {.part = head.part, .type = MessageType::kBody}, *std::move(payload));
       return;
-    case Kind::kBody:
-      return state_->delivery.take_body(head, std::move(arrival));
-    case Kind::kCredits:
-      return state_->flow.take_credits(arrival.peer, head.envelope.count);
-    case Kind::kFault:
-      return take_fault(head, arrival);
-    case Kind::kLeave:
-      return take_leave(head, arrival.peer);
-    case Kind::kQuestion:
-      return state_->inquiry.take_question(head, arrival.peer, waiting_ > 0);
-    case Kind::kAnswer:
-      return state_->inquiry.take_answer(head, arrival.payload.bytes());
-    case Kind::kOptions:
-      return state_->faults.take_options(head, arrival);
-    case Kind::kCompare:
-      return state_->faults.take_comparison(head, arrival);
+    case MessageType::kBody:
+      return state_->delivery.on_body(head, std::move(arrival));
+    case MessageType::kCredits:
+      return state_->flow.on_credits(arrival.peer, head.envelope.count);
+    case MessageType::kFault:
+      return on_fault(head, arrival);
+    case MessageType::kLeave:
+      return on_leave(head, arrival.peer);
+    case MessageType::kQuestion:
+      return state_->inquiry.on_question(head, arrival.peer, waiting_threads_ > 0);
+    case MessageType::kAnswer:
+      return state_->inquiry.on_answer(head, arrival.payload.bytes());
+    case MessageType::kOptions:
+      return state_->faults.on_options(head, arrival);
+    case MessageType::kCompare:
+      return state_->faults.on_compare(head, arrival);
   }
 }
 
 // A long message about a fault: its payload comes by itself.
-void ProgressEngine::take_later(Wire::Arrival arrival) {
-  const auto late = std::make_shared<Wire::Arrival>(std::move(arrival));
-  if (!late->payload) late->payload = pools().host().take(late->head.payload_bytes());
+void ProgressEngine::receive_fully(Wire::Arrival arrival) {
+  const auto message = std::make_shared<Wire::Arrival>(std::move(arrival));
+  if (!message->payload) message->payload = pools().host().take(message->head.payload_bytes());
   auto job = std::make_shared<Wire::Job>();
-  job->memory = late->payload;
-  job->done = [this, late](const Wire::Job&) {
-    late->whole = true;
-    take(std::move(*late));
+  job->memory = message->payload;
+  job->done = [this, message](const Wire::Job&) {
+    message->whole = true;
+    on_arrival(std::move(*message));
   };
-  wire_.receive_rest(*late, late->payload.writable(), job);
+  wire_.receive_rest(*message, message->payload.writable(), job);
 }
 
-void ProgressEngine::take_leave(const Head& head, int peer) {
+void ProgressEngine::on_leave(const Head& head, int peer) {
   ChannelState& channel = state_->channels.at(head.channel);
-  channel.left.insert(peer);
-  if (head.part == 0) return state_->delivery.leave(channel, peer);
-  state_->faults.leave(peer);
-  state_->delivery.depart(peer);
+  channel.departed.insert(peer);
+  if (head.part == 0) return state_->delivery.on_leave(channel, peer);
+  state_->faults.record_departure(peer);
+  state_->delivery.on_departure(peer);
 }
 
 // Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the
 // fault.
-void ProgressEngine::take_fault(const Head& head, const Wire::Arrival& arrival) {
+void ProgressEngine::on_fault(const Head& head, const Wire::Arrival& arrival) {
   const std::shared_ptr<FaultDomain> domain = state_->channels.domain_of(head.channel);
   if (domain->faulty) return;
   abort(*domain, parse_fault(arrival));
@@ -327,22 +329,22 @@ void ProgressEngine::take_fault(const Head& head, const Wire::Arrival& arrival) 
 }
 
 // Sleeping threads must wake up in time to announce the loss.
-void ProgressEngine::lose(int peer, const std::string& cause) {
-  if (!state_->faults.lose(peer, cause)) return;
-  state_->delivery.end_sends(peer);
-  state_->delivery.depart(peer);
+void ProgressEngine::on_loss(int peer, const std::string& cause) {
+  if (!state_->faults.record_loss(peer, cause)) return;
+  state_->delivery.fail_sends(peer);
+  state_->delivery.on_departure(peer);
   state_->channels.signal_all();
 }
 
 void ProgressEngine::send(int peer, Head head, Wire::Payload payload) {
-  if (head.kind != Kind::kAnnounced) head.envelope.bytes = payload.bytes.size();
+  if (head.type != MessageType::kAnnounced) head.envelope.bytes = payload.bytes.size();
   wire_.send(peer, to_message_head(head), std::move(payload));
 }
 
 void ProgressEngine::receive(IncomingMessage& message) {
   auto job = std::make_shared<Wire::Job>();
   job->memory = message.payload;
-  job->done = [this, &message](const Wire::Job&) { state_->delivery.came(message); };
+  job->done = [this, &message](const Wire::Job&) { state_->delivery.on_payload(message); };
   wire_.receive_rest(message.arrival, message.payload.writable(), job);
 }
 
@@ -356,7 +358,7 @@ void ProgressEngine::fail(FaultDomain& domain, const Fault& fault) {
 // the payloads.
 void ProgressEngine::abort(FaultDomain& domain, const Fault& fault) {
   if (domain.faulty) return;
-  state_->delivery.keep_sends(domain);
+  state_->delivery.copy_unsent(domain);
   state_->faults.abort(domain, fault);
   if (state_->faults.ignores_arrivals()) wire_.record_abort();
   state_->delivery.discard(domain);
@@ -370,13 +372,13 @@ void ProgressEngine::announce(const FaultDomain& domain) {
   unannounced_ = !wire_.right_thread();
   if (unannounced_ || !wire_.running()) return;
   state_->faults.announce(domain);
-  announce_until(Clock::now() + kAnnouncedWithin);
+  announce_until(Clock::now() + kAnnounceTimeout);
 }
 
 // A fault may be queued behind many messages. The announcement progresses in every call.
 void ProgressEngine::announce_more() {
   if (!wire_.right_thread()) return;
-  if (unannounced_) return announce(*everybody_.domain);
+  if (unannounced_) return announce(*world_.domain);
   if (state_->faults.all_announced()) return;
   try {
     wire_.poll();
@@ -386,7 +388,7 @@ void ProgressEngine::announce_more() {
 }
 
 void ProgressEngine::announce_until(Clock::time_point until) {
-  if (unannounced_) announce(*everybody_.domain);
+  if (unannounced_) announce(*world_.domain);
   while (!state_->faults.all_announced() && Clock::now() < until) {
     announce_more();
     pause();

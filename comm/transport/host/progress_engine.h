@@ -43,7 +43,7 @@ class ProgressEngine final : private Actions {
   void close();
 
   const Wire::Traits& traits() const { return state_->core.traits; }
-  ChannelState& everybody() { return everybody_; }
+  ChannelState& world() { return world_; }
   BlockPools& pools() { return wire_.shared().pools; }
   [[nodiscard]] Locked lock() { return Locked(*this); }
 
@@ -62,7 +62,7 @@ class ProgressEngine final : private Actions {
   }
   /// Ends a mismatch with a fault that names the options that differ, if the ranks send the options
   /// in time. Called by the thread of the operation with the mismatch.
-  void settle(ChannelState& channel, const Mismatch& mismatch, const std::string& cause);
+  void resolve_mismatch(ChannelState& channel, const Mismatch& mismatch, const std::string& cause);
   /// See Inquiry::find.
   FailedRanks failed_ranks(ChannelState& channel, const Question& question,
                            std::span<const int> late);
@@ -93,11 +93,11 @@ class ProgressEngine final : private Actions {
   template <typename Call>
   void guard(const Call& call);
   bool poll();
-  void take(Wire::Arrival arrival);
-  void take_later(Wire::Arrival arrival);
-  void take_leave(const Head& head, int peer);
-  void take_fault(const Head& head, const Wire::Arrival& arrival);
-  void lose(int peer, const std::string& cause);
+  void on_arrival(Wire::Arrival arrival);
+  void receive_fully(Wire::Arrival arrival);
+  void on_leave(const Head& head, int peer);
+  void on_fault(const Head& head, const Wire::Arrival& arrival);
+  void on_loss(int peer, const std::string& cause);
   void abort(FaultDomain& domain, const Fault& fault);
   void announce(const FaultDomain& domain);
   void announce_more();
@@ -116,9 +116,9 @@ class ProgressEngine final : private Actions {
   std::unique_ptr<State> state_;
   Wire& wire_;               // owned by the state
   SharedLock& shared_lock_;  // owned by the wire
-  ChannelState& everybody_;
+  ChannelState& world_;
   const std::vector<int> host_names_;  // by world rank
-  std::atomic<int> waiting_{0};        // number of waiting threads
+  std::atomic<int> waiting_threads_{0};
   bool closed_ = false;
   std::optional<bool> ended_;  // True if the wire released all memory; unset until asked
   // True if the fault is not announced yet because the raising thread may not use the network. Only

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/transport/host/stepwise.h"
+#include "comm/transport/host/step_transfer.h"
 
 namespace tersor::host {
 namespace {
@@ -50,13 +50,13 @@ class Ring final : public HostTransfer {
 
   bool step() override {
     send_ready();
-    while (take_next()) send_ready();
-    return taken_ == messages_ && left_ == messages_;
+    while (process_next()) send_ready();
+    return processed_ == messages_ && freed_ == messages_;
   }
 
   std::vector<int> missing() const override {
-    const bool has_come = taken_ == messages_ || receives_[taken_ % window_].closed();
-    return {neighbour(has_come ? 1 : ranks_ - 1)};
+    const bool has_arrived = processed_ == messages_ || receives_[processed_ % window_].closed();
+    return {neighbour(has_arrived ? 1 : ranks_ - 1)};
   }
 
  private:
@@ -73,22 +73,22 @@ class Ring final : public HostTransfer {
   // wait for its arrival. The window advances with received chunks, so no rank runs far ahead of
   // the network.
   bool may_send(std::size_t index) const {
-    if (index >= messages_ || index >= taken_ + window_) return false;
-    if (index >= chunks_.chunks + taken_) return false;
-    return index < window_ || left_ > index - window_;
+    if (index >= messages_ || index >= processed_ + window_) return false;
+    if (index >= chunks_.chunks + processed_) return false;
+    return index < window_ || freed_ > index - window_;
   }
 
   void send_ready() {
-    while (left_ < sent_ && sends_[left_ % window_].closed()) ++left_;
+    while (freed_ < sent_ && sends_[freed_ % window_].closed()) ++freed_;
     for (; may_send(sent_); ++sent_) {
       const std::size_t at = sent_ % window_;
       outgoing_[at] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
       Batch& batch = sends_[at];
-      address(batch, static_cast<std::uint32_t>(sent_));
-      lend(batch);
+      initialize(batch, static_cast<std::uint32_t>(sent_));
+      use_caller_memory(batch);
       batch.outgoing = {&outgoing_[at], 1};
       channel().post(batch);
-      if (left_ == sent_ && batch.closed()) ++left_;
+      if (freed_ == sent_ && batch.closed()) ++freed_;
     }
   }
 
@@ -96,28 +96,28 @@ class Ring final : public HostTransfer {
     const std::size_t at = index % window_;
     Incoming& incoming = incoming_[at];
     incoming.peer = neighbour(ranks_ - 1);
-    incoming.least_bytes = incoming.capacity = chunk(index, 2).bytes();
+    incoming.min_bytes = incoming.capacity = chunk(index, 2).bytes();
     incoming.arrived.store(false, std::memory_order_relaxed);
     Batch& batch = receives_[at];
-    address(batch, static_cast<std::uint32_t>(index));
+    initialize(batch, static_cast<std::uint32_t>(index));
     batch.incoming = {&incoming, 1};
     channel().post(batch);
   }
 
   // A complete part overwrites the values sent ranks - 1 steps earlier.
-  bool take_next() {
-    if (taken_ == messages_ || !receives_[taken_ % window_].closed()) return false;
+  bool process_next() {
+    if (processed_ == messages_ || !receives_[processed_ % window_].closed()) return false;
     const std::size_t copied_from = messages_ / 2;
-    if (taken_ >= copied_from && left_ <= taken_ - copied_from) return false;
-    Incoming& incoming = incoming_[taken_ % window_];
-    const ValueSpan values = chunk(taken_, 2);
-    if (taken_ >= copied_from)
+    if (processed_ >= copied_from && freed_ <= processed_ - copied_from) return false;
+    Incoming& incoming = incoming_[processed_ % window_];
+    const ValueSpan values = chunk(processed_, 2);
+    if (processed_ >= copied_from)
       copy_values(values, incoming.payload.bytes());
     else
       combine_(values.pointer(), incoming.payload.bytes().data(), values.dtype(), values.count());
     incoming.payload = {};
-    ++taken_;
-    if (taken_ + window_ <= messages_) post_receive(taken_ + window_ - 1);
+    ++processed_;
+    if (processed_ + window_ <= messages_) post_receive(processed_ + window_ - 1);
     return true;
   }
 
@@ -128,8 +128,8 @@ class Ring final : public HostTransfer {
   std::size_t messages_;  // number of messages each rank sends and receives
   std::size_t window_;
   std::size_t sent_ = 0;
-  std::size_t left_ = 0;  // number of sent messages whose memory may be overwritten
-  std::size_t taken_ = 0;
+  std::size_t freed_ = 0;  // number of sent messages whose memory may be overwritten
+  std::size_t processed_ = 0;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::vector<Batch> sends_;
@@ -182,7 +182,7 @@ class Direct final : public HostExchange {
 };
 
 /// The first byte of all non-empty parts if the parts are contiguous; otherwise null.
-std::byte* begin_of_row(std::span<const ValueSpan> parts) {
+std::byte* contiguous_begin(std::span<const ValueSpan> parts) {
   std::byte *begin = nullptr, *end = nullptr;
   for (const ValueSpan& part : parts) {
     if (part.empty()) continue;
@@ -194,35 +194,35 @@ std::byte* begin_of_row(std::span<const ValueSpan> parts) {
 }
 
 /// Sums short inputs with step lists (steps.h). All algorithms and all ranks return the same bits.
-class SmallSum final : public Stepwise {
+class SmallSum final : public StepTransfer {
  public:
   SmallSum(const Start& start, const RingWork& work, HostSteps steps)
-      : Stepwise(start, std::move(steps), dtype_bytes(start.envelope.dtype)),
+      : StepTransfer(start, std::move(steps), dtype_bytes(start.envelope.dtype)),
         parts_(work.parts.begin(), work.parts.end()),
         combine_(work.combine),
         dtype_(start.envelope.dtype) {}
 
   void begin() override {
-    if (std::byte* const row = begin_of_row(parts_); row != nullptr) {
-      lie_at(row);
+    if (std::byte* const begin = contiguous_begin(parts_); begin != nullptr) {
+      use_items(begin);
     } else {
-      take_items(envelope().count);
+      allocate_items(envelope().count);
       for_each_part([](ValueSpan part, std::byte* target) {
         std::memcpy(target, part.pointer(), part.bytes());
       });
     }
-    Stepwise::begin();
+    StepTransfer::begin();
   }
 
  private:
   // The lower rank's values are the first operand on both ranks: of two NaNs, the first is the
   // result.
-  void combine(const HostStep& step, Block came) override {
-    std::byte* const own = at(step.taken.first);
-    std::byte* const theirs = came.writable().data();
-    if (step.from > channel().rank()) return combine_(own, theirs, dtype_, step.taken.count);
-    combine_(theirs, own, dtype_, step.taken.count);
-    std::memcpy(own, theirs, came.bytes().size());
+  void combine(const HostStep& step, Block received) override {
+    std::byte* const own = at(step.received.first);
+    std::byte* const theirs = received.writable().data();
+    if (step.from > channel().rank()) return combine_(own, theirs, dtype_, step.received.count);
+    combine_(theirs, own, dtype_, step.received.count);
+    std::memcpy(own, theirs, received.bytes().size());
   }
 
   void finish() override {
@@ -260,7 +260,7 @@ SumAlgorithm algorithm_of(const Start& start, const RingWork& work) {
     return sum_algorithm(channel.ranks(), channel.one_host(), of);
   };
   if (whole != 0 && algorithm(whole) != SumAlgorithm::kRing) return algorithm(bytes);
-  return bytes <= SumTuning::kMostDirectBytes ? SumAlgorithm::kDirect : SumAlgorithm::kRing;
+  return bytes <= SumTuning::kMaxDirectBytes ? SumAlgorithm::kDirect : SumAlgorithm::kRing;
 }
 
 }  // namespace
@@ -270,8 +270,8 @@ RingChunks::RingChunks(std::span<const ValueSpan> parts, Dtype dtype) {
   for (const ValueSpan& part : parts) longest = std::max(longest, part.count());
   const std::size_t value_bytes = dtype_bytes(dtype);
   chunk_count = std::clamp(ceil_div(longest, RingTuning::kChunksPerPart),
-                           RingTuning::kLeastChunkBytes / value_bytes,
-                           RingTuning::kMostChunkBytes / value_bytes);
+                           RingTuning::kMinChunkBytes / value_bytes,
+                           RingTuning::kMaxChunkBytes / value_bytes);
   chunks = std::max<std::size_t>(1, ceil_div(longest, chunk_count));
 }
 

@@ -23,8 +23,8 @@ namespace tersor::host {
 
 /// Measured to be fast at link rates from 100 Mbit/s up to memory speed.
 struct RingTuning {
-  static constexpr std::size_t kLeastChunkBytes = 16 * 1024;
-  static constexpr std::size_t kMostChunkBytes = 256 * 1024;
+  static constexpr std::size_t kMinChunkBytes = 16 * 1024;
+  static constexpr std::size_t kMaxChunkBytes = 256 * 1024;
   /// Used if the chunk size stays between these limits.
   static constexpr std::size_t kChunksPerPart = 8;
   /// Maximum number of chunks sent ahead of the received chunks.

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "comm/transport/host/stepwise.h"
+#include "comm/transport/host/step_transfer.h"
 
 namespace tersor::host {
 namespace {
@@ -15,22 +15,22 @@ constexpr std::size_t kHeaderBytes = 16;
 
 std::size_t record_bytes(std::size_t capacity) { return kHeaderBytes + align_up(capacity, 16); }
 
-class GatherInRounds final : public Stepwise {
+class GatherInRounds final : public StepTransfer {
  public:
   GatherInRounds(const Start& start, ConstByteSpan send, std::size_t capacity)
-      : Stepwise(start, gather_in_rounds(start.channel->rank(), start.channel->ranks()),
-                 record_bytes(capacity)),
+      : StepTransfer(start, gather_in_rounds(start.channel->rank(), start.channel->ranks()),
+                     record_bytes(capacity)),
         send_(send),
         capacity_(capacity) {}
 
   void begin() override {
-    if (send_.size() > capacity_) refuse(channel().rank(), send_.size());
-    take_items(static_cast<std::size_t>(channel().ranks()));
+    if (send_.size() > capacity_) fail_oversized(channel().rank(), send_.size());
+    allocate_items(static_cast<std::size_t>(channel().ranks()));
     const std::uint64_t length = send_.size();
     std::memset(at(0), 0, record_bytes(capacity_));
     std::memcpy(at(0), &length, sizeof(length));
     if (length != 0) std::memcpy(at(0) + kHeaderBytes, send_.data(), length);
-    Stepwise::begin();
+    StepTransfer::begin();
   }
 
   ConstByteSpan received(int rank) const override {
@@ -48,7 +48,7 @@ class GatherInRounds final : public Stepwise {
     return {at(record) + kHeaderBytes, static_cast<std::size_t>(length)};
   }
 
-  [[noreturn]] void refuse(int rank, std::size_t bytes) const {
+  [[noreturn]] void fail_oversized(int rank, std::size_t bytes) const {
     raise(channel().name(rank) + " sends " + std::to_string(bytes) +
           " bytes, but this rank expects at most " + std::to_string(capacity_));
     throw TransportError(channel().fault().text);
@@ -58,7 +58,7 @@ class GatherInRounds final : public Stepwise {
     const int ranks = channel().ranks();
     for (int distance = 1; distance < ranks; ++distance) {
       const std::size_t bytes = content_of(static_cast<std::size_t>(distance)).size();
-      if (bytes > capacity_) refuse((channel().rank() + distance) % ranks, bytes);
+      if (bytes > capacity_) fail_oversized((channel().rank() + distance) % ranks, bytes);
     }
   }
 

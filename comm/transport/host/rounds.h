@@ -14,7 +14,7 @@
 
 namespace tersor::host {
 
-/// The limits for rounds: at least `least_ranks` ranks and at most `most_bytes` bytes per rank.
+/// The limits for rounds: at least `min_ranks` ranks and at most `max_bytes` bytes per rank.
 /// Must be equal on all ranks.
 ///
 /// Measured in process (ranks as threads on 2 cores, 64 bytes per rank), in milliseconds:
@@ -30,8 +30,8 @@ namespace tersor::host {
 ///
 /// With 1 KiB per rank, the direct algorithm was faster in all of these cases.
 struct RoundsTuning {
-  int least_ranks = 256;
-  std::size_t most_bytes = 64;
+  int min_ranks = 256;
+  std::size_t max_bytes = 64;
 };
 
 /// Sends `send` to all other ranks. Each other rank sends at most `capacity` bytes.

@@ -6,7 +6,7 @@
 namespace tersor::host {
 
 void SharedLock::unlock() {
-  std::array<Event*, kMostSignals> signals;
+  std::array<Event*, kMaxSignals> signals;
   const auto end = std::copy_n(signals_.begin(), std::exchange(count_, 0), signals.begin());
   mutex_.unlock();
   std::for_each(signals.begin(), end, [](Event* event) { event->signal(); });
@@ -26,7 +26,7 @@ bool SharedLock::will_signal(const Event& event) const {
 
 void SharedLock::signal(Event& event) {
   if (will_signal(event)) return;
-  if (count_ == kMostSignals) return event.signal();
+  if (count_ == kMaxSignals) return event.signal();
   signals_[count_++] = &event;
 }
 

@@ -23,19 +23,19 @@ class SharedLock {
   /// gone when the signal comes. A returned event is reused, descriptor included, and may receive a
   /// late signal.
   Event& take_event();
-  void give_back(Event& event) { free_events_.push_back(&event); }
+  void return_event(Event& event) { free_events_.push_back(&event); }
   void signal(Event& event);
   /// Requires the lock. True if the event will be signaled after the release.
   bool will_signal(const Event& event) const;
 
  private:
   // Further events are signaled at once, with the lock held.
-  static constexpr std::size_t kMostSignals = 32;
+  static constexpr std::size_t kMaxSignals = 32;
 
   std::mutex mutex_;
   std::deque<Event> events_;
   std::vector<Event*> free_events_;
-  std::array<Event*, kMostSignals> signals_;
+  std::array<Event*, kMaxSignals> signals_;
   std::size_t count_ = 0;  // number of used entries of `signals_`
 };
 

@@ -19,92 +19,92 @@ class StagedExchange final : public HostExchange {
   // After success, the caller may have queued work that reads the received bytes.
   ~StagedExchange() override {
     if (!done()) return;
-    for (Incoming& came : incoming())
-      if (came.payload) copies_.keep_for_caller(std::move(came.payload));
+    for (Incoming& message : incoming())
+      if (message.payload) copies_.retain_for_caller(std::move(message.payload));
   }
 
   void begin() override {
     std::size_t capacity = 0;
     for (const Incoming& message : incoming()) capacity = std::max(capacity, message.capacity);
     receive_into(copies_.staging().network_pool(capacity));
-    on_device(*this, [this] { copy_down(); });
+    on_device(*this, [this] { copy_to_host(); });
   }
 
   bool step() override {
-    return on_device(*this, [this] { return move(); });
+    return on_device(*this, [this] { return advance(); });
   }
 
   std::vector<int> missing() const override {
     return copying() ? std::vector<int>{} : HostExchange::missing();
   }
 
-  bool copying() const override { return copies_.going_down(); }
+  bool copying() const override { return copies_.copying_to_host(); }
 
  private:
   // Copies a payload for several peers once. Without sends, waits for no stream.
-  void copy_down() {
+  void copy_to_host() {
     if (outgoing().empty()) return;
-    const StreamView stream = copies_.begin_down();
-    const Outgoing* before = nullptr;
+    const StreamView stream = copies_.begin_to_host();
+    const Outgoing* last = nullptr;
     for (Outgoing& message : outgoing()) {
-      if (before != nullptr && before->payload.data() == message.payload.data() &&
-          before->payload.size() == message.payload.size())
-        message.block = before->block;
+      if (last != nullptr && last->payload.data() == message.payload.data() &&
+          last->payload.size() == message.payload.size())
+        message.block = last->block;
       else
-        copy_down(message, stream);
-      before = &message;
+        copy_to_host(message, stream);
+      last = &message;
     }
     for (Outgoing& message : outgoing()) message.payload = message.block.bytes();
-    copies_.end_down();
+    copies_.end_to_host();
   }
 
-  void copy_down(Outgoing& message, StreamView stream) {
+  void copy_to_host(Outgoing& message, StreamView stream) {
     const std::size_t bytes = message.payload.size();
     if (bytes == 0) return;
     Staging::check(operation(), message.payload);
     message.block = copies_.staging().network_pool(bytes).take(bytes);
-    copies_.keep(message.block);
+    copies_.retain(message.block);
     kernels::copy_bytes(message.block.writable().data(), message.payload.data(), bytes, stream);
   }
 
-  bool move() {
-    if (copies_.going_down() && !copies_.came_down()) return false;
-    if (!std::exchange(came_down_, true)) HostExchange::begin();
+  bool advance() {
+    if (copies_.copying_to_host() && !copies_.to_host_done()) return false;
+    if (!std::exchange(started_, true)) HostExchange::begin();
     if (!HostExchange::step()) return false;
-    copy_up();
+    copy_to_device();
     return true;
   }
 
-  void copy_up() {
+  void copy_to_device() {
     if (std::none_of(incoming().begin(), incoming().end(),
-                     [this](const Incoming& came) { return must_go_up(came); }))
+                     [this](const Incoming& message) { return needs_device_copy(message); }))
       return;
-    const StreamView stream = copies_.begin_up();
-    for (Incoming& came : incoming())
-      if (must_go_up(came)) copy_up(came, stream);
-    copies_.end_up();
+    const StreamView stream = copies_.begin_to_device();
+    for (Incoming& message : incoming())
+      if (needs_device_copy(message)) copy_to_device(message, stream);
+    copies_.end_to_device();
   }
 
   // Empty messages have no block, and the network may have written to device memory directly.
-  bool must_go_up(const Incoming& incoming) const {
+  bool needs_device_copy(const Incoming& incoming) const {
     return incoming.payload && incoming.payload.memory() != BlockMemory::kDevice;
   }
 
   // Short messages arrive in unpinned memory of the network.
-  void copy_up(Incoming& incoming, StreamView stream) {
+  void copy_to_device(Incoming& incoming, StreamView stream) {
     const std::size_t bytes = incoming.payload.bytes().size();
-    Block up = copies_.staging().device().take(bytes);
+    Block copy = copies_.staging().device().take(bytes);
     if (incoming.payload.memory() == BlockMemory::kHost) {
       Block pinned = copies_.staging().pinned().take(bytes);
       std::memcpy(pinned.writable().data(), incoming.payload.bytes().data(), bytes);
       incoming.payload = std::move(pinned);
     }
-    kernels::copy_bytes(up.writable().data(), incoming.payload.bytes().data(), bytes, stream);
-    copies_.keep(std::exchange(incoming.payload, std::move(up)));
+    kernels::copy_bytes(copy.writable().data(), incoming.payload.bytes().data(), bytes, stream);
+    copies_.retain(std::exchange(incoming.payload, std::move(copy)));
   }
 
   Copies copies_;
-  bool came_down_ = false;
+  bool started_ = false;
 };
 
 /// A native sum or maximum of device values: copied to the host, combined as in ring.h, and copied
@@ -122,37 +122,37 @@ class StagedReduction final : public HostTransfer {
   }
 
   void begin() override {
-    on_device(*this, [this] { copy_down(); });
+    on_device(*this, [this] { copy_to_host(); });
   }
 
   bool step() override {
-    return on_device(*this, [this] { return move(); });
+    return on_device(*this, [this] { return advance(); });
   }
 
-  bool copying() const override { return copies_.going_down(); }
+  bool copying() const override { return copies_.copying_to_host(); }
 
  private:
-  void copy_down() {
+  void copy_to_host() {
     pinned_ = copies_.staging().pinned().take(envelope().count * dtype_bytes(envelope().dtype));
-    if (pinned_) copies_.keep(pinned_);
+    if (pinned_) copies_.retain(pinned_);
     std::byte* next = pinned_.writable().data();
-    const StreamView stream = copies_.begin_down();
+    const StreamView stream = copies_.begin_to_host();
     for (const ValueSpan& part : parts_) {
       if (!part.empty()) Staging::check(operation(), {part.pointer(), part.bytes()});
       on_host_.emplace_back(next, part.count(), envelope().dtype);
       kernels::copy_bytes(next, part.pointer(), part.bytes(), stream);
       next += part.bytes();
     }
-    copies_.end_down();
+    copies_.end_to_host();
   }
 
-  bool move() {
-    if (copies_.going_down()) {
-      if (!copies_.came_down()) return false;
+  bool advance() {
+    if (copies_.copying_to_host()) {
+      if (!copies_.to_host_done()) return false;
       start_on_host();
     }
     if (!reduction_->step()) return false;
-    copy_up();
+    copy_to_device();
     return true;
   }
 
@@ -161,16 +161,16 @@ class StagedReduction final : public HostTransfer {
     Operation on_host = operation();
     on_host.memory = Memory::kHost;
     on_host.keep_alive = std::make_shared<const Block>(pinned_);
-    reduction_ = make_reduction(part_of(on_host), {.parts = on_host_, .combine = combine_});
+    reduction_ = make_reduction(nested_start(on_host), {.parts = on_host_, .combine = combine_});
     reduction_->begin();
   }
 
-  void copy_up() {
-    const StreamView stream = copies_.begin_up();
+  void copy_to_device() {
+    const StreamView stream = copies_.begin_to_device();
     for (std::size_t part = 0; part < parts_.size(); ++part)
       kernels::copy_bytes(parts_[part].pointer(), on_host_[part].pointer(), parts_[part].bytes(),
                           stream);
-    copies_.end_up();
+    copies_.end_to_device();
   }
 
   std::vector<ValueSpan> parts_;    // on the device

@@ -22,7 +22,7 @@ BlockPool& pinned_pool(ProgressEngine& engine) {
 
 Staging::Staging(std::shared_ptr<Channel> channel)
     : channel_(std::move(channel)),
-      number_(kernels::current_device()),
+      device_number_(kernels::current_device()),
       pinned_(pinned_pool(channel_->engine())),
       device_(channel_->engine().pools().device()),
       fault_(sizeof(FrameFault)) {}
@@ -30,8 +30,8 @@ Staging::Staging(std::shared_ptr<Channel> channel)
 void Staging::check(const Operation& operation) const {
   kernels::require_device();
   const int current = kernels::current_device();
-  if (current != number_)
-    refuse(operation, "this channel's memory is on device " + std::to_string(number_) +
+  if (current != device_number_)
+    refuse(operation, "this channel's memory is on device " + std::to_string(device_number_) +
                           ", but the current device is " + std::to_string(current) +
                           ": call cudaSetDevice first, or make a channel per device");
   if (kernels::capture_of(operation.stream) != 0)
@@ -52,14 +52,14 @@ BlockPool& Staging::network_pool(std::size_t bytes) const {
 }
 
 std::unique_ptr<Staging::Events> Staging::take_events() {
-  sweep();
+  reclaim();
   if (free_events_.empty()) return std::make_unique<Events>();
   std::unique_ptr<Events> events = std::move(free_events_.back());
   free_events_.pop_back();
   return events;
 }
 
-void Staging::sweep() {
+void Staging::reclaim() {
   std::erase_if(retired_, [this](Retired& retired) {
     if (!retired.last->done()) return false;
     free_events_.push_back(std::move(retired.events));
@@ -68,12 +68,12 @@ void Staging::sweep() {
 }
 
 // A device with errors never completes queued work.
-bool Staging::settle(Clock::time_point until) try {
-  for (sweep(); !retired_.empty(); sweep()) {
+bool Staging::drain(Clock::time_point until) try {
+  for (reclaim(); !retired_.empty(); reclaim()) {
     if (Clock::now() >= until) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  return lost_.empty();
+  return leaked_.empty();
 } catch (const Error&) {
   return false;
 }
@@ -93,50 +93,50 @@ Copies::~Copies() {
     const kernels::Event& last = last_event();
     staging_.retired_.push_back({std::move(events_), &last, std::move(blocks_)});
   } catch (const Error&) {
-    std::move(blocks_.begin(), blocks_.end(), std::back_inserter(staging_.lost_));
+    std::move(blocks_.begin(), blocks_.end(), std::back_inserter(staging_.leaked_));
   }
 }
 
 // An error may have interrupted the queueing of copies.
 const kernels::Event& Copies::last_event() {
-  if (state_ == State::kQueueingDown) events_->down.record(down());
-  if (state_ == State::kQueueingDown || state_ == State::kDown) return events_->down;
-  if (state_ == State::kQueueingUp) events_->up.record(up());
-  if (state_ == State::kRead) events_->up.record(stream_);
-  return events_->up;
+  if (state_ == State::kQueueingToHost) events_->to_host.record(to_host());
+  if (state_ == State::kQueueingToHost || state_ == State::kToHost) return events_->to_host;
+  if (state_ == State::kQueueingToDevice) events_->to_device.record(to_device());
+  if (state_ == State::kReadByCaller) events_->to_device.record(stream_);
+  return events_->to_device;
 }
 
-StreamView Copies::begin_down() {
-  kernels::order(stream_, down(), events_->ready);
-  state_ = State::kQueueingDown;
-  return down();
+StreamView Copies::begin_to_host() {
+  kernels::order(stream_, to_host(), events_->ready);
+  state_ = State::kQueueingToHost;
+  return to_host();
 }
 
-void Copies::end_down() {
-  events_->down.record(down());
-  state_ = State::kDown;
+void Copies::end_to_host() {
+  events_->to_host.record(to_host());
+  state_ = State::kToHost;
 }
 
-bool Copies::came_down() {
-  if (!events_->down.done()) return false;
+bool Copies::to_host_done() {
+  if (!events_->to_host.done()) return false;
   state_ = State::kIdle;
   return true;
 }
 
-StreamView Copies::begin_up() {
-  state_ = State::kQueueingUp;
-  return up();
+StreamView Copies::begin_to_device() {
+  state_ = State::kQueueingToDevice;
+  return to_device();
 }
 
-void Copies::end_up() {
-  events_->up.record(up());
-  if (up().handle != stream_.handle) events_->up.hold(stream_);
-  state_ = State::kUp;
+void Copies::end_to_device() {
+  events_->to_device.record(to_device());
+  if (to_device().handle != stream_.handle) events_->to_device.hold(stream_);
+  state_ = State::kToDevice;
 }
 
-void Copies::keep_for_caller(Block block) {
+void Copies::retain_for_caller(Block block) {
   blocks_.push_back(std::move(block));
-  state_ = State::kRead;
+  state_ = State::kReadByCaller;
 }
 
 }  // namespace tersor::host

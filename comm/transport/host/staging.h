@@ -46,12 +46,12 @@ class Staging {
   FrameFault* fault() const { return reinterpret_cast<FrameFault*>(fault_.pointer()); }
 
   /// Waits until queued work needs no memory any more. Returns false if work remains at `until`.
-  bool settle(Clock::time_point until);
+  bool drain(Clock::time_point until);
 
  private:
   friend class Copies;
   struct Events {
-    kernels::Event ready, down, up;
+    kernels::Event ready, to_host, to_device;
   };
   /// Memory in use by queued work until an event completes.
   struct Retired {
@@ -61,17 +61,17 @@ class Staging {
   };
 
   std::unique_ptr<Events> take_events();
-  void sweep();
+  void reclaim();
 
   std::shared_ptr<Channel> channel_;  // keeps the engine's pools alive
-  int number_;                        // device number
+  int device_number_;                 // device number
   BlockPool& pinned_;
   BlockPool& device_;
-  Stream down_, up_;
+  Stream to_host_, to_device_;
   kernels::PinnedBuffer fault_;
   std::vector<std::unique_ptr<Events>> free_events_;
   std::vector<Retired> retired_;
-  std::vector<Block> lost_;  // blocks without a recorded event
+  std::vector<Block> leaked_;  // blocks without a recorded event
 };
 
 /// The copies of one operation.
@@ -85,28 +85,28 @@ class Copies {
 
   /// Returns the stream for device-to-host copies. The copies run after the work queued on the
   /// operation's stream.
-  StreamView begin_down();
-  void end_down();
+  StreamView begin_to_host();
+  void end_to_host();
   /// True if device-to-host copies are queued and not known to be done.
-  bool going_down() const { return state_ == State::kDown; }
+  bool copying_to_host() const { return state_ == State::kToHost; }
   /// Returns true when the device-to-host copies are done. Not called again after returning true.
-  bool came_down();
+  bool to_host_done();
 
   /// Returns the stream for host-to-device copies. Later work on the operation's stream runs after
   /// the copies.
-  StreamView begin_up();
-  void end_up();
+  StreamView begin_to_device();
+  void end_to_device();
 
   /// Keeps a block until the copies are done.
-  void keep(Block block) { blocks_.push_back(std::move(block)); }
+  void retain(Block block) { blocks_.push_back(std::move(block)); }
   /// Keeps a block until the caller's work is done. The relevant work is queued on the operation's
   /// stream before the handle is destroyed.
-  void keep_for_caller(Block block);
+  void retain_for_caller(Block block);
 
  private:
-  enum class State { kIdle, kQueueingDown, kDown, kQueueingUp, kUp, kRead };
-  StreamView down() const { return in_order_ ? stream_ : staging_.down_.view(); }
-  StreamView up() const { return in_order_ ? stream_ : staging_.up_.view(); }
+  enum class State { kIdle, kQueueingToHost, kToHost, kQueueingToDevice, kToDevice, kReadByCaller };
+  StreamView to_host() const { return in_order_ ? stream_ : staging_.to_host_.view(); }
+  StreamView to_device() const { return in_order_ ? stream_ : staging_.to_device_.view(); }
   const kernels::Event& last_event();
 
   Staging& staging_;

@@ -9,32 +9,32 @@ namespace {
 /// The role of a rank in the reduction to a power of two of partners.
 struct Fold {
   int partners;
-  bool beyond;  ///< True if the rank gives its values to another rank
-  int other;    ///< the receiving rank, the giving rank, or kNobody
+  bool is_extra;  ///< True if the rank gives its values to another rank
+  int other;      ///< the receiving rank, the giving rank, or kNoRank
 
   Fold(int rank, int ranks)
       : partners(static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)))),
-        beyond(rank >= partners),
-        other(beyond                    ? rank - partners
+        is_extra(rank >= partners),
+        other(is_extra                  ? rank - partners
               : rank + partners < ranks ? rank + partners
-                                        : HostStep::kNobody) {}
+                                        : HostStep::kNoRank) {}
 };
 
-HostStep exchange(int peer, ItemRange sent, ItemRange taken) {
-  return {.to = peer, .from = peer, .sent = sent, .taken = taken, .combines = true};
+HostStep exchange(int peer, ItemRange sent, ItemRange received) {
+  return {.to = peer, .from = peer, .sent = sent, .received = received, .combines = true};
 }
 
 /// Adds steps for the ranks beyond the partners to the partners' steps.
-template <typename AmongPartners>
-HostSteps folded(int rank, int ranks, ItemRange all, AmongPartners&& among_partners) {
+template <typename AddPartnerSteps>
+HostSteps folded(int rank, int ranks, ItemRange all, AddPartnerSteps&& add_partner_steps) {
   const Fold fold(rank, ranks);
-  const HostStep gives{.to = fold.other, .sent = all}, takes{.from = fold.other, .taken = all};
-  if (fold.beyond) return {gives, takes};
+  const HostStep gives{.to = fold.other, .sent = all}, takes{.from = fold.other, .received = all};
+  if (fold.is_extra) return {gives, takes};
   HostSteps steps;
-  if (fold.other != HostStep::kNobody) steps.push_back(takes);
+  if (fold.other != HostStep::kNoRank) steps.push_back(takes);
   if (!steps.empty()) steps.back().combines = true;
-  among_partners(fold.partners, steps);
-  if (fold.other != HostStep::kNobody) steps.push_back(gives);
+  add_partner_steps(fold.partners, steps);
+  if (fold.other != HostStep::kNoRank) steps.push_back(gives);
   return steps;
 }
 
@@ -52,14 +52,14 @@ HostSteps halving_doubling(int rank, int ranks, std::size_t count) {
   const ItemRange all{0, count};
   return folded(rank, ranks, all, [&](int partners, HostSteps& steps) {
     HostSteps back;
-    ItemRange left = all;
+    ItemRange remaining = all;
     for (int distance = 1; distance < partners; distance *= 2) {
-      const ItemRange low{left.first, left.count / 2};
-      const ItemRange high{left.first + low.count, left.count - low.count};
+      const ItemRange low{remaining.first, remaining.count / 2};
+      const ItemRange high{remaining.first + low.count, remaining.count - low.count};
       const bool takes_high = (rank & distance) != 0;
-      left = takes_high ? high : low;
-      steps.push_back(exchange(rank ^ distance, takes_high ? low : high, left));
-      back.push_back(exchange(rank ^ distance, left, takes_high ? low : high));
+      remaining = takes_high ? high : low;
+      steps.push_back(exchange(rank ^ distance, takes_high ? low : high, remaining));
+      back.push_back(exchange(rank ^ distance, remaining, takes_high ? low : high));
       back.back().combines = false;
     }
     steps.insert(steps.end(), back.rbegin(), back.rend());
@@ -73,7 +73,7 @@ HostSteps gather_in_rounds(int rank, int ranks) {
     steps.push_back({.to = (rank - distance + ranks) % ranks,
                      .from = (rank + distance) % ranks,
                      .sent = {0, records},
-                     .taken = {static_cast<std::size_t>(distance), records}});
+                     .received = {static_cast<std::size_t>(distance), records}});
   }
   return steps;
 }
@@ -81,11 +81,11 @@ HostSteps gather_in_rounds(int rank, int ranks) {
 SumAlgorithm sum_algorithm(int ranks, bool one_host, std::size_t bytes) {
   using Tuning = SumTuning;
   if (!std::has_single_bit(static_cast<unsigned>(ranks))) {
-    const std::size_t direct = ranks < 8 ? Tuning::kMostDirectOfFewRanks : Tuning::kMostDirectBytes;
+    const std::size_t direct = ranks < 8 ? Tuning::kMaxDirectFewRanks : Tuning::kMaxDirectBytes;
     return bytes <= direct ? SumAlgorithm::kDirect : SumAlgorithm::kRing;
   }
-  if (bytes > Tuning::kMostHalvedBytes) return SumAlgorithm::kRing;
-  const std::size_t doubled = one_host ? Tuning::kMostDoubledOnHost : Tuning::kMostDoubledBytes;
+  if (bytes > Tuning::kMaxHalvingBytes) return SumAlgorithm::kRing;
+  const std::size_t doubled = one_host ? Tuning::kMaxDoublingOnHost : Tuning::kMaxDoublingBytes;
   return ranks == 2 || bytes <= doubled ? SumAlgorithm::kDoubling : SumAlgorithm::kHalving;
 }
 

@@ -17,12 +17,12 @@ struct ItemRange {
 
 /// A message to a peer, a message from a peer, or both.
 struct HostStep {
-  static constexpr int kNobody = -1;
+  static constexpr int kNoRank = -1;
 
-  int to = kNobody;
-  int from = kNobody;
+  int to = kNoRank;
+  int from = kNoRank;
   ItemRange sent = {};
-  ItemRange taken = {};
+  ItemRange received = {};
   /// True if received items are combined with local items; otherwise received items replace local
   /// items.
   bool combines = false;
@@ -60,11 +60,11 @@ enum class SumAlgorithm : std::uint8_t { kDirect, kDoubling, kHalving, kRing };
 /// twice more: few ranks use the direct algorithm instead. Measured with 2 to 8 processes, over
 /// loopback and between hosts at 1 Gbit/s.
 struct SumTuning {
-  static constexpr std::size_t kMostDoubledBytes = 8 * 1024;
-  static constexpr std::size_t kMostDoubledOnHost = 32 * 1024;  ///< if all ranks share one host
-  static constexpr std::size_t kMostHalvedBytes = 64 * 1024;
-  static constexpr std::size_t kMostDirectBytes = 8 * 1024;  ///< also used if the order is fixed
-  static constexpr std::size_t kMostDirectOfFewRanks = 16 * 1024;  ///< fewer than 8 ranks
+  static constexpr std::size_t kMaxDoublingBytes = 8 * 1024;
+  static constexpr std::size_t kMaxDoublingOnHost = 32 * 1024;  ///< if all ranks share one host
+  static constexpr std::size_t kMaxHalvingBytes = 64 * 1024;
+  static constexpr std::size_t kMaxDirectBytes = 8 * 1024;      ///< also used if the order is fixed
+  static constexpr std::size_t kMaxDirectFewRanks = 16 * 1024;  ///< fewer than 8 ranks
 };
 
 /// Returns the same algorithm on all ranks of a sum.

@@ -21,14 +21,16 @@ void MessageHead::check(int peer) const {
 
 std::size_t MessageHead::payload_bytes() const {
   const host::Head head = host::head_of(*this);
-  return head.kind == host::Kind::kAnnounced ? 0 : head.envelope.bytes;
+  return head.type == host::MessageType::kAnnounced ? 0 : head.envelope.bytes;
 }
 
-bool MessageHead::is_fault() const { return host::head_of(*this).kind == host::Kind::kFault; }
+bool MessageHead::is_fault() const {
+  return host::head_of(*this).type == host::MessageType::kFault;
+}
 
 bool MessageHead::is_goodbye() const {
   const host::Head head = host::head_of(*this);
-  return head.kind == host::Kind::kLeave && head.part == 1;
+  return head.type == host::MessageType::kLeave && head.part == 1;
 }
 
 Wire::Wire() : Wire(std::make_shared<Shared>()) {}

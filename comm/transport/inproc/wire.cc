@@ -48,9 +48,9 @@ void Network::leave(int rank) {
 
 // Payloads between hosts use the emulated link. Control messages of the transport do not.
 bool Network::crosses_link(int peer, const Wire::Arrival& arrival) const {
-  const host::Kind kind = host::head_of(arrival.head).kind;
+  const host::MessageType type = host::head_of(arrival.head).type;
   return emulated() && host_of(peer) != host_of(arrival.peer) &&
-         (kind == host::Kind::kMessage || kind == host::Kind::kBody);
+         (type == host::MessageType::kMessage || type == host::MessageType::kBody);
 }
 
 void Network::send(int peer, Wire::Arrival arrival, std::size_t bytes) {

@@ -13,10 +13,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Time for a fault's announcement after a peer of a dispute has left.
-constexpr auto kHastenedWithin = 250ms;
+// Time for a fault's announcement after a peer of a comparison has left.
+constexpr auto kDepartedPeerTimeout = 250ms;
 // The peer answers in its next call. If the peer computes for longer, the error names no options.
-constexpr auto kExplainedWithin = 2s;
+constexpr auto kOptionsTimeout = 2s;
 
 /// Serialized options behind a text.
 std::vector<std::byte> options_message(const std::string& text, const Agreement* options) {
@@ -25,7 +25,7 @@ std::vector<std::byte> options_message(const std::string& text, const Agreement*
   return pack(strings);
 }
 
-std::string explained(const std::vector<Difference>& differences, const ChannelState& channel) {
+std::string explanation(const std::vector<Difference>& differences, const ChannelState& channel) {
   if (differences.empty())
     return ": all options are equal, but the messages contain other parameters or rows";
   return ": " + text_of(differences, [&](int rank) { return channel.name(rank); });
@@ -50,7 +50,7 @@ std::vector<std::string> strings_of(const Wire::Arrival& arrival) {
 
 std::vector<std::byte> to_bytes(const Fault& fault) {
   std::vector<std::string> strings = {fault.text};
-  for (const Difference& one : fault.disagreement)
+  for (const Difference& one : fault.differences)
     strings.insert(strings.end(), {one.item, one.name, std::to_string(one.rank), one.value,
                                    std::to_string(one.other_rank), one.other_value});
   return pack(strings);
@@ -61,8 +61,8 @@ Fault parse_fault(const Wire::Arrival& arrival) try {
   if (strings.size() % 6 != 1) throw WireError("options: a difference is truncated");
   Fault fault(strings.front());
   for (std::size_t i = 1; i < strings.size(); i += 6)
-    fault.disagreement.push_back({strings[i], strings[i + 1], rank_of(strings[i + 2]),
-                                  strings[i + 3], rank_of(strings[i + 4]), strings[i + 5]});
+    fault.differences.push_back({strings[i], strings[i + 1], rank_of(strings[i + 2]),
+                                 strings[i + 3], rank_of(strings[i + 4]), strings[i + 5]});
   return fault;
 } catch (const WireError& error) {
   return "rank " + std::to_string(arrival.peer) +
@@ -70,20 +70,20 @@ Fault parse_fault(const Wire::Arrival& arrival) try {
 }
 
 Fault FaultDomains::cause(const FaultDomain& domain, const Fault& fault) const {
-  for (const Dispute& one : disputes_)
+  for (const Comparison& one : comparisons_)
     if (one.domain.get() == &domain) return one.cause;
   return fault;
 }
 
-bool FaultDomains::in_dispute(const FaultDomain& domain) const {
-  return std::ranges::any_of(disputes_,
-                             [&](const Dispute& one) { return one.domain.get() == &domain; });
+bool FaultDomains::is_comparing(const FaultDomain& domain) const {
+  return std::ranges::any_of(comparisons_,
+                             [&](const Comparison& one) { return one.domain.get() == &domain; });
 }
 
-void FaultDomains::dispute(ChannelState& channel, const Mismatch& mismatch,
-                           const std::string& cause) {
+void FaultDomains::compare_options(ChannelState& channel, const Mismatch& mismatch,
+                                   const std::string& cause) {
   FaultDomain& domain = *channel.domain;
-  if (domain.faulty || in_dispute(domain)) return;
+  if (domain.faulty || is_comparing(domain)) return;
   const bool own = mismatch.rank == channel.rank;
   const Agreement* agreement = own ? channel.agreements.find(mismatch.signature) : nullptr;
   const int peer = channel.member(own ? mismatch.other_rank : mismatch.rank);
@@ -92,12 +92,12 @@ void FaultDomains::dispute(ChannelState& channel, const Mismatch& mismatch,
                   .channel = channel.id,
                   .part = static_cast<std::uint32_t>(mismatch.other_rank),
                   .from = channel.rank,
-                  .kind = own ? Kind::kOptions : Kind::kCompare};
+                  .type = own ? MessageType::kOptions : MessageType::kCompare};
   const Block block = core_.pool.copy(options_message(cause, agreement));
-  const Clock::time_point until = Clock::now() + kExplainedWithin;
-  disputes_.push_back({channel.domain, peer, cause, until});
-  act_by(until);
-  if (gone_.contains(peer) || lost_.contains(peer)) return hasten_disputes_with(peer);
+  const Clock::time_point until = Clock::now() + kOptionsTimeout;
+  comparisons_.push_back({channel.domain, peer, cause, until});
+  schedule(until);
+  if (left_.contains(peer) || lost_.contains(peer)) return shorten_comparisons_with(peer);
   core_.channels.signal_all();  // a sleeping thread must wake up at `until`
   try {
     core_.actions.send(peer, head, {block.bytes(), block});
@@ -106,24 +106,25 @@ void FaultDomains::dispute(ChannelState& channel, const Mismatch& mismatch,
   }
 }
 
-/// The channel that disputes a call, or null if the message cannot be used.
-ChannelState* FaultDomains::disputed(const Head& head, int peer) const {
+/// The channel with a mismatched call, or null if the message cannot be used.
+ChannelState* FaultDomains::comparing_channel(const Head& head, int peer) const {
   ChannelState& channel = core_.channels.at(head.channel);
   if (channel.members.empty() || channel.faulty() || channel.is_isolated()) return nullptr;
   if (channel.is_sender(head.from, peer)) return &channel;
-  refuse(peer);
+  fail_forged_sender(peer);
   return nullptr;
 }
 
 // A third rank reports a mismatch between this rank and rank `part`.
-void FaultDomains::take_comparison(const Head& head, const Wire::Arrival& arrival) {
-  ChannelState* channel = disputed(head, arrival.peer);
+void FaultDomains::on_compare(const Head& head, const Wire::Arrival& arrival) {
+  ChannelState* channel = comparing_channel(head, arrival.peer);
   if (channel == nullptr) return;
   const auto other = static_cast<int>(head.part);
-  if (head.part >= channel->members.size() || other == channel->rank) return refuse(arrival.peer);
+  if (head.part >= channel->members.size() || other == channel->rank)
+    return fail_forged_sender(arrival.peer);
   try {
-    dispute(*channel, {channel->rank, head.envelope.count, other, head.envelope.signature},
-            strings_of(arrival).front());
+    compare_options(*channel, {channel->rank, head.envelope.count, other, head.envelope.signature},
+                    strings_of(arrival).front());
   } catch (const WireError& error) {
     core_.actions.fail(
         *channel->domain,
@@ -131,18 +132,18 @@ void FaultDomains::take_comparison(const Head& head, const Wire::Arrival& arriva
   }
 }
 
-void FaultDomains::take_options(const Head& head, const Wire::Arrival& arrival) {
-  ChannelState* channel = disputed(head, arrival.peer);
+void FaultDomains::on_options(const Head& head, const Wire::Arrival& arrival) {
+  ChannelState* channel = comparing_channel(head, arrival.peer);
   if (channel == nullptr) return;
   FaultDomain& domain = *channel->domain;
-  std::erase_if(disputes_, [&](const Dispute& one) { return one.domain.get() == &domain; });
+  std::erase_if(comparisons_, [&](const Comparison& one) { return one.domain.get() == &domain; });
   try {
     const std::vector<std::string> strings = strings_of(arrival);
     const Agreement other = Agreement::parse(std::span(strings).subspan(1));
     const Agreement* own = channel->agreements.find(head.envelope.signature);
     if (own == nullptr) return core_.actions.fail(domain, strings.front());
     auto differences = own->differences(other, channel->rank, head.from);
-    const std::string cause = strings.front() + explained(differences, *channel);
+    const std::string cause = strings.front() + explanation(differences, *channel);
     core_.actions.fail(domain, {cause, std::move(differences)});
   } catch (const WireError& error) {
     core_.actions.fail(
@@ -150,22 +151,22 @@ void FaultDomains::take_options(const Head& head, const Wire::Arrival& arrival) 
   }
 }
 
-void FaultDomains::end_disputes(Clock::time_point now) {
-  const auto is_late = [now](const Dispute& one) { return now >= one.until; };
-  const auto late = std::ranges::find_if(disputes_, is_late);
-  if (late != disputes_.end()) {
-    const Dispute ended = *late;
+void FaultDomains::end_comparisons(Clock::time_point now) {
+  const auto is_late = [now](const Comparison& one) { return now >= one.until; };
+  const auto late = std::ranges::find_if(comparisons_, is_late);
+  if (late != comparisons_.end()) {
+    const Comparison ended = *late;
     core_.actions.fail(*ended.domain, ended.cause);
   }
-  for (const Dispute& one : disputes_) act_by(one.until);
+  for (const Comparison& one : comparisons_) schedule(one.until);
 }
 
 // The peer may have left because of a fault that another rank still has to announce.
-void FaultDomains::hasten_disputes_with(int peer) {
-  for (Dispute& one : disputes_) {
+void FaultDomains::shorten_comparisons_with(int peer) {
+  for (Comparison& one : comparisons_) {
     if (one.peer != peer) continue;
-    one.until = std::min(one.until, Clock::now() + kHastenedWithin);
-    act_by(one.until);
+    one.until = std::min(one.until, Clock::now() + kDepartedPeerTimeout);
+    schedule(one.until);
     core_.channels.signal_all();
   }
 }

@@ -10,9 +10,9 @@
 
 namespace tersor::host {
 
-class Stepwise : public HostTransfer {
+class StepTransfer : public HostTransfer {
  public:
-  ~Stepwise() override { cancel(batch_); }
+  ~StepTransfer() override { cancel(batch_); }
 
   void begin() override;
   bool step() final;
@@ -20,17 +20,17 @@ class Stepwise : public HostTransfer {
 
  protected:
   /// `item_bytes` is the size of an item.
-  Stepwise(const Start& start, HostSteps steps, std::size_t item_bytes);
+  StepTransfer(const Start& start, HostSteps steps, std::size_t item_bytes);
 
   /// Sets the memory of the items, valid from `begin` to the end of the last step. A message is
   /// read from this memory until the end of its step.
-  void lie_at(std::byte* items) { items_ = items; }
+  void use_items(std::byte* items) { items_ = items; }
   /// Allocates memory for the items. The network keeps this memory after an error.
-  void take_items(std::size_t count);
+  void allocate_items(std::size_t count);
   bool owns_items() const { return owner_ != nullptr; }
   std::byte* at(std::size_t item) const { return items_ + item * item_bytes_; }
 
-  /// Combines received items with local items. `came` may be overwritten.
+  /// Combines received items with local items. `received` may be overwritten.
   virtual void combine(const HostStep& /*step*/, Block /*came*/) {}
   /// Called after the last step.
   virtual void finish() {}
@@ -38,13 +38,13 @@ class Stepwise : public HostTransfer {
  private:
   ByteSpan bytes_of(ItemRange range) const { return {at(range.first), range.count * item_bytes_}; }
   void post();
-  void take();
+  void process_received();
 
   const HostSteps steps_;
   const std::size_t item_bytes_;
   std::byte* items_ = nullptr;
   std::shared_ptr<const Block> owner_;  // of the items, or null
-  std::size_t now_ = 0;                 // index of the current step
+  std::size_t current_ = 0;             // index of the current step
   Outgoing outgoing_;
   Incoming incoming_;
   Batch batch_;
