@@ -15,21 +15,21 @@ namespace {
 /// Stores the first original exception and the first exception possibly caused by a peer's fault.
 class FirstErrors {
  public:
-  void keep(std::exception_ptr error, bool passed_on) {
+  void record(std::exception_ptr error, bool secondary) {
     const std::lock_guard lock(mutex_);
-    std::exception_ptr& first = passed_on ? passed_on_ : own_;
+    std::exception_ptr& first = secondary ? secondary_ : own_;
     if (first == nullptr) first = std::move(error);
   }
   /// Throws the most informative exception, if any.
   void rethrow() const {
     if (own_ != nullptr) std::rethrow_exception(own_);
-    if (passed_on_ != nullptr) std::rethrow_exception(passed_on_);
+    if (secondary_ != nullptr) std::rethrow_exception(secondary_);
   }
 
  private:
   std::mutex mutex_;
   std::exception_ptr own_;
-  std::exception_ptr passed_on_;
+  std::exception_ptr secondary_;
 };
 
 void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
@@ -37,11 +37,11 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
   try {
     body(transport);
   } catch (const std::exception& exception) {
-    const bool passed_on = dynamic_cast<const TransportError*>(&exception) != nullptr;
-    errors.keep(std::current_exception(), passed_on);
+    const bool secondary = dynamic_cast<const TransportError*>(&exception) != nullptr;
+    errors.record(std::current_exception(), secondary);
     transport.abort(exception.what());
   } catch (...) {
-    errors.keep(std::current_exception(), false);
+    errors.record(std::current_exception(), false);
     transport.abort("an exception of unknown type");
   }
 }

@@ -31,18 +31,18 @@ constexpr std::array<Unit, 4> kTimes{{{"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns
       "per host; rate none takes neither latency nor overhead");
 }
 
-/// Parses and removes a number of at least `least` at the start of `text`.
-std::optional<double> take_number(std::string_view& text, double least) {
+/// Parses and removes a number of at least `minimum` at the start of `text`.
+std::optional<double> parse_number(std::string_view& text, double minimum) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || !std::isfinite(number) || number < least) return std::nullopt;
+  if (error != std::errc() || !std::isfinite(number) || number < minimum) return std::nullopt;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return number;
 }
 
 /// Parses a number with a unit. Returns the value in the smallest unit.
 std::optional<double> parse_quantity(std::string_view text, std::span<const Unit> units) {
-  const auto number = take_number(text, 0);
+  const auto number = parse_number(text, 0);
   if (!number) return std::nullopt;
   for (const Unit& unit : units)
     if (text == unit.name) return *number * unit.factor;
@@ -50,7 +50,7 @@ std::optional<double> parse_quantity(std::string_view text, std::span<const Unit
 }
 
 std::optional<double> parse_overhead(std::string_view text) {
-  const auto factor = take_number(text, 1);
+  const auto factor = parse_number(text, 1);
   return text.empty() ? factor : std::nullopt;
 }
 
@@ -68,44 +68,44 @@ std::optional<std::chrono::nanoseconds> parse_latency(std::string_view text) {
 }
 
 /// Splits a text at commas.
-class LinkWords {
+class FieldReader {
  public:
-  explicit LinkWords(std::string_view text) : rest_(text) {}
+  explicit FieldReader(std::string_view text) : remaining_(text) {}
 
-  bool left() const { return left_; }
-  bool next_is(std::string_view key) const { return left_ && rest_.starts_with(key); }
-  std::string_view take(std::string_view key = {}) {
-    const auto comma = rest_.find(',');
-    const auto field = rest_.substr(0, comma).substr(key.size());
-    left_ = comma != std::string_view::npos;
-    rest_.remove_prefix(left_ ? comma + 1 : rest_.size());
+  bool has_more() const { return has_more_; }
+  bool next_is(std::string_view key) const { return has_more_ && remaining_.starts_with(key); }
+  std::string_view next(std::string_view key = {}) {
+    const auto comma = remaining_.find(',');
+    const auto field = remaining_.substr(0, comma).substr(key.size());
+    has_more_ = comma != std::string_view::npos;
+    remaining_.remove_prefix(has_more_ ? comma + 1 : remaining_.size());
     return field;
   }
 
  private:
-  std::string_view rest_;
-  bool left_ = true;
+  std::string_view remaining_;
+  bool has_more_ = true;
 };
 
 /// Stores a parsed field. Returns false without a value.
 template <typename T>
-bool put(T& target, const std::optional<T>& value) {
+bool set(T& target, const std::optional<T>& value) {
   if (value) target = *value;
   return value.has_value();
 }
 
 /// Reads rate, latency and overhead, in this order. Latency and overhead are optional.
-bool read_emulation(Link& link, LinkWords& words) {
-  const auto rate = parse_quantity(words.take(), kRates);
+bool read_emulation(Link& link, FieldReader& fields) {
+  const auto rate = parse_quantity(fields.next(), kRates);
   if (!rate || *rate <= 0) return false;
   link.bits_per_second = *rate;
-  const bool named = words.next_is(kOverhead) || words.next_is(kPerHost);
-  if (words.left() && !named && !put(link.latency, parse_latency(words.take()))) return false;
-  return !words.next_is(kOverhead) || put(link.overhead, parse_overhead(words.take(kOverhead)));
+  const bool named = fields.next_is(kOverhead) || fields.next_is(kPerHost);
+  if (fields.has_more() && !named && !set(link.latency, parse_latency(fields.next()))) return false;
+  return !fields.next_is(kOverhead) || set(link.overhead, parse_overhead(fields.next(kOverhead)));
 }
 
-bool read_hosts(Link& link, LinkWords& words) {
-  return !words.next_is(kPerHost) || put(link.ranks_per_host, parse_ranks(words.take(kPerHost)));
+bool read_hosts(Link& link, FieldReader& fields) {
+  return !fields.next_is(kPerHost) || set(link.ranks_per_host, parse_ranks(fields.next(kPerHost)));
 }
 
 std::string number_text(double number) {
@@ -140,10 +140,10 @@ std::string Link::text() const {
 
 Link parse_link(std::string_view text) {
   Link link;
-  LinkWords words(text);
-  const bool none = words.take() == "none";
-  if (!none) words = LinkWords(text);
-  if ((!none && !read_emulation(link, words)) || !read_hosts(link, words) || words.left())
+  FieldReader fields(text);
+  const bool none = fields.next() == "none";
+  if (!none) fields = FieldReader(text);
+  if ((!none && !read_emulation(link, fields)) || !read_hosts(link, fields) || fields.has_more())
     refuse(text);
   return link;
 }

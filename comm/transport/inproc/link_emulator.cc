@@ -12,8 +12,8 @@ std::size_t bytes_of_first(const PacketQueue& flow, std::size_t segments) {
   std::size_t bytes = 0;
   for (const Packet* packet = flow.first; packet != nullptr && segments > 0;
        packet = packet->next) {
-    const std::size_t own = ceil_div(packet->waiting, LinkEmulator::kSegmentBytes);
-    bytes += std::min(packet->waiting, segments * LinkEmulator::kSegmentBytes);
+    const std::size_t own = ceil_div(packet->unsent, LinkEmulator::kSegmentBytes);
+    bytes += std::min(packet->unsent, segments * LinkEmulator::kSegmentBytes);
     segments -= std::min(own, segments);
   }
   return bytes;
@@ -48,12 +48,12 @@ LinkEmulator::LinkEmulator(int hosts, const Link& link)
 
 void LinkEmulator::post(Packet& packet, Seconds now) {
   Egress& egress = egresses_[static_cast<std::size_t>(packet.source)];
-  packet.waiting = packet.bytes;
+  packet.unsent = packet.bytes;
   packet.arrival = kNever;
   PacketQueue& flow = egress.flows[static_cast<std::size_t>(packet.destination)];
   if (flow.empty())
-    egress.busy.insert(std::ranges::lower_bound(egress.busy, packet.destination),
-                       packet.destination);
+    egress.active.insert(std::ranges::lower_bound(egress.active, packet.destination),
+                         packet.destination);
   flow.push(packet);
   if (egress.current == nullptr) begin_segment(egress, now);
 }
@@ -74,24 +74,24 @@ void LinkEmulator::finish_segment(Egress& egress) {
   const Seconds arrive =
       std::max(egress.free + latency_, ingress_free_[destination] + duration(egress.segment));
   ingress_free_[destination] = arrive;
-  if (packet.waiting > 0) return;
+  if (packet.unsent > 0) return;
   packet.arrival = arrive;
   departed_.emplace(arrive, packet.destination, &packet);
 }
 
 void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
   egress.current = nullptr;
-  if (egress.busy.empty()) return;
-  auto next = std::ranges::upper_bound(egress.busy, egress.last_served);
-  if (next == egress.busy.end()) next = egress.busy.begin();
+  if (egress.active.empty()) return;
+  auto next = std::ranges::upper_bound(egress.active, egress.last_served);
+  if (next == egress.active.end()) next = egress.active.begin();
   egress.last_served = *next;
   PacketQueue& flow = egress.flows[static_cast<std::size_t>(*next)];
   Packet& packet = *flow.first;
   egress.current = &packet;
-  egress.segment = std::min(packet.waiting, kSegmentBytes);
-  packet.waiting -= egress.segment;
-  if (packet.waiting == 0) flow.pop();
-  if (flow.empty()) egress.busy.erase(next);
+  egress.segment = std::min(packet.unsent, kSegmentBytes);
+  packet.unsent -= egress.segment;
+  if (packet.unsent == 0) flow.pop();
+  if (flow.empty()) egress.active.erase(next);
   egress.free = now + duration(egress.segment);
   departing_.emplace(egress.free, &egress);
 }
@@ -99,15 +99,15 @@ void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
 // Let k be the number of segments of the flow up to the end of the packet. The last segment waits
 // for at least k - 1 segments of every other flow, if the flow has as many.
 Seconds LinkEmulator::departure(const Egress& egress, const Packet& packet) const {
-  if (packet.waiting == 0) return egress.free;
+  if (packet.unsent == 0) return egress.free;
   const PacketQueue& own = egress.flows[static_cast<std::size_t>(packet.destination)];
   std::size_t segments = 0, bytes = 0;
   for (const Packet* before = own.first;; before = before->next) {
-    segments += ceil_div(before->waiting, kSegmentBytes);
-    bytes += before->waiting;
+    segments += ceil_div(before->unsent, kSegmentBytes);
+    bytes += before->unsent;
     if (before == &packet) break;
   }
-  for (const int destination : egress.busy)
+  for (const int destination : egress.active)
     if (destination != packet.destination)
       bytes += bytes_of_first(egress.flows[static_cast<std::size_t>(destination)], segments - 1);
   return egress.free + duration(bytes);

@@ -27,7 +27,7 @@ struct Packet {
   int source = 0;  ///< host
   int destination = 0;
   std::size_t bytes = 0;     ///< total, including the envelope
-  std::size_t waiting = 0;   ///< bytes not yet in a departing segment
+  std::size_t unsent = 0;    ///< bytes not yet in a departing segment
   Seconds arrival = kNever;  ///< known when the last segment has departed
   Packet* next = nullptr;    ///< next packet of the flow
 };
@@ -68,7 +68,7 @@ class LinkEmulator {
  private:
   struct Egress {
     std::vector<PacketQueue> flows;  // by destination
-    std::vector<int> busy;           // destinations of non-empty flows, ascending
+    std::vector<int> active;         // destinations of non-empty flows, ascending
     Packet* current = nullptr;       // packet of the departing segment
     std::size_t segment = 0;         // bytes of the departing segment
     Seconds free = 0;                // departure time of the segment
@@ -76,7 +76,7 @@ class LinkEmulator {
   };
 
   template <typename Event>
-  using Soonest = std::priority_queue<Event, std::vector<Event>, std::greater<Event>>;
+  using MinHeap = std::priority_queue<Event, std::vector<Event>, std::greater<Event>>;
 
   Seconds duration(std::size_t bytes) const { return static_cast<double>(bytes) * per_byte_; }
   void depart_until(Seconds now);
@@ -88,9 +88,9 @@ class LinkEmulator {
   Seconds latency_;
   std::vector<Egress> egresses_;
   std::vector<Seconds> ingress_free_;
-  Soonest<std::tuple<Seconds, Egress*>> departing_;  // departure time of each egress's segment
+  MinHeap<std::tuple<Seconds, Egress*>> departing_;  // departure time of each egress's segment
   // Complete packets, by arrival and destination.
-  Soonest<std::tuple<Seconds, int, Packet*>> departed_;
+  MinHeap<std::tuple<Seconds, int, Packet*>> departed_;
 };
 
 }  // namespace tersor::inproc

@@ -31,18 +31,18 @@ int checked_ranks_per_host(const Link& link) {
 Network::Network(int ranks, const Link& link)
     : ranks_per_host_(checked_ranks_per_host(link)),
       shared_(std::make_shared<Wire::Shared>()),
-      takers_(checked_ranks(ranks)) {
+      receivers_(checked_ranks(ranks)) {
   if (link.emulated()) emulator_.emplace(host_of(ranks - 1) + 1, link);
 }
 
-void Network::enter(int rank, std::function<void(Wire::Arrival)> take) {
+void Network::attach(int rank, std::function<void(Wire::Arrival)> on_arrival) {
   const std::lock_guard lock(shared_->shared_lock);
-  takers_[static_cast<std::size_t>(rank)] = std::move(take);
+  receivers_[static_cast<std::size_t>(rank)] = std::move(on_arrival);
 }
 
-void Network::leave(int rank) {
-  takers_[static_cast<std::size_t>(rank)] = nullptr;
-  for (Message& message : messages_)
+void Network::detach(int rank) {
+  receivers_[static_cast<std::size_t>(rank)] = nullptr;
+  for (LinkMessage& message : messages_)
     if (message.to == rank) message.job = nullptr;
 }
 
@@ -54,10 +54,10 @@ bool Network::crosses_link(int peer, const Wire::Arrival& arrival) const {
 }
 
 void Network::send(int peer, Wire::Arrival arrival, std::size_t bytes) {
-  const auto& take = takers_[static_cast<std::size_t>(peer)];
-  if (!take) return;
+  const auto& on_arrival = receivers_[static_cast<std::size_t>(peer)];
+  if (!on_arrival) return;
   if (crosses_link(peer, arrival)) {
-    Message& message = new_message();
+    LinkMessage& message = new_message();
     message.source = host_of(arrival.peer);
     message.destination = host_of(peer);
     message.bytes = bytes;
@@ -66,16 +66,16 @@ void Network::send(int peer, Wire::Arrival arrival, std::size_t bytes) {
     arrival.whole = false;
     arrival.ticket = &message;
   }
-  take(std::move(arrival));
+  on_arrival(std::move(arrival));
 }
 
-void Network::receive(Message& message, const std::shared_ptr<Wire::Job>& job) {
+void Network::receive(LinkMessage& message, const std::shared_ptr<Wire::Job>& job) {
   message.job = job;
-  if (message.there) arrive(message);
+  if (message.arrived) arrive(message);
 }
 
-void Network::arrive(Message& message) {
-  message.there = true;
+void Network::arrive(LinkMessage& message) {
+  message.arrived = true;
   if (message.job == nullptr) return;
   const auto job = std::exchange(message.job, nullptr);
   free_messages_.push_back(&message);
@@ -83,23 +83,23 @@ void Network::arrive(Message& message) {
 }
 
 bool Network::advance() {
-  bool moved = false;
+  bool progressed = false;
   if (emulator_)
     emulator_->advance(now(), [&](Packet& packet) {
-      arrive(static_cast<Message&>(packet));
-      moved = true;
+      arrive(static_cast<LinkMessage&>(packet));
+      progressed = true;
     });
-  return moved;
+  return progressed;
 }
 
-Clock::time_point Network::earliest(const Message& message) const {
+Clock::time_point Network::earliest(const LinkMessage& message) const {
   const std::chrono::duration<double> since_start(emulator_->earliest_arrival(message));
   return start_ + std::chrono::ceil<Clock::duration>(since_start);
 }
 
-Message& Network::new_message() {
+LinkMessage& Network::new_message() {
   if (free_messages_.empty()) return messages_.emplace_back();
-  Message& message = *free_messages_.back();
+  LinkMessage& message = *free_messages_.back();
   free_messages_.pop_back();
   message = {};
   return message;
@@ -122,7 +122,7 @@ std::vector<int> InProcessWire::host_names() const {
 }
 
 bool InProcessWire::end(Parting) {
-  network_->leave(rank_);
+  network_->detach(rank_);
   return true;
 }
 
@@ -134,11 +134,11 @@ void InProcessWire::send(int peer, MessageHead head, Payload payload) {
 
 void InProcessWire::receive_rest(const Arrival& arrival, ByteSpan,
                                  const std::shared_ptr<Job>& job) {
-  network_->receive(*static_cast<Message*>(arrival.ticket), job);
+  network_->receive(*static_cast<LinkMessage*>(arrival.ticket), job);
 }
 
 Clock::time_point InProcessWire::earliest(const Arrival& arrival) const {
-  return network_->earliest(*static_cast<const Message*>(arrival.ticket));
+  return network_->earliest(*static_cast<const LinkMessage*>(arrival.ticket));
 }
 
 void InProcessWire::pause() const { std::this_thread::sleep_for(std::chrono::microseconds(20)); }

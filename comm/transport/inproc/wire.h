@@ -17,45 +17,45 @@
 namespace tersor::inproc {
 
 /// A payload on the emulated link, from sending to receiving.
-struct Message : Packet {
+struct LinkMessage : Packet {
   int to = 0;                      ///< world rank
-  bool there = false;              ///< True if the payload has arrived
+  bool arrived = false;            ///< True if the payload has arrived
   std::shared_ptr<Wire::Job> job;  ///< set by the receiver's request
 };
 
-/// State shared by all ranks: the present ranks and the emulated link. All functions except `enter`
-/// require the wires' lock.
+/// State shared by all ranks: the present ranks and the emulated link. All functions except
+/// `attach` require the wires' lock.
 class Network {
  public:
   Network(int ranks, const Link& link);
 
-  int ranks() const { return static_cast<int>(takers_.size()); }
+  int ranks() const { return static_cast<int>(receivers_.size()); }
   int host_of(int rank) const { return rank / ranks_per_host_; }
   bool emulated() const { return emulator_.has_value(); }
   const std::shared_ptr<Wire::Shared>& shared() const { return shared_; }
 
-  void enter(int rank, std::function<void(Wire::Arrival)> take);
-  void leave(int rank);
+  void attach(int rank, std::function<void(Wire::Arrival)> on_arrival);
+  void detach(int rank);
 
   void send(int peer, Wire::Arrival arrival, std::size_t bytes);
-  void receive(Message& message, const std::shared_ptr<Wire::Job>& job);
+  void receive(LinkMessage& message, const std::shared_ptr<Wire::Job>& job);
   /// Advances the link to the current time. Returns true if a message arrived.
   bool advance();
-  Clock::time_point earliest(const Message& message) const;
+  Clock::time_point earliest(const LinkMessage& message) const;
 
  private:
   Seconds now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   bool crosses_link(int peer, const Wire::Arrival& arrival) const;
-  void arrive(Message& message);
-  Message& new_message();
+  void arrive(LinkMessage& message);
+  LinkMessage& new_message();
 
   const Clock::time_point start_ = Clock::now();
   const int ranks_per_host_;
   const std::shared_ptr<Wire::Shared> shared_;
-  std::vector<std::function<void(Wire::Arrival)>> takers_;  // by rank; empty after `leave`
-  std::optional<LinkEmulator> emulator_;                    // link nodes are hosts
-  std::deque<Message> messages_;
-  std::vector<Message*> free_messages_;
+  std::vector<std::function<void(Wire::Arrival)>> receivers_;  // by rank; empty after `detach`
+  std::optional<LinkEmulator> emulator_;                       // link nodes are hosts
+  std::deque<LinkMessage> messages_;
+  std::vector<LinkMessage*> free_messages_;
 };
 
 class InProcessWire final : public Wire {
@@ -71,7 +71,7 @@ class InProcessWire final : public Wire {
     return kHeadBytes + payload_bytes;
   }
 
-  void start(Events events) override { network_->enter(rank_, std::move(events.take)); }
+  void start(Events events) override { network_->attach(rank_, std::move(events.take)); }
   bool end(Parting parting) override;
   void send(int peer, MessageHead head, Payload payload) override;
   void receive_rest(const Arrival& arrival, ByteSpan into,
