@@ -76,9 +76,9 @@ std::string_view thread_level_name(int level) {
   return level == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
 }
 
-bool takes_device_memory() {
-  if (const char* wish = std::getenv("TERSOR_MPI_CUDA")) {
-    const std::string_view text(wish);
+bool supports_device_memory() {
+  if (const char* setting = std::getenv("TERSOR_MPI_CUDA")) {
+    const std::string_view text(setting);
     if (text != "0" && text != "1")
       throw InvalidArgumentError("TERSOR_MPI_CUDA is \"" + std::string(text) + "\": give 0 or 1");
     return text == "1";
@@ -93,8 +93,8 @@ bool takes_device_memory() {
 // Avoids MPI's tool interface: its initialization permanently sets the thread level of the process
 // and takes 200 ms with Open MPI.
 bool yields_when_idle() {
-  const auto chosen = environment_switch("OMPI_MCA_mpi_yield_when_idle");
-  return chosen.value_or(environment_switch("OMPI_MCA_mpi_oversubscribe").value_or(false));
+  const auto configured = environment_switch("OMPI_MCA_mpi_yield_when_idle");
+  return configured.value_or(environment_switch("OMPI_MCA_mpi_oversubscribe").value_or(false));
 }
 
 bool any_aborted() { return aborted.load(); }

@@ -22,7 +22,7 @@ std::string_view thread_level_name(int level);
 
 /// True if MPI accepts device pointers. The environment variable TERSOR_MPI_CUDA=0|1 takes
 /// precedence over MPI's answer. Throws InvalidArgumentError for any other value.
-bool takes_device_memory();
+bool supports_device_memory();
 
 /// True if an idle MPI yields the core: Open MPI's mpi_yield_when_idle from the launcher's
 /// environment. The default is the launcher's oversubscription setting.

@@ -13,7 +13,7 @@ void Requests::add(std::shared_ptr<Job> job, MPI_Request request, MPI_Status* st
   ++job->open;
   requests_.push_back(request);
   jobs_.push_back(std::move(job));
-  wanted_.push_back(status);
+  status_targets_.push_back(status);
 }
 
 int Requests::test_some() {
@@ -34,7 +34,7 @@ std::vector<std::shared_ptr<Job>> Requests::take_finished(int count) {
   std::vector<std::shared_ptr<Job>> finished(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < finished.size(); ++i) {
     const auto index = static_cast<std::size_t>(indices_[i]);
-    if (wanted_[index] != nullptr) *wanted_[index] = statuses_[i];
+    if (status_targets_[index] != nullptr) *status_targets_[index] = statuses_[i];
     finished[i] = std::move(jobs_[index]);
   }
   std::sort(indices_.begin(), indices_.begin() + count, std::greater<>());
@@ -42,10 +42,10 @@ std::vector<std::shared_ptr<Job>> Requests::take_finished(int count) {
     const auto index = static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)]);
     requests_[index] = requests_.back();
     jobs_[index] = std::move(jobs_.back());
-    wanted_[index] = wanted_.back();
+    status_targets_[index] = status_targets_.back();
     requests_.pop_back();
     jobs_.pop_back();
-    wanted_.pop_back();
+    status_targets_.pop_back();
   }
   return finished;
 }
@@ -72,7 +72,7 @@ void Requests::cancel_all() {
   }
   requests_.clear();
   jobs_.clear();
-  wanted_.clear();
+  status_targets_.clear();
 }
 
 }  // namespace tersor::mpi

@@ -21,8 +21,8 @@ class Requests {
   /// a request completed. Throws TransportError on an MPI error.
   bool poll();
 
-  /// True if at most `expected` requests are under way.
-  bool idle_but(std::size_t expected) const { return requests_.size() <= expected; }
+  /// True if at most `count` requests are under way.
+  bool has_at_most(std::size_t count) const { return requests_.size() <= count; }
 
   /// Cancels all requests. Only receives without a matching message may be under way.
   void cancel_all();
@@ -32,8 +32,8 @@ class Requests {
   std::vector<std::shared_ptr<Job>> take_finished(int count);
 
   std::vector<MPI_Request> requests_;
-  std::vector<std::shared_ptr<Job>> jobs_;  // job of each request
-  std::vector<MPI_Status*> wanted_;         // status location of each request, or null
+  std::vector<std::shared_ptr<Job>> jobs_;   // job of each request
+  std::vector<MPI_Status*> status_targets_;  // status location of each request, or null
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
 };

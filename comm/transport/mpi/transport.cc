@@ -29,16 +29,16 @@ MPI_Comm initialise(int* argument_count, char*** arguments) {
 }
 
 /// True if all processes arrive in time. MPI_Finalize would wait for dead processes forever.
-bool everybody_comes(MPI_Comm meeting) {
+bool all_arrive(MPI_Comm communicator) {
   MPI_Request request = MPI_REQUEST_NULL;
-  if (MPI_Ibarrier(meeting, &request) != MPI_SUCCESS) return false;
+  if (MPI_Ibarrier(communicator, &request) != MPI_SUCCESS) return false;
   const auto until = Clock::now() + kDefaultTimeout;
-  int here = 0;
-  while (here == 0 && Clock::now() < until) {
-    if (MPI_Test(&request, &here, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
-    if (here == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  int done = 0;
+  while (done == 0 && Clock::now() < until) {
+    if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+    if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return here != 0;
+  return done != 0;
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ MpiSession::MpiSession(int* argument_count, char*** arguments)
     : meeting_(initialise(argument_count, arguments)) {}
 
 MpiSession::~MpiSession() {
-  if (!mpi::running() || mpi::any_aborted() || !everybody_comes(meeting_)) return;
+  if (!mpi::running() || mpi::any_aborted() || !all_arrive(meeting_)) return;
   MPI_Comm_free(&meeting_);
   MPI_Finalize();
 }

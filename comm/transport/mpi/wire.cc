@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kHeadTag = 1;
 constexpr int kFirstRestTag = 2;
-constexpr std::size_t kLeastHeads = 8;
-constexpr std::size_t kMostHeads = 64;
+constexpr std::size_t kMinHeads = 8;
+constexpr std::size_t kMaxHeads = 64;
 // Shorter payloads are copied out of the header's block.
 constexpr std::size_t kCopiedBytes = 8 * 1024;
 // Size of pieces sent by Open MPI over TCP without a handshake: the eager limit is 64 KiB, Open
@@ -23,11 +23,11 @@ constexpr std::size_t kCopiedBytes = 8 * 1024;
 // exchange long single pieces, both directions run in sequence. The cause is the handshake reply of
 // the second rank, queued behind the rank's own message on the same connection.
 constexpr std::size_t kEagerPieceBytes = 63 * 1024;
-constexpr std::size_t kMostEagerPieces = 66;
+constexpr std::size_t kMaxEagerPieces = 66;
 constexpr std::size_t kLongPieceBytes = std::size_t{1} << 30;  // MPI counts in int
 
-bool travels_whole(std::uint64_t payload_bytes) {
-  return payload_bytes <= MpiWire::kMostBytesWithHead;
+bool fits_with_head(std::uint64_t payload_bytes) {
+  return payload_bytes <= MpiWire::kMaxBytesWithHead;
 }
 
 MPI_Comm duplicate(MPI_Comm communicator) {
@@ -60,16 +60,16 @@ std::uint32_t rest_tags_of(MPI_Comm communicator) {
   return static_cast<std::uint32_t>((found != 0 ? *bound : 32'767) - kFirstRestTag);
 }
 
-bool left_at_once(MPI_Request& request) {
-  int left = 0;
-  check(MPI_Test(&request, &left, MPI_STATUS_IGNORE), "MPI_Test");
-  return left != 0;
+bool is_sent(MPI_Request& request) {
+  int sent = 0;
+  check(MPI_Test(&request, &sent, MPI_STATUS_IGNORE), "MPI_Test");
+  return sent != 0;
 }
 
 /// Calls `visit(first, bytes)` for each piece of a payload.
 template <typename Visitor>
 void for_each_piece(std::size_t bytes, Visitor&& visit) {
-  const bool eager = bytes <= kMostEagerPieces * kEagerPieceBytes;
+  const bool eager = bytes <= kMaxEagerPieces * kEagerPieceBytes;
   const std::size_t step = eager ? kEagerPieceBytes : kLongPieceBytes;
   for (std::size_t first = 0; first < bytes; first += step)
     visit(first, static_cast<int>(std::min(step, bytes - first)));
@@ -86,7 +86,7 @@ struct MpiWire::HeadReceive : Job, std::enable_shared_from_this<HeadReceive> {
 MpiWire::MpiWire(MPI_Comm communicator)
     : communicator_(duplicate(communicator)),
       thread_level_(thread_level()),
-      takes_device_memory_(takes_device_memory()),
+      supports_device_memory_(supports_device_memory()),
       yields_(yields_when_idle()),
       host_names_(lowest_ranks_of_hosts(communicator_)) {
   check(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
@@ -98,19 +98,19 @@ MpiWire::MpiWire(MPI_Comm communicator)
 Wire::Traits MpiWire::traits() const {
   Traits traits{.any_thread = thread_level_ == MPI_THREAD_MULTIPLE,
                 .waiting = yields_ ? Waiting::kPollYielding : Waiting::kPoll,
-                .copied_bytes = kMostBytesWithHead};
-  if (takes_device_memory_) traits.least_device_bytes = kMostBytesWithHead + 1;
+                .copied_bytes = kMaxBytesWithHead};
+  if (supports_device_memory_) traits.least_device_bytes = kMaxBytesWithHead + 1;
   return traits;
 }
 
 void MpiWire::start(Events events) {
   events_ = std::move(events);
   const auto ranks = static_cast<std::size_t>(ranks_);
-  const std::size_t heads = ranks == 1 ? 0 : std::clamp(2 * ranks, kLeastHeads, kMostHeads);
+  const std::size_t heads = ranks == 1 ? 0 : std::clamp(2 * ranks, kMinHeads, kMaxHeads);
   try {
     for (; heads_ < heads; ++heads_) {
       auto receive = std::make_shared<HeadReceive>();
-      receive->done = [this](Job& done) { head_came(static_cast<HeadReceive&>(done)); };
+      receive->done = [this](Job& done) { on_head(static_cast<HeadReceive&>(done)); };
       post_head(std::move(receive));
     }
   } catch (...) {
@@ -159,10 +159,10 @@ void MpiWire::post_head(std::shared_ptr<Job> job) {
 }
 
 // Posts the next receive first, because the next message may come before this message is handled.
-void MpiWire::head_came(HeadReceive& receive) {
+void MpiWire::on_head(HeadReceive& receive) {
   Arrival arrival = parse(receive);
   post_head(receive.shared_from_this());
-  take_in_order(std::move(arrival));
+  deliver_in_order(std::move(arrival));
 }
 
 Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
@@ -170,12 +170,12 @@ Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
   check(MPI_Get_count(&receive.status, MPI_BYTE, &bytes), "MPI_Get_count");
   Arrival arrival{.head = {}, .payload = {}, .peer = receive.status.MPI_SOURCE};
   const Block& memory = receive.memory;
-  const std::size_t came = static_cast<std::size_t>(bytes);
-  std::memcpy(&arrival.head, memory.bytes().data(), std::min(came, sizeof(MessageHead)));
+  const std::size_t received = static_cast<std::size_t>(bytes);
+  std::memcpy(&arrival.head, memory.bytes().data(), std::min(received, sizeof(MessageHead)));
   arrival.head.check(arrival.peer);
-  arrival.whole = travels_whole(arrival.head.payload_bytes());
+  arrival.whole = fits_with_head(arrival.head.payload_bytes());
   const std::size_t with_head = arrival.whole ? arrival.head.payload_bytes() : 0;
-  if (came != sizeof(MessageHead) + with_head) MessageHead().check(arrival.peer);
+  if (received != sizeof(MessageHead) + with_head) MessageHead().check(arrival.peer);
   if (with_head > kCopiedBytes) {
     arrival.payload = memory.part(sizeof(MessageHead), with_head);
   } else if (with_head != 0) {
@@ -187,7 +187,7 @@ Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
 }
 
 // MPI matches headers in order, but may complete a short message before an earlier long message.
-void MpiWire::take_in_order(Arrival arrival) {
+void MpiWire::deliver_in_order(Arrival arrival) {
   auto& [sent, taken, early] = peers_[static_cast<std::size_t>(arrival.peer)];
   if (early.empty() && arrival.head.sequence == taken) {
     ++taken;
@@ -205,7 +205,7 @@ int MpiWire::rest_tag(const MessageHead& head) const {
 }
 
 void MpiWire::send(int peer, MessageHead head, Payload payload) {
-  if (travels_whole(payload.bytes.size())) return send_head(peer, head, std::move(payload));
+  if (fits_with_head(payload.bytes.size())) return send_head(peer, head, std::move(payload));
   send_head(peer, head, {});
   send_rest(peer, head, std::move(payload));
 }
@@ -226,7 +226,7 @@ void MpiWire::send_head(int peer, MessageHead& head, Payload payload) {
       MPI_Isend(first, static_cast<int>(bytes), MPI_BYTE, peer, kHeadTag, communicator_, &request),
       "MPI_Isend");
   ++sent;
-  if (payload.job == nullptr && left_at_once(request)) return;
+  if (payload.job == nullptr && is_sent(request)) return;
   auto job = payload.job != nullptr ? std::move(payload.job) : std::make_shared<Job>();
   job->memory = std::move(memory);
   requests_.add(std::move(job), request);

@@ -25,7 +25,7 @@ class MpiWire final : public Wire {
  public:
   static constexpr std::size_t kWholeBytes = 63 * 1024;
   /// Maximum payload sent together with the header.
-  static constexpr std::size_t kMostBytesWithHead = kWholeBytes - sizeof(MessageHead);
+  static constexpr std::size_t kMaxBytesWithHead = kWholeBytes - sizeof(MessageHead);
 
   /// Duplicates the communicator and gathers the host of each rank. Collective.
   explicit MpiWire(MPI_Comm communicator);
@@ -44,7 +44,7 @@ class MpiWire final : public Wire {
                     const std::shared_ptr<Job>& job) override;
 
   bool poll() override { return requests_.poll(); }
-  bool quiet() const override { return requests_.idle_but(heads_); }
+  bool quiet() const override { return requests_.has_at_most(heads_); }
 
   bool running() const override { return mpi::running(); }
   void record_use() override;
@@ -60,16 +60,16 @@ class MpiWire final : public Wire {
   };
 
   void post_head(std::shared_ptr<Job> job);
-  void head_came(HeadReceive& receive);
+  void on_head(HeadReceive& receive);
   Arrival parse(const HeadReceive& receive);
-  void take_in_order(Arrival arrival);
+  void deliver_in_order(Arrival arrival);
   void send_head(int peer, MessageHead& head, Payload payload);
   void send_rest(int peer, const MessageHead& head, Payload payload);
   int rest_tag(const MessageHead& head) const;
 
   MPI_Comm communicator_;
   const int thread_level_;
-  const bool takes_device_memory_;
+  const bool supports_device_memory_;
   const bool yields_;  // True if an idle MPI yields the core
   std::atomic<std::thread::id> user_ = std::this_thread::get_id();
   Events events_;
