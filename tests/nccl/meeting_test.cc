@@ -11,8 +11,8 @@
 #include <fstream>
 #include <mutex>
 
-#include "comm/transport/nccl/fabric.h"
 #include "comm/transport/nccl/library.h"
+#include "comm/transport/nccl/watcher.h"
 
 namespace tersor::test {
 namespace {
@@ -79,30 +79,30 @@ TEST_F(NcclMeeting, OverAnotherTransport) {
 // The test controls the clock, and no watcher thread runs.
 TEST(NcclWatch, OperationIsLateAfterTimeoutSinceStart) {
   WatchedNccl nccl;
-  nccl::Fabric fabric;
-  nccl::Queue queue(fabric.fault());
-  fabric.add(queue);
+  nccl::Watcher watcher;
+  nccl::Queue queue(watcher.fault());
+  watcher.add(queue);
   const Stream stream;
   const Operation operation{.name = "allreduce", .timeout = 5s, .stream = stream.view()};
   const auto open = [&] {
-    queue.open(operation, fabric.number_of("allreduce"));
+    queue.open(operation, watcher.number_of("allreduce"));
     stream.synchronize();
   };
   const auto start = Clock::now();
   open();
-  fabric.observe(start);
-  fabric.observe(start + 4999ms);
-  EXPECT_FALSE(fabric.fault().is_raised());
+  watcher.observe(start);
+  watcher.observe(start + 4999ms);
+  EXPECT_FALSE(watcher.fault().is_raised());
   queue.close(operation);
   stream.synchronize();
-  fabric.observe(start + 6s);
+  watcher.observe(start + 6s);
   open();
-  fabric.observe(start + 7s);
-  fabric.observe(start + 11s);
-  EXPECT_FALSE(fabric.fault().is_raised());
-  fabric.observe(start + 12s);
-  EXPECT_THROW(fabric.check("next"), TransportError);
-  fabric.remove(queue);
+  watcher.observe(start + 7s);
+  watcher.observe(start + 11s);
+  EXPECT_FALSE(watcher.fault().is_raised());
+  watcher.observe(start + 12s);
+  EXPECT_THROW(watcher.check("next"), TransportError);
+  watcher.remove(queue);
 }
 
 TEST_F(NcclMeeting, FindsPythonPackageNextToPythonOnPath) {

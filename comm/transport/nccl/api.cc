@@ -17,13 +17,13 @@ std::atomic<const Api*> replacement{nullptr};
 enum class Need { kRequired, kOptional };
 
 /// Fills a table from a library.
-class Filler {
+class SymbolLoader {
  public:
-  Filler(void* library, int version) : library_(library), version_(version) {}
+  SymbolLoader(void* library, int version) : library_(library), version_(version) {}
 
   /// `since` is the version that introduced the function, or the oldest supported version.
   template <typename Function>
-  void fill(Function& entry, const char* name, const char* since, Need need = Need::kRequired) {
+  void load(Function& entry, const char* name, const char* since, Need need = Need::kRequired) {
     entry = reinterpret_cast<Function>(dlsym(library_, name));
     if (entry == nullptr && need == Need::kRequired)
       throw TransportError("NCCL " + version_name(version_) + " has no " + name +
@@ -35,43 +35,43 @@ class Filler {
   int version_;
 };
 
-void fill_communicators(Filler filler, Api& api) {
-  filler.fill(api.get_unique_id, "ncclGetUniqueId", "2.14");
-  filler.fill(api.comm_init, "ncclCommInitRankConfig", "2.14");
-  filler.fill(api.comm_split, "ncclCommSplit", "2.18", Need::kOptional);
-  filler.fill(api.comm_finalize, "ncclCommFinalize", "2.14");
-  filler.fill(api.comm_destroy, "ncclCommDestroy", "2.14");
-  filler.fill(api.comm_abort, "ncclCommAbort", "2.14");
-  filler.fill(api.comm_revoke, "ncclCommRevoke", "2.28.9", Need::kOptional);
-  filler.fill(api.comm_async_error, "ncclCommGetAsyncError", "2.14");
-  filler.fill(api.comm_count, "ncclCommCount", "2.14");
-  filler.fill(api.comm_device, "ncclCommCuDevice", "2.14");
-  filler.fill(api.comm_rank, "ncclCommUserRank", "2.14");
-  filler.fill(api.comm_register, "ncclCommRegister", "2.19", Need::kOptional);
-  filler.fill(api.comm_deregister, "ncclCommDeregister", "2.19", Need::kOptional);
+void load_communicators(SymbolLoader loader, Api& api) {
+  loader.load(api.get_unique_id, "ncclGetUniqueId", "2.14");
+  loader.load(api.comm_init, "ncclCommInitRankConfig", "2.14");
+  loader.load(api.comm_split, "ncclCommSplit", "2.18", Need::kOptional);
+  loader.load(api.comm_finalize, "ncclCommFinalize", "2.14");
+  loader.load(api.comm_destroy, "ncclCommDestroy", "2.14");
+  loader.load(api.comm_abort, "ncclCommAbort", "2.14");
+  loader.load(api.comm_revoke, "ncclCommRevoke", "2.28.9", Need::kOptional);
+  loader.load(api.comm_async_error, "ncclCommGetAsyncError", "2.14");
+  loader.load(api.comm_count, "ncclCommCount", "2.14");
+  loader.load(api.comm_device, "ncclCommCuDevice", "2.14");
+  loader.load(api.comm_rank, "ncclCommUserRank", "2.14");
+  loader.load(api.comm_register, "ncclCommRegister", "2.19", Need::kOptional);
+  loader.load(api.comm_deregister, "ncclCommDeregister", "2.19", Need::kOptional);
 }
 
-void fill_operations(Filler filler, Api& api) {
-  filler.fill(api.error_string, "ncclGetErrorString", "2.14");
-  filler.fill(api.last_error, "ncclGetLastError", "2.14");
-  filler.fill(api.all_reduce, "ncclAllReduce", "2.14");
-  filler.fill(api.all_gather, "ncclAllGather", "2.14");
-  filler.fill(api.send, "ncclSend", "2.14");
-  filler.fill(api.receive, "ncclRecv", "2.14");
-  filler.fill(api.group_start, "ncclGroupStart", "2.14");
-  filler.fill(api.group_end, "ncclGroupEnd", "2.14");
+void load_operations(SymbolLoader loader, Api& api) {
+  loader.load(api.error_string, "ncclGetErrorString", "2.14");
+  loader.load(api.last_error, "ncclGetLastError", "2.14");
+  loader.load(api.all_reduce, "ncclAllReduce", "2.14");
+  loader.load(api.all_gather, "ncclAllGather", "2.14");
+  loader.load(api.send, "ncclSend", "2.14");
+  loader.load(api.receive, "ncclRecv", "2.14");
+  loader.load(api.group_start, "ncclGroupStart", "2.14");
+  loader.load(api.group_end, "ncclGroupEnd", "2.14");
 }
 
 std::unique_ptr<const Api> load() {
   void* const library = find_library();
   decltype(&::ncclGetVersion) get_version = nullptr;
-  Filler(library, 0).fill(get_version, "ncclGetVersion", "2.14");
+  SymbolLoader(library, 0).load(get_version, "ncclGetVersion", "2.14");
   auto api = std::make_unique<Api>();
   if (get_version(&api->version) != ncclSuccess)
     throw TransportError("ncclGetVersion failed: install a working NCCL (libnccl2)");
   api->path = file_of(reinterpret_cast<void*>(get_version));
-  fill_communicators(Filler(library, api->version), *api);
-  fill_operations(Filler(library, api->version), *api);
+  load_communicators(SymbolLoader(library, api->version), *api);
+  load_operations(SymbolLoader(library, api->version), *api);
   return api;
 }
 

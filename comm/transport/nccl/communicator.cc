@@ -11,17 +11,17 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kFinishesWithin = 10s;  // for queued work when a communicator is destroyed
-constexpr auto kShortCall = 100ms;     // maximum duration of a nonblocking call
+constexpr auto kFinalizeTimeout = 10s;  // for queued work when a communicator is destroyed
+constexpr auto kShortCall = 100ms;      // maximum duration of a nonblocking call
 // During a nonblocking call, because resting is a system call.
-constexpr int kLooksBeforeRest = 100;
-constexpr auto kRevokedWithin = 1s;  // time for a revoke to end a blocking call
+constexpr int kPollsBeforeRest = 100;
+constexpr auto kRevokeTimeout = 1s;  // time for a revoke to end a blocking call
 
 /// The state of a communicator: ncclInProgress or the final result.
 ncclResult_t state_of(ncclComm_t handle) {
   ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = api().comm_async_error(handle, &state);
-  return asked == ncclSuccess ? state : asked;
+  const ncclResult_t queried = api().comm_async_error(handle, &state);
+  return queried == ncclSuccess ? state : queried;
 }
 
 void check_usable(ncclComm_t handle) {
@@ -45,7 +45,7 @@ void check_on_current_device(ncclComm_t handle) {
 }
 
 /// Waits until the communicator is not busy. Returns the final state, or ncclInProgress at `until`.
-ncclResult_t settle(ncclComm_t handle, Clock::time_point until) {
+ncclResult_t wait_until_idle(ncclComm_t handle, Clock::time_point until) {
   ncclResult_t state = state_of(handle);
   while (state == ncclInProgress && Clock::now() < until) {
     kernels::rest();
@@ -65,7 +65,7 @@ Communicator::Communicator(ncclComm_t handle, Owner owner, const Fault& fault)
 }
 
 Communicator::~Communicator() {
-  if (!stopped_) leave_memory();
+  if (!stopped_) deregister_buffers();
   if (owner_ == Owner::kCaller || aborted_) return;
   if (stopped_)
     api().comm_abort(handle_);
@@ -93,9 +93,9 @@ Communicator::TimedCall::~TimedCall() {
 
 // A stopped communicator is never accessed, because the communicator may be gone.
 void Communicator::finish_call(ncclResult_t result, const Operation& operation, Lock& lock) {
-  for (int look = 0; result == ncclInProgress && !stopped_; ++look) {
+  for (int polls = 0; result == ncclInProgress && !stopped_; ++polls) {
     lock.unlock();
-    if (look >= kLooksBeforeRest) kernels::rest();
+    if (polls >= kPollsBeforeRest) kernels::rest();
     lock.lock();
     if (!stopped_) result = state_of(handle_);
   }
@@ -106,22 +106,22 @@ void Communicator::finish_call(ncclResult_t result, const Operation& operation, 
   check(result, "NCCL's call", handle_);
 }
 
-void Communicator::enrol(ByteSpan memory) {
+void Communicator::register_buffer(ByteSpan memory) {
   const Lock lock(mutex_);
   if (stopped_ || api().comm_register == nullptr || api().comm_deregister == nullptr) return;
-  const auto [entry, is_new] = enrolled_.try_emplace(memory.data(), nullptr);
+  const auto [entry, is_new] = registrations_.try_emplace(memory.data(), nullptr);
   if (!is_new) return;
   void* registration = nullptr;
   if (api().comm_register(handle_, memory.data(), memory.size(), &registration) == ncclSuccess)
     entry->second = registration;
 }
 
-void Communicator::leave_memory() {
-  for (const auto& [memory, registration] : enrolled_)
+void Communicator::deregister_buffers() {
+  for (const auto& [memory, registration] : registrations_)
     if (registration != nullptr) api().comm_deregister(handle_, registration);
 }
 
-std::optional<std::string> Communicator::ask_error() {
+std::optional<std::string> Communicator::async_error() {
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || stopped_) return std::nullopt;
   const ncclResult_t state = state_of(handle_);
@@ -141,7 +141,7 @@ void Communicator::stop() {
   Lock lock(mutex_, kShortCall);
   if (stopped_.exchange(true)) return;
   if (owner_ == Owner::kCaller) return revoke();
-  if (!lock.owns_lock()) let_go(lock);
+  if (!lock.owns_lock()) revoke_and_wait(lock);
   aborted_ = true;
   api().comm_abort(handle_);
 }
@@ -149,9 +149,9 @@ void Communicator::stop() {
 // Concurrently with a call, a revoke is safer than an abort: an abort frees memory in use by the
 // call. However, NCCL may undo a revoke before the call has seen the revoke. Then the caller has to
 // abort.
-void Communicator::let_go(Lock& lock) {
+void Communicator::revoke_and_wait(Lock& lock) {
   revoke();
-  if (api().comm_revoke != nullptr) static_cast<void>(lock.try_lock_for(kRevokedWithin));
+  if (api().comm_revoke != nullptr) static_cast<void>(lock.try_lock_for(kRevokeTimeout));
 }
 
 void Communicator::revoke() {
@@ -160,9 +160,9 @@ void Communicator::revoke() {
 
 void destroy(ncclComm_t handle) noexcept {
   try {
-    const auto until = Clock::now() + kFinishesWithin;
+    const auto until = Clock::now() + kFinalizeTimeout;
     api().comm_finalize(handle);
-    if (settle(handle, until) == ncclSuccess)
+    if (wait_until_idle(handle, until) == ncclSuccess)
       api().comm_destroy(handle);
     else
       api().comm_abort(handle);
@@ -177,7 +177,7 @@ namespace {
 // group of calls on a nonblocking communicator. Therefore, the ranks split off a blocking
 // communicator once all ranks are connected. Without ncclCommRevoke, the communicator stays
 // nonblocking, because aborting during a blocking call frees memory in use by the call.
-ncclComm_t made_blocking(ncclComm_t first, Clock::time_point until) {
+ncclComm_t make_blocking(ncclComm_t first, Clock::time_point until) {
   if (api().comm_split == nullptr || api().comm_revoke == nullptr) return first;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
@@ -186,16 +186,16 @@ ncclComm_t made_blocking(ncclComm_t first, Clock::time_point until) {
   check(api().comm_rank(first, &rank), "ncclCommUserRank", first);
   const ncclResult_t started = api().comm_split(first, 0, rank, second.get(), &config);
   const bool accepted = started == ncclSuccess || started == ncclInProgress;
-  if (accepted && settle(first, until) == ncclSuccess && *second != nullptr &&
-      settle(*second, until) == ncclSuccess) {
+  if (accepted && wait_until_idle(first, until) == ncclSuccess && *second != nullptr &&
+      wait_until_idle(*second, until) == ncclSuccess) {
     destroy(first);
     return *second;
   }
-  const std::string why = describe(state_of(first), first);
-  const ncclComm_t* given_up = second.release();  // an NCCL thread may still write to this location
-  if (*given_up != nullptr) api().comm_abort(*given_up);
+  const std::string reason = describe(state_of(first), first);
+  const ncclComm_t* leaked = second.release();  // an NCCL thread may still write to this location
+  if (*leaked != nullptr) api().comm_abort(*leaked);
   api().comm_abort(first);
-  throw TransportError("making a communicator: its split failed: " + why);
+  throw TransportError("making a communicator: its split failed: " + reason);
 }
 
 }  // namespace
@@ -206,13 +206,13 @@ ncclComm_t make_communicator(const ncclUniqueId& id, int rank, int ranks, Clock:
   ncclComm_t handle = nullptr;
   const ncclResult_t started = api().comm_init(&handle, ranks, id, rank, &config);
   if (handle == nullptr) check(started, "ncclCommInitRankConfig", nullptr);
-  const ncclResult_t state = settle(handle, until);
-  if (state == ncclSuccess) return made_blocking(handle, until);
-  const std::string who = "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
-  const std::string why =
+  const ncclResult_t state = wait_until_idle(handle, until);
+  if (state == ncclSuccess) return make_blocking(handle, until);
+  const std::string rank_name = "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
+  const std::string reason =
       state == ncclInProgress ? "not all ranks joined in time" : describe(state, handle);
   api().comm_abort(handle);
-  throw TransportError("making a communicator on " + who + ": " + why);
+  throw TransportError("making a communicator on " + rank_name + ": " + reason);
 }
 
 }  // namespace tersor::nccl

@@ -16,7 +16,7 @@ namespace tersor::nccl {
 
 enum class Owner { kCaller, kTransport };
 
-/// Used by a channel's thread and by the watcher thread, which calls `ask_error` and `stop`.
+/// Used by a channel's thread and by the watcher thread, which calls `async_error` and `stop`.
 class Communicator {
  public:
   /// Throws InvalidArgumentError if the handle is null, belongs to a device other than the current
@@ -42,10 +42,10 @@ class Communicator {
 
   /// Registers a frequently used receive buffer with NCCL until the end of this object. Ignores a
   /// refusal by NCCL.
-  void enrol(ByteSpan memory);
+  void register_buffer(ByteSpan memory);
 
   /// The asynchronous error found by NCCL; nothing while NCCL is busy or without an error.
-  std::optional<std::string> ask_error();
+  std::optional<std::string> async_error();
   /// The name of the operation whose current call exceeded the timeout.
   std::optional<std::string> late_call(Clock::time_point now) const;
   /// Ends all waits for other ranks: revokes the communicator if NCCL supports revoking, and aborts
@@ -70,8 +70,8 @@ class Communicator {
 
   void finish_call(ncclResult_t result, const Operation& operation, Lock& lock);
   void check_state(const Operation& operation) const;
-  void leave_memory();
-  void let_go(Lock& lock);
+  void deregister_buffers();
+  void revoke_and_wait(Lock& lock);
   void revoke();
 
   const Fault& fault_;
@@ -83,7 +83,7 @@ class Communicator {
   std::atomic<bool> stopped_{false};
   bool aborted_ = false;  // True if the handle is gone
 
-  std::map<std::byte*, void*> enrolled_;  // null if refused
+  std::map<std::byte*, void*> registrations_;  // null if refused
 
   mutable std::mutex call_mutex_;  // protects the following members
   std::optional<Clock::time_point> call_until_;

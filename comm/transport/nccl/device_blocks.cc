@@ -10,11 +10,11 @@
 namespace tersor::nccl {
 namespace {
 
-constexpr std::size_t kLeastBytes = 4096;
+constexpr std::size_t kMinBlockBytes = 4096;
 
 /// Rounds up by at most an eighth. Slightly different lengths therefore share blocks.
 std::size_t rounded(std::size_t bytes) {
-  if (bytes <= kLeastBytes) return kLeastBytes;
+  if (bytes <= kMinBlockBytes) return kMinBlockBytes;
   const std::size_t step = std::bit_ceil(bytes) / 16;
   return (bytes + step - 1) / step * step;
 }
@@ -25,10 +25,10 @@ std::size_t rounded(std::size_t bytes) {
 // because all previous reads precede the graph's launch or belong to the graph. An equal stream
 // handle proves nothing about the order of reads: a later stream may reuse the handle.
 DeviceBlock& DeviceBlocks::take(std::size_t bytes, StreamView stream) {
-  const std::size_t wanted = rounded(bytes);
+  const std::size_t rounded_bytes = rounded(bytes);
   const std::uint64_t capture = kernels::capture_of(stream);
   for (const auto& block : blocks_) {
-    if (!block->free || block->memory.bytes() != wanted) continue;
+    if (!block->free || block->memory.bytes() != rounded_bytes) continue;
     if (block->capture != capture && block->capture != 0) continue;
     if (block->capture == capture) block->read.hold(stream);
     block->free = false;
@@ -40,7 +40,7 @@ DeviceBlock& DeviceBlocks::take(std::size_t bytes, StreamView stream) {
     throw InvalidArgumentError(
         "a captured call needs a receive buffer of its own, and no buffer is free: "
         "call it once outside of a graph before each capture");
-  return add(wanted, capture, stream);
+  return add(rounded_bytes, capture, stream);
 }
 
 // Allocates without the lock, because allocation may wait for the device.
@@ -51,12 +51,12 @@ DeviceBlock& DeviceBlocks::add(std::size_t bytes, std::uint64_t capture, StreamV
   return *blocks_.emplace_back(std::move(block));
 }
 
-void DeviceBlocks::spoil(StreamView stream) {
+void DeviceBlocks::invalidate(StreamView stream) {
   const std::lock_guard lock(mutex_);
   for (const auto& block : blocks_) kernels::spoil(block->memory.span(), stream);
 }
 
-void DeviceBlocks::give_back(DeviceBlock& block) {
+void DeviceBlocks::return_block(DeviceBlock& block) {
   block.read.record(block.stream);
   block.free = true;
 }

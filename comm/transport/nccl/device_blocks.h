@@ -24,7 +24,7 @@ struct DeviceBlock {
   bool free = false;
 };
 
-/// The blocks of a queue. Single-threaded except for `spoil`. Grows with the memory in use and
+/// The blocks of a queue. Single-threaded except for `invalidate`. Grows with the memory in use and
 /// never shrinks.
 class DeviceBlocks {
  public:
@@ -32,14 +32,14 @@ class DeviceBlocks {
   /// if the stream is under capture and no block is free, because allocation is then impossible.
   DeviceBlock& take(std::size_t bytes, StreamView stream);
   /// Returns a block. The work queued so far on the block's stream is the last reader.
-  void give_back(DeviceBlock& block);
+  void return_block(DeviceBlock& block);
   /// Queues overwriting all received data in all blocks.
-  void spoil(StreamView stream);
+  void invalidate(StreamView stream);
 
  private:
   DeviceBlock& add(std::size_t bytes, std::uint64_t capture, StreamView stream);
 
-  std::mutex mutex_;  // protects `blocks_` against `spoil`
+  std::mutex mutex_;  // protects `blocks_` against `invalidate`
   std::vector<std::unique_ptr<DeviceBlock>> blocks_;
 };
 

@@ -23,11 +23,11 @@ namespace {
 using namespace std::chrono_literals;
 
 // A gather completed on this rank may still be under way for other ranks.
-constexpr auto kToAnnounce = 1000ms;
-constexpr auto kLongestDeafness = 1ms;
+constexpr auto kAnnounceDelay = 1000ms;
+constexpr auto kMaxWakeLatency = 1ms;
 
 // Longer options are left out.
-constexpr std::size_t kMostOptionBytes = std::size_t{1} << 22;
+constexpr std::size_t kMaxOptionBytes = std::size_t{1} << 22;
 
 CallRecord record_of(const Operation& operation, std::size_t option_bytes) {
   CallRecord own;
@@ -46,44 +46,44 @@ CallRecord record_of(ConstByteSpan message) {
 
 /// A hash of the host name and Linux's boot id. Equal for all processes of a machine, including
 /// containers with the same host name.
-std::uint64_t machine_number() {
+std::uint64_t machine_hash() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
-  std::string started;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> started;
-  return Signature().add(std::string_view(name.data())).add(started).value();
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  return Signature().add(std::string_view(name.data())).add(boot_id).value();
 }
 
-bool alike(const CallRecord& one, const CallRecord& other) {
+bool same_call(const CallRecord& one, const CallRecord& other) {
   return one.signature == other.signature && std::strcmp(one.name, other.name) == 0;
 }
 
 }  // namespace
 
-std::shared_ptr<Queue> make_queue(const std::shared_ptr<Fabric>& fabric) {
-  auto queue = std::make_unique<Queue>(fabric->fault());
-  fabric->add(*queue);
-  return {queue.release(), [fabric](Queue* made) {
-            fabric->remove(*made);
+std::shared_ptr<Queue> make_queue(const std::shared_ptr<Watcher>& watcher) {
+  auto queue = std::make_unique<Queue>(watcher->fault());
+  watcher->add(*queue);
+  return {queue.release(), [watcher](Queue* made) {
+            watcher->remove(*made);
             delete made;
           }};
 }
 
-DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+DeviceTransport::DeviceTransport(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
                                  std::unique_ptr<Communicator> communicator,
                                  std::chrono::milliseconds timeout)
-    : fabric_(std::move(fabric)),
+    : watcher_(std::move(watcher)),
       queue_(std::move(queue)),
       communicator_(std::move(communicator)),
       timeout_(timeout) {
-  fabric_->add(*communicator_);
+  watcher_->add(*communicator_);
 }
 
-DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric,
+DeviceTransport::DeviceTransport(std::shared_ptr<Watcher> watcher,
                                  std::unique_ptr<Communicator> communicator,
                                  std::chrono::milliseconds timeout)
-    : DeviceTransport(fabric, make_queue(fabric), std::move(communicator), timeout) {
-  fabric_->watch(name(rank()));
+    : DeviceTransport(watcher, make_queue(watcher), std::move(communicator), timeout) {
+  watcher_->start(name(rank()));
   gather_hosts();
 }
 
@@ -94,7 +94,7 @@ DeviceTransport::~DeviceTransport() {
   } catch (const std::exception&) {
     // after a device failure, no work is queued any more
   }
-  fabric_->remove(*communicator_);
+  watcher_->remove(*communicator_);
   communicator_.reset();
 }
 
@@ -125,22 +125,22 @@ std::string DeviceTransport::name(int rank) const {
 }
 
 void DeviceTransport::fail(const Operation& operation, const std::string& cause) {
-  fabric_->fail(std::string(operation.name) + " on " + fabric_->who() + ": " + cause);
-  fabric_->check(operation.name);
+  watcher_->fail(std::string(operation.name) + " on " + watcher_->rank_name() + ": " + cause);
+  watcher_->check(operation.name);
   throw TransportError(cause);
 }
 
 void DeviceTransport::begin(const Operation& operation) {
-  fabric_->check(operation.name);
+  watcher_->check(operation.name);
   if (queue_->in_bracket()) return queue_->open(operation, 0);
   open(operation);
 }
 
 // All ranks stop, because a frame contradicting the call became NaN on this rank only.
 void DeviceTransport::check_frames(std::string_view operation) {
-  if (const auto damage = queue_->find_damage())
-    fabric_->fail(name(rank()) + ": " + *damage, {}, Blame::kFrame);
-  fabric_->check(operation);
+  if (const auto fault_text = queue_->find_frame_fault())
+    watcher_->fail(name(rank()) + ": " + *fault_text, {}, FaultSource::kFrame);
+  watcher_->check(operation);
 }
 
 // Point-to-point operations need no agreement by all ranks.
@@ -148,7 +148,7 @@ void DeviceTransport::open(const Operation& operation) {
   kernels::check_stream(operation.stream);
   check_frames(operation.name);
   if (operation.calling != Calling::kSend) agree(operation);
-  queue_->open(operation, fabric_->number_of(operation.name));
+  queue_->open(operation, watcher_->number_of(operation.name));
 }
 
 void DeviceTransport::agree(const Operation& operation) {
@@ -163,20 +163,20 @@ void DeviceTransport::agree(const Operation& operation) {
                                              : pack(operation.agreement->strings());
   const CallRecord own = record_of(operation, options.size());
   const std::vector<CallRecord> calls = gather_calls(operation, own);
-  std::string differing;
+  std::string mismatches;
   for (std::size_t rank = 0; rank < calls.size(); ++rank)
-    if (!alike(own, calls[rank]))
-      differing += (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " calls " +
-                   calls[rank].name +
-                   (std::strcmp(own.name, calls[rank].name) == 0 ? " with other arguments" : "");
-  if (differing.empty()) {
+    if (!same_call(own, calls[rank]))
+      mismatches += (mismatches.empty() ? "rank " : ", rank ") + std::to_string(rank) + " calls " +
+                    calls[rank].name +
+                    (std::strcmp(own.name, calls[rank].name) == 0 ? " with other arguments" : "");
+  if (mismatches.empty()) {
     agreed_.insert(key);
     return;
   }
   const std::vector<Difference> differences = compare_options(operation, options, calls);
   const std::string cause = "ranks disagree: " + name(rank()) + " calls " + own.name + ", but " +
-                            differing + (differences.empty() ? "" : ": " + text_of(differences));
-  fabric_->fail(cause, kToAnnounce);
+                            mismatches + (differences.empty() ? "" : ": " + text_of(differences));
+  watcher_->fail(cause, kAnnounceDelay);
   throw TransportError(cause, differences);
 }
 
@@ -196,9 +196,9 @@ std::vector<CallRecord> DeviceTransport::gather_calls(const Operation& operation
 std::vector<Difference> DeviceTransport::compare_options(const Operation& operation,
                                                          ConstByteSpan options,
                                                          const std::vector<CallRecord>& calls) {
-  const std::uint32_t most = std::ranges::max(calls, {}, &CallRecord::option_bytes).option_bytes;
-  if (most > kMostOptionBytes) return {};
-  Handle gathered = gather_staged(operation, options, most);
+  const std::uint32_t largest = std::ranges::max(calls, {}, &CallRecord::option_bytes).option_bytes;
+  if (largest > kMaxOptionBytes) return {};
+  Handle gathered = gather_staged(operation, options, largest);
   gathered.wait_synchronize();
   if (options.empty()) return {};
   std::vector<Difference> all;
@@ -219,7 +219,7 @@ std::vector<Difference> DeviceTransport::compare_options(const Operation& operat
 }
 
 std::unique_ptr<Transport> DeviceTransport::channel() {
-  return join(all_ranks(ranks()), make_queue(fabric_), "channel");
+  return join(all_ranks(ranks()), make_queue(watcher_), "channel");
 }
 
 std::unique_ptr<Transport> DeviceTransport::split(std::span<const int> members) {
@@ -233,10 +233,10 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
                                                  std::shared_ptr<Queue> queue,
                                                  std::string_view name) {
   const Operation operation{.name = name, .timeout = timeout_};
-  fabric_->check(name);
+  watcher_->check(name);
   const auto until = Clock::now() + timeout_;
   const auto group_rank = std::find(members.begin(), members.end(), rank()) - members.begin();
-  const ncclUniqueId id = spread_id(members, operation);
+  const ncclUniqueId id = broadcast_id(members, operation);
   NcclCommunicator made;
   try {
     made = NcclCommunicator(make_communicator(id, static_cast<int>(group_rank),
@@ -245,10 +245,10 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
     fail(operation, error.what());
   }
   auto communicator =
-      std::make_unique<Communicator>(made.handle(), Owner::kTransport, fabric_->fault());
+      std::make_unique<Communicator>(made.handle(), Owner::kTransport, watcher_->fault());
   made.release();
   std::unique_ptr<DeviceTransport> joined(
-      new DeviceTransport(fabric_, std::move(queue), std::move(communicator), timeout_));
+      new DeviceTransport(watcher_, std::move(queue), std::move(communicator), timeout_));
   std::vector<int> hosts;
   for (const int member : members) hosts.push_back(hosts_[static_cast<std::size_t>(member)]);
   joined->hosts_ = host::number_hosts(hosts);
@@ -257,7 +257,7 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
 
 void DeviceTransport::gather_hosts() {
   const Operation operation{.name = "make_nccl_transport", .timeout = timeout_};
-  const std::uint64_t own = machine_number();
+  const std::uint64_t own = machine_hash();
   Handle handle = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
   handle.wait_synchronize();
   std::vector<std::uint64_t> numbers(static_cast<std::size_t>(ranks()), own);
@@ -269,10 +269,10 @@ void DeviceTransport::gather_hosts() {
 }
 
 void DeviceTransport::wait_activity(Clock::time_point until) {
-  fabric_->check("waiting");
+  watcher_->check("waiting");
   kernels::rest();
   std::unique_lock lock(wake_mutex_);
-  woken_changed_.wait_until(lock, std::min(until, Clock::now() + kLongestDeafness),
+  woken_changed_.wait_until(lock, std::min(until, Clock::now() + kMaxWakeLatency),
                             [this] { return woken_; });
   woken_ = false;
 }
@@ -288,7 +288,7 @@ void DeviceTransport::wake() {
 void DeviceTransport::close() { abort("closed the transport"); }
 
 void DeviceTransport::abort(std::string_view cause) {
-  fabric_->fail(name(rank()) + " gave up: " + std::string(cause));
+  watcher_->fail(name(rank()) + " gave up: " + std::string(cause));
 }
 
 }  // namespace tersor::nccl

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "comm/transport/nccl/communicator.h"
-#include "comm/transport/nccl/fabric.h"
 #include "comm/transport/nccl/queue.h"
 #include "comm/transport/nccl/transfers.h"
+#include "comm/transport/nccl/watcher.h"
 
 namespace tersor::nccl {
 
@@ -25,15 +25,15 @@ struct CallRecord {
   char name[52] = {};              ///< the first characters, and a NUL
 };
 
-/// Creates a queue watched by the fabric during its lifetime.
-std::shared_ptr<Queue> make_queue(const std::shared_ptr<Fabric>& fabric);
+/// Creates a queue observed by `watcher` during its lifetime.
+std::shared_ptr<Queue> make_queue(const std::shared_ptr<Watcher>& watcher);
 
 inline cudaStream_t stream_of(StreamView stream) {
   return static_cast<cudaStream_t>(stream.handle);
 }
 
-/// `worse` returns the first error of two results. `grouped` runs NCCL calls as a group.
-inline ncclResult_t worse(ncclResult_t first, ncclResult_t second) {
+/// `first_error` returns the first error of two results. `grouped` runs NCCL calls as a group.
+inline ncclResult_t first_error(ncclResult_t first, ncclResult_t second) {
   return first == ncclSuccess || first == ncclInProgress ? second : first;
 }
 template <typename Calls>
@@ -42,13 +42,13 @@ ncclResult_t grouped(const Calls& calls) {
   if (began != ncclSuccess) return began;
   const ncclResult_t called = calls();
   const ncclResult_t ended = api().group_end();
-  return worse(called, ended);
+  return first_error(called, ended);
 }
 
 class DeviceTransport final : public Transport {
  public:
   /// Includes all ranks. Gathers the host of each rank.
-  DeviceTransport(std::shared_ptr<Fabric> fabric, std::unique_ptr<Communicator> communicator,
+  DeviceTransport(std::shared_ptr<Watcher> watcher, std::unique_ptr<Communicator> communicator,
                   std::chrono::milliseconds timeout);
   ~DeviceTransport() override;
 
@@ -83,10 +83,10 @@ class DeviceTransport final : public Transport {
   void close() override;
 
  private:
-  DeviceTransport(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+  DeviceTransport(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
                   std::unique_ptr<Communicator> communicator, std::chrono::milliseconds timeout);
 
-  friend class LoneBracket;
+  friend class ImplicitBracket;
 
   /// queueing(communicator, stream, into) queues NCCL operations on the stream. Received messages
   /// are stored contiguously at `into`; the message of this rank itself is scratch memory.
@@ -103,12 +103,12 @@ class DeviceTransport final : public Transport {
     }
   }
   std::byte* receive_memory(QueuedTransfer& transfer, std::span<const ReceiveFrom> receives);
-  Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, ncclRedOp_t how);
-  Handle meet(const Operation& operation);
+  Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, ncclRedOp_t op);
+  Handle queue_barrier(const Operation& operation);
 
   Handle gather_staged(const Operation& operation, ConstByteSpan send, std::size_t capacity);
   void gather_hosts();
-  ncclUniqueId spread_id(std::span<const int> members, const Operation& operation);
+  ncclUniqueId broadcast_id(std::span<const int> members, const Operation& operation);
   std::unique_ptr<Transport> join(std::span<const int> members, std::shared_ptr<Queue> queue,
                                   std::string_view name);
   [[noreturn]] void fail(const Operation& operation, const std::string& cause);
@@ -124,7 +124,7 @@ class DeviceTransport final : public Transport {
   std::string name(int rank) const;
   void count_sent(std::uint64_t bytes, std::uint64_t messages);
 
-  std::shared_ptr<Fabric> fabric_;
+  std::shared_ptr<Watcher> watcher_;
   std::shared_ptr<Queue> queue_;
   std::unique_ptr<Communicator> communicator_;
   std::chrono::milliseconds timeout_;  // for calls without an operation

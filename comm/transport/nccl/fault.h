@@ -10,18 +10,18 @@
 
 namespace tersor::nccl {
 
-enum class Blame { kRanks, kFrame };
+enum class FaultSource { kRanks, kFrame };
 
 class Fault {
  public:
   bool is_raised() const { return raised_.load(std::memory_order_acquire); }
 
   /// Returns false if a fault was raised before.
-  bool raise(const std::string& cause, Blame blame = Blame::kRanks) {
+  bool raise(const std::string& cause, FaultSource source = FaultSource::kRanks) {
     const std::lock_guard lock(mutex_);
     if (is_raised()) return false;
     cause_ = cause;
-    blame_ = blame;
+    source_ = source;
     raised_.store(true, std::memory_order_release);
     return true;
   }
@@ -32,15 +32,15 @@ class Fault {
     if (!is_raised()) return;
     const bool named = cause_.starts_with(operation);
     const std::string text = named ? cause_ : std::string(operation) + ": " + cause_;
-    if (blame_ == Blame::kFrame && !thrown_.exchange(true)) throw WireError(text);
+    if (source_ == FaultSource::kFrame && !thrown_.exchange(true)) throw WireError(text);
     throw TransportError(text);
   }
 
  private:
   std::mutex mutex_;
   std::atomic<bool> raised_{false};
-  std::string cause_;  // `cause_` and `blame_` are constant once raised
-  Blame blame_ = Blame::kRanks;
+  std::string cause_;  // `cause_` and `source_` are constant once raised
+  FaultSource source_ = FaultSource::kRanks;
   mutable std::atomic<bool> thrown_{false};  // True if WireError was thrown
 };
 

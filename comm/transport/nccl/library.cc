@@ -13,20 +13,20 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kName = "libnccl.so.2";
-constexpr const char* kAnyFunction = "ncclGetVersion";
+constexpr const char* kProbeFunction = "ncclGetVersion";
 constexpr const char* kVariable = "TERSOR_NCCL_LIBRARY";
 
 /// Opens a library. On failure, appends the loader's error to `tried`.
 void* open(const std::string& name, std::string& tried) {
   if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr) return handle;
-  const char* why = dlerror();
-  tried += std::string("; ") + (why == nullptr ? name : why);
+  const char* reason = dlerror();
+  tried += std::string("; ") + (reason == nullptr ? name : reason);
   return nullptr;
 }
 
 /// The library already in the process: linked, or opened by other code.
-std::optional<void*> already_here() {
-  if (dlsym(RTLD_DEFAULT, kAnyFunction) != nullptr) return RTLD_DEFAULT;  // RTLD_DEFAULT is null
+std::optional<void*> find_loaded() {
+  if (dlsym(RTLD_DEFAULT, kProbeFunction) != nullptr) return RTLD_DEFAULT;  // RTLD_DEFAULT is null
   void* handle = dlopen(kName, RTLD_NOW | RTLD_NOLOAD);
   return handle == nullptr ? std::nullopt : std::optional(handle);
 }
@@ -62,7 +62,7 @@ std::optional<fs::path> find_python_library(const std::string& path) {
 }
 
 void* find_library() {
-  if (const auto library = already_here()) return *library;
+  if (const auto library = find_loaded()) return *library;
   std::string tried;
   if (const std::string named = variable(kVariable); !named.empty()) {
     if (void* handle = open(named, tried); handle != nullptr) return handle;

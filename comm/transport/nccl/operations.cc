@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;  // of received messages
 // Registration does not pay off for shorter messages.
-constexpr std::size_t kLeastRegisteredBytes = 65'536;
+constexpr std::size_t kMinRegisteredBytes = 65'536;
 
 ncclDataType_t type_of(Dtype dtype) {
   constexpr ncclDataType_t kTypes[] = {ncclFloat32, ncclBfloat16, ncclFloat16,
@@ -26,11 +26,11 @@ ncclResult_t queue_messages(std::span<const SendTo> sends, std::span<const Recei
     ncclResult_t result = ncclSuccess;
     for (const auto& [peer, bytes] : sends)
       if (!bytes.empty())
-        result =
-            worse(result, api().send(bytes.data(), bytes.size(), ncclUint8, peer, handle, stream));
+        result = first_error(
+            result, api().send(bytes.data(), bytes.size(), ncclUint8, peer, handle, stream));
     for (const auto& [peer, bytes] : receives) {
       if (bytes != 0)
-        result = worse(result, api().receive(into, bytes, ncclUint8, peer, handle, stream));
+        result = first_error(result, api().receive(into, bytes, ncclUint8, peer, handle, stream));
       into += align_up(bytes, kAlignment);
     }
     return result;
@@ -40,23 +40,23 @@ ncclResult_t queue_messages(std::span<const SendTo> sends, std::span<const Recei
 }  // namespace
 
 /// A bracket around an operation outside of any bracket.
-class LoneBracket {
+class ImplicitBracket {
  public:
-  LoneBracket(DeviceTransport& transport, const Operation& operation)
+  ImplicitBracket(DeviceTransport& transport, const Operation& operation)
       : transport_(transport), operation_(operation), open_(!transport.queue_->in_bracket()) {
-    transport.fabric_->check(operation.name);
+    transport.watcher_->check(operation.name);
     if (open_) transport.open(operation);
   }
   /// Also ends the bracket during unwinding. Otherwise, the bracket's deadline would expire.
-  ~LoneBracket() {
+  ~ImplicitBracket() {
     try {
       if (open_) transport_.end(operation_);
     } catch (const std::exception&) {
       // the unwinding error describes the device failure
     }
   }
-  LoneBracket(const LoneBracket&) = delete;
-  LoneBracket& operator=(const LoneBracket&) = delete;
+  ImplicitBracket(const ImplicitBracket&) = delete;
+  ImplicitBracket& operator=(const ImplicitBracket&) = delete;
 
   Handle close(Handle handle) {
     if (!open_) return handle;
@@ -91,8 +91,8 @@ std::byte* DeviceTransport::receive_memory(QueuedTransfer& transfer,
   for (const ReceiveFrom& message : receives) bytes += align_up(message.capacity, kAlignment);
   if (bytes == 0) return nullptr;
   const DeviceBlock& block = transfer.receive_into(bytes);
-  if (bytes >= kLeastRegisteredBytes && block.capture == 0)
-    communicator_->enrol(block.memory.span());
+  if (bytes >= kMinRegisteredBytes && block.capture == 0)
+    communicator_->register_buffer(block.memory.span());
   std::byte* into = block.memory.pointer();
   for (const auto& [peer, capacity] : receives) {
     if (peer != rank()) transfer.set_received(peer, {into, capacity});
@@ -105,13 +105,13 @@ std::byte* DeviceTransport::receive_memory(QueuedTransfer& transfer,
 template <typename Queueing>
 Handle DeviceTransport::launch(const Operation& operation, std::span<const ReceiveFrom> receives,
                                const Queueing& queueing) {
-  LoneBracket bracket(*this, operation);
-  auto transfer = std::make_unique<QueuedTransfer>(fabric_, queue_, operation, ranks());
+  ImplicitBracket bracket(*this, operation);
+  auto transfer = std::make_unique<QueuedTransfer>(watcher_, queue_, operation, ranks());
   std::byte* const into = receive_memory(*transfer, receives);
-  const StreamView stream = transfer->enter();
+  const StreamView stream = transfer->begin_queueing();
   call_nccl(operation,
             [&](ncclComm_t handle) { return queueing(handle, stream_of(stream), into); });
-  transfer->leave();
+  transfer->end_queueing();
   return bracket.close(Handle(std::move(transfer)));
 }
 
@@ -129,7 +129,7 @@ Handle DeviceTransport::exchange(const Operation& operation, std::span<const Sen
 }
 
 // The barrier is an all-reduce of a single byte.
-Handle DeviceTransport::meet(const Operation& operation) {
+Handle DeviceTransport::queue_barrier(const Operation& operation) {
   const ReceiveFrom word{rank(), 1};
   return launch(operation, {&word, 1}, [](ncclComm_t handle, cudaStream_t stream, std::byte* into) {
     kernels::zero_bytes(into, 1, {stream});
@@ -147,7 +147,7 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
     refuse(operation, "a message on devices needs the full capacity of " +
                           std::to_string(capacity) + " bytes, but has " +
                           std::to_string(send.size()));
-  if (capacity == 0) return meet(operation);
+  if (capacity == 0) return queue_barrier(operation);
   if (ranks() == 2 || capacity % kAlignment != 0) {
     const std::vector<ConstByteSpan> sends(static_cast<std::size_t>(ranks()), send);
     const std::vector<std::size_t> capacities(sends.size(), capacity);
@@ -163,7 +163,7 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
 
 // Parts are not joined here, because addresses differ between ranks.
 Handle DeviceTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
-                               ncclRedOp_t how) {
+                               ncclRedOp_t op) {
   check_entries(operation, parts.size(), ranks());
   std::vector<ValueSpan> sums(parts.begin(), parts.end());
   std::erase_if(sums, [](const ValueSpan& part) { return part.empty(); });
@@ -181,8 +181,8 @@ Handle DeviceTransport::reduce(const Operation& operation, std::span<const Value
     return grouped([&] {
       ncclResult_t result = ncclSuccess;
       for (const ValueSpan& part : sums)
-        result = worse(result, api().all_reduce(part.pointer(), part.pointer(), part.count(),
-                                                type_of(part.dtype()), how, handle, stream));
+        result = first_error(result, api().all_reduce(part.pointer(), part.pointer(), part.count(),
+                                                      type_of(part.dtype()), op, handle, stream));
       return result;
     });
   });

@@ -13,14 +13,14 @@ namespace {
 struct Words {
   kernels::ProgressWords progress;
   alignas(64) FrameFault frames;
-  alignas(64) kernels::ProgressWords spoiled;
-  alignas(64) std::byte nothing[16];
+  alignas(64) kernels::ProgressWords invalidated;
+  alignas(64) std::byte warm_up[16];
 };
 
 /// The ticket of a relay before its signal is queued.
-constexpr std::uint64_t kNever = ~std::uint64_t{0};
+constexpr std::uint64_t kNoTicket = ~std::uint64_t{0};
 
-constexpr auto kSpoilsWithin = std::chrono::seconds(5);
+constexpr auto kInvalidateTimeout = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -28,10 +28,10 @@ Queue::Queue(const Fault& fault) : fault_(fault), pinned_(sizeof(Words)) {
   auto* words = reinterpret_cast<Words*>(pinned_.pointer());
   words_ = &words->progress;
   frame_fault_ = &words->frames;
-  spoiled_ = &words->spoiled;
+  invalidated_ = &words->invalidated;
   // CUDA loads a kernel at the first use and may wait for the device. Load the kernel now, not
   // while an exchange hangs.
-  kernels::spoil(words->nothing, spoiling_.view());
+  kernels::spoil(words->warm_up, invalidation_stream_.view());
 }
 
 Queue::~Queue() {
@@ -67,7 +67,7 @@ void Queue::close(const Operation& operation) {
   has_ended_ = true;
 }
 
-std::optional<std::string> Queue::find_damage() const {
+std::optional<std::string> Queue::find_frame_fault() const {
   if (__atomic_load_n(&frame_fault_->kind, __ATOMIC_ACQUIRE) == FrameFault::kNone)
     return std::nullopt;
   try {
@@ -78,21 +78,21 @@ std::optional<std::string> Queue::find_damage() const {
   return std::nullopt;
 }
 
-std::optional<std::string> Queue::observe_damage() {
-  auto damage = find_damage();
-  if (!damage.has_value()) return std::nullopt;
+std::optional<std::string> Queue::observe_frame_fault() {
+  auto fault_text = find_frame_fault();
+  if (!fault_text.has_value()) return std::nullopt;
   const auto words = kernels::read_progress(*words_);
-  if (!damage_.has_value()) damage_ = words.ended;
-  if (words.ended == *damage_ && words.begun != words.ended) return std::nullopt;
-  return damage;
+  if (!ended_at_fault_.has_value()) ended_at_fault_ = words.ended;
+  if (words.ended == *ended_at_fault_ && words.begun != words.ended) return std::nullopt;
+  return fault_text;
 }
 
-void Queue::spoil() noexcept try {
-  const std::uint64_t before = kernels::read_progress(*spoiled_).signals;
-  pool_->spoil(spoiling_.view());
-  kernels::mark_signal(spoiled_, spoiling_.view());
-  const auto until = Clock::now() + kSpoilsWithin;
-  while (kernels::read_progress(*spoiled_).signals == before && Clock::now() < until)
+void Queue::invalidate() noexcept try {
+  const std::uint64_t before = kernels::read_progress(*invalidated_).signals;
+  pool_->invalidate(invalidation_stream_.view());
+  kernels::mark_signal(invalidated_, invalidation_stream_.view());
+  const auto until = Clock::now() + kInvalidateTimeout;
+  while (kernels::read_progress(*invalidated_).signals == before && Clock::now() < until)
     kernels::rest();
 } catch (const std::exception&) {
   // a failed device writes no results either
@@ -109,11 +109,11 @@ StagingBuffers& Queue::take_staging(std::size_t bytes) {
   for (const auto& staging : staging_buffers_)
     if (staging->free && staging->host.bytes() >= bytes && is_signalled(*staging)) {
       staging->free = false;
-      staging->ticket = kNever;
+      staging->ticket = kNoTicket;
       return *staging;
     }
-  staging_buffers_.push_back(std::make_unique<StagingBuffers>(
-      StagingBuffers{kernels::PinnedBuffer(bytes), Buffer(bytes, Memory::kDevice), kNever, false}));
+  staging_buffers_.push_back(std::make_unique<StagingBuffers>(StagingBuffers{
+      kernels::PinnedBuffer(bytes), Buffer(bytes, Memory::kDevice), kNoTicket, false}));
   return *staging_buffers_.back();
 }
 
@@ -129,11 +129,11 @@ bool Queue::is_signalled(const StagingBuffers& staging) const {
 std::optional<LateBracket> Queue::observe(Clock::time_point now) {
   const auto words = kernels::read_progress(*words_);
   if (words.begun == words.ended) {
-    sighting_.bracket = 0;
-  } else if (words.begun != sighting_.bracket) {
-    sighting_ = {words.begun, now};
+    observation_.bracket = 0;
+  } else if (words.begun != observation_.bracket) {
+    observation_ = {words.begun, now};
   } else if (const std::chrono::milliseconds timeout(words.timeout_ms);
-             now - sighting_.since >= timeout) {
+             now - observation_.since >= timeout) {
     return LateBracket{words.name, timeout};
   }
   return std::nullopt;

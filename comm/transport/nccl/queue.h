@@ -29,7 +29,7 @@ struct StagingBuffers {
 };
 
 /// The state of the watcher between two checks.
-struct Sighting {
+struct Observation {
   std::uint64_t bracket = 0;  ///< number of the bracket under way, or 0
   Clock::time_point since;
 };
@@ -56,19 +56,19 @@ class Queue {
   void open(const Operation& operation, std::uint32_t name);
   void close(const Operation& operation);
   /// The frame fault reported by a kernel.
-  std::optional<std::string> find_damage() const;
-  /// Like `find_damage`, but only after the end of the faulty frame's bracket, which then ends on
-  /// the other ranks, too.
-  std::optional<std::string> observe_damage();
+  std::optional<std::string> find_frame_fault() const;
+  /// Like `find_frame_fault`, but only after the end of the faulty frame's bracket, which then ends
+  /// on the other ranks, too.
+  std::optional<std::string> observe_frame_fault();
   /// Overwrites all received data. Work queued after a stopped exchange then finds invalid frames
   /// instead of frames from an earlier step. Waits for completion, with a limit. Thread-safe.
-  void spoil() noexcept;
+  void invalidate() noexcept;
 
   /// Makes later work on `later` wait for the work queued so far on `earlier`.
   void order(StreamView earlier, StreamView later) { kernels::order(earlier, later, order_event_); }
   /// Returns an event for the end of an operation.
   kernels::Event take_event();
-  void give_back(kernels::Event event) { events_.push_back(std::move(event)); }
+  void return_event(kernels::Event event) { events_.push_back(std::move(event)); }
 
   StagingBuffers& take_staging(std::size_t bytes);
   /// Queues the signal that ends the use of the relay.
@@ -87,7 +87,7 @@ class Queue {
   const Fault& fault_;
   kernels::PinnedBuffer pinned_;
   kernels::ProgressWords* words_;
-  kernels::ProgressWords* spoiled_;  // used for signals only
+  kernels::ProgressWords* invalidated_;  // used for signals only
   FrameFault* frame_fault_;
   Stream wire_;
   std::unique_ptr<DeviceBlocks> pool_ = std::make_unique<DeviceBlocks>();
@@ -98,10 +98,10 @@ class Queue {
   kernels::Event last_;  // recorded after the last bracket outside of captures
   bool has_ended_ = false;
   unsigned depth_ = 0;
-  Stream spoiling_;
-  Sighting sighting_;  // used by the watcher
+  Stream invalidation_stream_;
+  Observation observation_;  // used by the watcher
   // Number of ended brackets when the watcher first saw the fault.
-  std::optional<std::uint64_t> damage_;
+  std::optional<std::uint64_t> ended_at_fault_;
 };
 
 }  // namespace tersor::nccl

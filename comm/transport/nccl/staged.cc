@@ -20,7 +20,7 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
   const std::size_t bytes = SizedMessage::bytes(capacity);
   const auto count = static_cast<std::size_t>(ranks());
   auto transfer =
-      std::make_unique<StagedTransfer>(fabric_, queue_, operation, ranks(), count * bytes);
+      std::make_unique<StagedTransfer>(watcher_, queue_, operation, ranks(), count * bytes);
   StagingBuffers& staging = transfer->staging();
   const auto own = static_cast<std::size_t>(rank()) * bytes;
   SizedMessage::write(staging.host.span().subspan(own, bytes), send);
@@ -42,7 +42,7 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
 }
 
 void DeviceTransport::check_host(const Operation& operation) const {
-  fabric_->check(operation.name);
+  watcher_->check(operation.name);
   if (kernels::capture_of(queue_->wire()) != 0)
     throw InvalidArgumentError(
         std::string(operation.name) +
@@ -50,10 +50,11 @@ void DeviceTransport::check_host(const Operation& operation) const {
 }
 
 // Sends the id from the first member to the other members.
-ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Operation& operation) {
+ncclUniqueId DeviceTransport::broadcast_id(std::span<const int> members,
+                                           const Operation& operation) {
   ncclUniqueId id{};
   check_host(operation);
-  StagedTransfer transfer(fabric_, queue_, operation, ranks(), sizeof id);
+  StagedTransfer transfer(watcher_, queue_, operation, ranks(), sizeof id);
   StagingBuffers& staging = transfer.staging();
   const bool first = members.front() == rank();
   const StreamView wire = queue_->wire();
@@ -70,8 +71,8 @@ ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Oper
         return api().receive(device, sizeof id, ncclUint8, members.front(), handle,
                              stream_of(wire));
       for (const int member : members.subspan(1))
-        result = worse(result,
-                       api().send(device, sizeof id, ncclUint8, member, handle, stream_of(wire)));
+        result = first_error(
+            result, api().send(device, sizeof id, ncclUint8, member, handle, stream_of(wire)));
       return result;
     });
   });

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/transport/nccl/fabric.h"
 #include "comm/transport/nccl/queue.h"
+#include "comm/transport/nccl/watcher.h"
 
 namespace tersor::nccl {
 
@@ -29,14 +29,14 @@ class NcclTransfer : public Transfer {
   int source() const override;
 
  protected:
-  NcclTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+  NcclTransfer(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
                const Operation& operation, int ranks)
-      : fabric_(std::move(fabric)),
+      : watcher_(std::move(watcher)),
         queue_(std::move(queue)),
         operation_(operation),
         received_(static_cast<std::size_t>(ranks)) {}
 
-  const std::shared_ptr<Fabric> fabric_;
+  const std::shared_ptr<Watcher> watcher_;
   const std::shared_ptr<Queue> queue_;
   const Operation operation_;
 
@@ -47,18 +47,18 @@ class NcclTransfer : public Transfer {
 /// An operation on device memory, queued at creation. Waiting for the handle makes the stream wait.
 class QueuedTransfer final : public NcclTransfer {
  public:
-  QueuedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+  QueuedTransfer(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
                  const Operation& operation, int ranks)
-      : NcclTransfer(std::move(fabric), std::move(queue), operation, ranks) {}
+      : NcclTransfer(std::move(watcher), std::move(queue), operation, ranks) {}
   ~QueuedTransfer() override;
 
   /// Returns memory for received bytes, valid until the end of this handle.
   DeviceBlock& receive_into(std::size_t bytes);
 
   /// Returns the stream to queue on, ordered after the work on the operation's stream.
-  StreamView enter();
+  StreamView begin_queueing();
   /// Called after all work is queued.
-  void leave();
+  void end_queueing();
 
   bool test() override;
   void wait_synchronize() override { test(); }
@@ -66,15 +66,15 @@ class QueuedTransfer final : public NcclTransfer {
  private:
   DeviceBlock* block_ = nullptr;
   std::optional<kernels::Event> queued_;
-  bool waits_ = false;   // True if the stream does not wait for the event yet
-  bool failed_ = false;  // True if queued work may continue without a waiting handle
+  bool must_wait_ = false;  // True if the stream does not wait for the event yet
+  bool failed_ = false;     // True if queued work may continue without a waiting handle
 };
 
 /// An operation on host memory. The bytes of all ranks are sent through pinned memory and the
 /// device. The host waits.
 class StagedTransfer final : public NcclTransfer {
  public:
-  StagedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+  StagedTransfer(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
                  const Operation& operation, int ranks, std::size_t bytes);
   ~StagedTransfer() override { staging_.free = true; }
 
@@ -91,8 +91,8 @@ class StagedTransfer final : public NcclTransfer {
 
 /// A message of up to `capacity` bytes in a relay: the length, then the bytes.
 struct SizedMessage {
-  static constexpr std::size_t kHead = 16;
-  static std::size_t bytes(std::size_t capacity) { return kHead + align_up(capacity, 16); }
+  static constexpr std::size_t kHeaderBytes = 16;
+  static std::size_t bytes(std::size_t capacity) { return kHeaderBytes + align_up(capacity, 16); }
   static void write(ByteSpan memory, ConstByteSpan message);
   /// Throws TransportError if the length exceeds the memory.
   static ConstByteSpan read(ConstByteSpan memory);

@@ -12,19 +12,19 @@ std::string nccl_library() {
 
 std::unique_ptr<Transport> make_nccl_transport(ncclComm_t communicator,
                                                std::chrono::milliseconds timeout) {
-  auto fabric = std::make_shared<nccl::Fabric>();
+  auto watcher = std::make_shared<nccl::Watcher>();
   auto callers =
-      std::make_unique<nccl::Communicator>(communicator, nccl::Owner::kCaller, fabric->fault());
-  return std::make_unique<nccl::DeviceTransport>(std::move(fabric), std::move(callers), timeout);
+      std::make_unique<nccl::Communicator>(communicator, nccl::Owner::kCaller, watcher->fault());
+  return std::make_unique<nccl::DeviceTransport>(std::move(watcher), std::move(callers), timeout);
 }
 
 std::unique_ptr<Transport> make_nccl_transport(NcclCommunicator communicator,
                                                std::chrono::milliseconds timeout) {
-  auto fabric = std::make_shared<nccl::Fabric>();
+  auto watcher = std::make_shared<nccl::Watcher>();
   auto own = std::make_unique<nccl::Communicator>(communicator.handle(), nccl::Owner::kTransport,
-                                                  fabric->fault());
+                                                  watcher->fault());
   communicator.release();
-  return std::make_unique<nccl::DeviceTransport>(std::move(fabric), std::move(own), timeout);
+  return std::make_unique<nccl::DeviceTransport>(std::move(watcher), std::move(own), timeout);
 }
 
 }  // namespace tersor

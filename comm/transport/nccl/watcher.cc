@@ -1,4 +1,4 @@
-#include "comm/transport/nccl/fabric.h"
+#include "comm/transport/nccl/watcher.h"
 
 #include <algorithm>
 
@@ -10,54 +10,54 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLookEvery = 15ms;
+constexpr auto kPollInterval = 15ms;
 
 }  // namespace
 
-Fabric::~Fabric() {
+Watcher::~Watcher() {
   thread_.request_stop();
   changed_.notify_all();
 }
 
-void Fabric::watch(std::string who) {
-  who_ = std::move(who);
+void Watcher::start(std::string rank_name) {
+  rank_name_ = std::move(rank_name);
   device_ = kernels::current_device();
   const kernels::SignalsBlocked quiet;
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
-void Fabric::run(const std::stop_token& stop) {
+void Watcher::run(const std::stop_token& stop) {
   kernels::try_use_device(device_);
   while (!stop.stop_requested()) {
     observe(Clock::now());
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, stop, kLookEvery, [] { return false; });
+    changed_.wait_for(lock, stop, kPollInterval, [] { return false; });
   }
 }
 
-void Fabric::add(Communicator& communicator) {
+void Watcher::add(Communicator& communicator) {
   const std::lock_guard lock(mutex_);
   communicators_.push_back(&communicator);
 }
 
-void Fabric::remove(Communicator& communicator) {
+void Watcher::remove(Communicator& communicator) {
   Lock lock(mutex_);
   changed_.wait(lock, [this] { return !stopping_; });
   std::erase(communicators_, &communicator);
 }
 
-void Fabric::add(Queue& queue) {
+void Watcher::add(Queue& queue) {
   const std::lock_guard lock(mutex_);
   queues_.push_back(&queue);
 }
 
-void Fabric::remove(Queue& queue) {
+void Watcher::remove(Queue& queue) {
   Lock lock(mutex_);
   changed_.wait(lock, [this] { return !stopping_; });
   std::erase(queues_, &queue);
 }
 
-std::uint32_t Fabric::number_of(std::string_view name) {
+std::uint32_t Watcher::number_of(std::string_view name) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find(names_.begin(), names_.end(), name);
   const auto number = static_cast<std::uint32_t>(found - names_.begin());
@@ -65,73 +65,73 @@ std::uint32_t Fabric::number_of(std::string_view name) {
   return number;
 }
 
-void Fabric::fail(const std::string& cause, std::chrono::milliseconds later, Blame blame) {
+void Watcher::fail(const std::string& cause, std::chrono::milliseconds delay, FaultSource source) {
   Lock lock(mutex_);
-  raise(Clock::now() + later, cause, blame);
+  raise(Clock::now() + delay, cause, source);
   stop_all(Clock::now(), lock);
 }
 
-void Fabric::raise(Clock::time_point stop_at, const std::optional<std::string>& cause,
-                   Blame blame) {
-  if (cause.has_value() && fault_.raise(*cause + advice(), blame)) stop_at_ = stop_at;
+void Watcher::raise(Clock::time_point stop_at, const std::optional<std::string>& cause,
+                    FaultSource source) {
+  if (cause.has_value() && fault_.raise(*cause + revoke_hint(), source)) stop_at_ = stop_at;
 }
 
-void Fabric::observe(Clock::time_point now) {
+void Watcher::observe(Clock::time_point now) {
   Lock lock(mutex_);
-  if (!fault_.is_raised()) raise(now, find_damage(), Blame::kFrame);
+  if (!fault_.is_raised()) raise(now, find_frame_fault(), FaultSource::kFrame);
   if (!fault_.is_raised()) raise(now, find_late(now));
   if (!fault_.is_raised()) raise(now, find_error());
   stop_all(now, lock);
 }
 
 // Checks for host calls that hang in NCCL and for late brackets on the device.
-std::optional<std::string> Fabric::find_late(Clock::time_point now) {
+std::optional<std::string> Watcher::find_late(Clock::time_point now) {
   for (const Communicator* communicator : communicators_)
     if (const auto name = communicator->late_call(now))
-      return *name + " on " + who_ +
+      return *name + " on " + rank_name_ +
              ": a call of NCCL did not return in time: a rank failed, is late, or " +
              "calls another operation";
   for (Queue* queue : queues_)
     if (const auto late = queue->observe(now))
-      return names_.at(late->name) + " on " + who_ + ": not done after " +
+      return names_.at(late->name) + " on " + rank_name_ + ": not done after " +
              std::to_string(late->timeout.count()) +
              " ms on the device: a rank failed, is late, or calls another operation" +
              nccl_error_text();
   return std::nullopt;
 }
 
-std::optional<std::string> Fabric::find_damage() {
+std::optional<std::string> Watcher::find_frame_fault() {
   for (Queue* queue : queues_)
-    if (const auto damage = queue->observe_damage()) return who_ + ": " + *damage;
+    if (const auto text = queue->observe_frame_fault()) return rank_name_ + ": " + *text;
   return std::nullopt;
 }
 
-std::optional<std::string> Fabric::find_error() {
+std::optional<std::string> Watcher::find_error() {
   const std::string found = nccl_error_text();
   if (found.empty()) return std::nullopt;
-  return who_ + found;
+  return rank_name_ + found;
 }
 
-std::string Fabric::nccl_error_text() {
+std::string Watcher::nccl_error_text() {
   for (Communicator* communicator : communicators_)
-    if (const auto error = communicator->ask_error()) return ": NCCL reports " + *error;
+    if (const auto error = communicator->async_error()) return ": NCCL reports " + *error;
   return {};
 }
 
 // Runs each stop on a separate thread. NCCL stops a communicator by signaling the device and
 // waiting for the queued work, and this work may depend on another communicator.
 template <typename Kind, typename Action>
-void Fabric::on_each_at_once(const std::vector<Kind*>& all, const Action& action) const {
+void Watcher::for_each_in_parallel(const std::vector<Kind*>& all, const Action& action) const {
   std::vector<std::jthread> threads;
-  for (Kind* one : all)
-    threads.emplace_back([one, &action, device = device_] {
+  for (Kind* target : all)
+    threads.emplace_back([target, &action, device = device_] {
       kernels::try_use_device(device);  // communicators stop on a broken device, too
-      action(*one);
+      action(*target);
     });
 }
 
 // Stops without the lock, because the stop waits for the queued work.
-void Fabric::stop_all(Clock::time_point now, Lock& lock) {
+void Watcher::stop_all(Clock::time_point now, Lock& lock) {
   if (stopping_ || !stop_at_.has_value() || now < *stop_at_) return;
   std::vector<Communicator*> running;
   for (Communicator* communicator : communicators_)
@@ -140,18 +140,18 @@ void Fabric::stop_all(Clock::time_point now, Lock& lock) {
   const std::vector<Queue*> queues = queues_;
   stopping_ = true;
   lock.unlock();
-  on_each_at_once(queues, [](Queue& queue) { queue.spoil(); });
-  on_each_at_once(running, [](Communicator& communicator) { communicator.stop(); });
+  for_each_in_parallel(queues, [](Queue& queue) { queue.invalidate(); });
+  for_each_in_parallel(running, [](Communicator& communicator) { communicator.stop(); });
   lock.lock();
   stopping_ = false;
   changed_.notify_all();
 }
 
-std::string Fabric::advice() const {
-  const auto left_alone = [](const Communicator* communicator) {
+std::string Watcher::revoke_hint() const {
+  const auto cannot_be_stopped = [](const Communicator* communicator) {
     return communicator->owner() == Owner::kCaller && api().comm_revoke == nullptr;
   };
-  if (std::none_of(communicators_.begin(), communicators_.end(), left_alone)) return {};
+  if (std::none_of(communicators_.begin(), communicators_.end(), cannot_be_stopped)) return {};
   return "; abort your communicator to end its waiting calls: NCCL " + version_name(api().version) +
          " has no ncclCommRevoke (new in 2.28.9)";
 }

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::milliseconds kLookEvery{5};
+constexpr std::chrono::milliseconds kPollInterval{5};
 
 ncclUniqueId new_id() {
   ncclUniqueId id{};
@@ -39,7 +39,7 @@ ncclUniqueId read_id(const fs::path& file, Clock::time_point until) {
   while (!fs::exists(file)) {
     if (Clock::now() >= until)
       throw TransportError("rank 0 did not write " + file.string() + " in time");
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kPollInterval);
   }
   ncclUniqueId id{};
   std::ifstream stream(file, std::ios::binary);

@@ -22,22 +22,22 @@
 
 namespace tersor::nccl {
 
-class Fabric {
+class Watcher {
  public:
-  Fabric() = default;
-  ~Fabric();
+  Watcher() = default;
+  ~Watcher();
 
-  /// Starts the watcher. `who` names this rank in error texts: "rank 0 of 4".
-  void watch(std::string who);
-  const std::string& who() const { return who_; }
+  /// Starts the watcher. `rank_name` names this rank in error texts: "rank 0 of 4".
+  void start(std::string rank_name);
+  const std::string& rank_name() const { return rank_name_; }
 
   const Fault& fault() const { return fault_; }
   void check(std::string_view operation) const { fault_.check(operation); }
-  /// Records the cause, stops all communicators and waits for the end. If `later` is given, the
+  /// Records the cause, stops all communicators and waits for the end. If `delay` is given, the
   /// watcher stops the communicators after this time. Until then, operations reporting the same
   /// fault to other ranks can finish.
-  void fail(const std::string& cause, std::chrono::milliseconds later = {},
-            Blame blame = Blame::kRanks);
+  void fail(const std::string& cause, std::chrono::milliseconds delay = {},
+            FaultSource source = FaultSource::kRanks);
 
   void add(Communicator& communicator);
   void add(Queue& queue);
@@ -55,21 +55,21 @@ class Fabric {
   using Lock = std::unique_lock<std::mutex>;
 
   std::optional<std::string> find_late(Clock::time_point now);
-  std::optional<std::string> find_damage();
+  std::optional<std::string> find_frame_fault();
   std::optional<std::string> find_error();
   void raise(Clock::time_point now, const std::optional<std::string>& cause,
-             Blame blame = Blame::kRanks);
+             FaultSource source = FaultSource::kRanks);
   std::string nccl_error_text();
   void stop_all(Clock::time_point now, Lock& lock);
   template <typename Kind, typename Action>
-  void on_each_at_once(const std::vector<Kind*>& all, const Action& action) const;
-  std::string advice() const;
+  void for_each_in_parallel(const std::vector<Kind*>& all, const Action& action) const;
+  std::string revoke_hint() const;
   void run(const std::stop_token& stop);
 
   Fault fault_;
   std::mutex mutex_;  // protects the following members
   std::condition_variable_any changed_;
-  std::string who_ = "this rank";
+  std::string rank_name_ = "this rank";
   std::vector<Communicator*> communicators_;
   std::vector<Queue*> queues_;
   std::vector<std::string> names_;
