@@ -13,7 +13,7 @@ namespace tersor {
 /// A call of a collective with its input and output.
 struct Call {
   Transport& transport;
-  Kind kind;
+  CallKind kind;
   ConstValueSpan input;
   ValueSpan output;
   int root = 0;
@@ -27,19 +27,19 @@ struct Call {
 void check_call(const Call& call, const CollectiveOptions& options);
 /// Checks the memory and dtype of a span. `name` is for error texts ("the gradient").
 void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name);
-void refuse_feedback(const CollectiveOptions& options, std::string_view operation);
+void reject_feedback(const CollectiveOptions& options, std::string_view operation);
 
 /// allreduce with codec "auto". The options must have a tuner and leave the choice to the tuner.
-void allreduce_automatically(Transport& transport, ValueSpan gradient,
-                             const CollectiveOptions& options, StreamView stream);
+void allreduce_auto(Transport& transport, ValueSpan gradient, const CollectiveOptions& options,
+                    StreamView stream);
 
 /// Checks that the tuner measured for `memory`.
 void check_tuner_memory(const Tuner& tuner, Memory memory);
 
 /// Refuses codec "auto" for operations other than allreduce.
-void refuse_automatic(const CollectiveOptions& options, std::string_view operation);
+void reject_auto_codec(const CollectiveOptions& options, std::string_view operation);
 
 /// The properties a prepared collective depends on.
-Key make_key(const Call& call, const CollectiveOptions& options);
+CallKey make_key(const Call& call, const CollectiveOptions& options);
 
 }  // namespace tersor

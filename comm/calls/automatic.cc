@@ -27,9 +27,9 @@ void check_options(const CollectiveOptions& options, Memory memory) {
 }  // namespace
 
 // Waits for each call while the tuner still measures. Later calls on a device are not timed.
-void allreduce_automatically(Transport& transport, ValueSpan gradient,
-                             const CollectiveOptions& options, StreamView stream) {
-  check_span(transport, gradient, info_of(Kind::kAllreduce).input);
+void allreduce_auto(Transport& transport, ValueSpan gradient, const CollectiveOptions& options,
+                    StreamView stream) {
+  check_span(transport, gradient, info_of(CallKind::kAllreduce).input);
   check_options(options, gradient.memory());
   Tuner& tuner = *options.tuner;
   AutoChoice choice = tuner.choose(gradient.dtype(), gradient.count());
@@ -62,7 +62,7 @@ void check_tuner_memory(const Tuner& tuner, Memory memory) {
                                ": make a tuner with another memory");
 }
 
-void refuse_automatic(const CollectiveOptions& options, std::string_view operation) {
+void reject_auto_codec(const CollectiveOptions& options, std::string_view operation) {
   if (options.codec == kAutoCodec)
     throw InvalidArgumentError(
         "codec auto is for allreduce and GradientReducer only: name a codec for " +

@@ -24,7 +24,7 @@ void advance_words(const ExchangeContext& context, const CollectiveOptions& opti
   options.state->words->overflows += context.overflows;
 }
 
-void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics) {
+void fill_statistics(const PreparedCall& prepared, CollectiveStatistics& statistics) {
   statistics.algorithm = prepared.algorithm();
   statistics.chunks = prepared.chunks.size();
   statistics.overflows = prepared.context.overflows;
@@ -40,13 +40,13 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
 
 // A call under capture has not reached any rank: the call ends here, and the transport stays
 // usable.
-bool gave_up_capture(const ExchangeContext& context, Transport& transport) {
+bool cancel_captured_call(const ExchangeContext& context, Transport& transport) {
   if (!context.on_device() || kernels::capture_of(context.device.stream) == 0) return false;
   transport.end(bracket_of(context));
   return true;
 }
 
-void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
+void exchange(PreparedCall& prepared, Transport& transport, const CollectiveOptions& options) {
   const ExchangeContext& context = prepared.context;
   if (context.on_device()) transport.begin(bracket_of(context));
   try {
@@ -57,7 +57,7 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
   } catch (const TransportError&) {
     throw;
   } catch (const InvalidArgumentError& error) {
-    if (!gave_up_capture(context, transport)) transport.abort(error.what());
+    if (!cancel_captured_call(context, transport)) transport.abort(error.what());
     throw;
   } catch (const std::exception& error) {
     transport.abort(error.what());  // the others would wait for this rank
@@ -65,7 +65,7 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
   }
 }
 
-void run(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
+void run(PreparedCall& prepared, Transport& transport, const CollectiveOptions& options) {
   const auto start = Clock::now();
   const std::uint64_t sent = sent_bytes(prepared.context);
   const double wire = prepared.pipeline->wire_seconds();
@@ -96,8 +96,8 @@ void check_feedback(const Codec& codec, const CollectiveOptions& options) {
 }  // namespace
 
 struct CollectiveWorkspace::Cache {
-  KnownHierarchy hierarchy;
-  std::unique_ptr<Prepared> prepared;
+  HierarchyCache hierarchy;
+  std::unique_ptr<PreparedCall> prepared;
 };
 
 CollectiveWorkspace::CollectiveWorkspace() : cache_(std::make_unique<Cache>()) {}
@@ -107,12 +107,12 @@ CollectiveWorkspace& CollectiveWorkspace::operator=(CollectiveWorkspace&&) noexc
 
 namespace {
 
-bool is_captured(const Key& key, StreamView stream) {
+bool is_captured(const CallKey& key, StreamView stream) {
   return key.values.memory == Memory::kDevice && kernels::capture_of(stream) != 0;
 }
 
 // Preparing allocates and waits for other ranks. Both would invalidate a capture.
-void check_capture(const Key& key, StreamView stream) {
+void check_capture(const CallKey& key, StreamView stream) {
   if (is_captured(key, stream))
     throw InvalidArgumentError(
         "the stream is being captured, but no buffers are prepared for this call: pass a "
@@ -122,7 +122,7 @@ void check_capture(const Key& key, StreamView stream) {
 /// The prepared collective of a call: from the workspace, or owned by this lease.
 class Lease {
  public:
-  Lease(Transport& transport, Key key, const CollectiveOptions& options, StreamView stream) {
+  Lease(Transport& transport, CallKey key, const CollectiveOptions& options, StreamView stream) {
     CollectiveWorkspace::Cache& cache =
         options.workspace == nullptr ? own_ : options.workspace->cache();
     if (cache.prepared == nullptr || !(cache.prepared->key == key)) {
@@ -135,16 +135,16 @@ class Lease {
     bind_call(*prepared_, transport, options, stream);
   }
 
-  Prepared* operator->() { return prepared_; }
-  Prepared& operator*() { return *prepared_; }
+  PreparedCall* operator->() { return prepared_; }
+  PreparedCall& operator*() { return *prepared_; }
 
  private:
   CollectiveWorkspace::Cache own_;
-  Prepared* prepared_;
+  PreparedCall* prepared_;
 };
 
 // The whole input or output holds the shards contiguously.
-void bind_values(Prepared& prepared, const Call& call) {
+void bind_values(PreparedCall& prepared, const Call& call) {
   const bool of_input = has(call.kind, kWholeInput), of_output = has(call.kind, kWholeOutput);
   std::vector<ParameterBinding>& bindings = prepared.bindings;
   for (std::size_t i = 0; call.has_whole() && i < bindings.size(); ++i) {
@@ -156,7 +156,7 @@ void bind_values(Prepared& prepared, const Call& call) {
   ParameterBinding& own = bindings.size() == 1 ? bindings.front() : bindings[rank];
   if (!of_input) own.input = call.input;
   if (!of_output) own.output = call.output;
-  if (call.kind != Kind::kReduceScatter) return;
+  if (call.kind != CallKind::kReduceScatter) return;
   if (prepared.gathers_whole()) own.window = rank * call.output.count();
   bind_host_sums(prepared, call.output);
 }
@@ -174,56 +174,55 @@ void run_call(const Call& call, const CollectiveOptions& options, StreamView str
 
 void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options,
                StreamView stream) {
-  if (options.codec == kAutoCodec)
-    return allreduce_automatically(transport, gradient, options, stream);
-  run_call({transport, Kind::kAllreduce, gradient, gradient}, options, stream);
+  if (options.codec == kAutoCodec) return allreduce_auto(transport, gradient, options, stream);
+  run_call({transport, CallKind::kAllreduce, gradient, gradient}, options, stream);
 }
 
 void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
                     const CollectiveOptions& options, StreamView stream) {
-  run_call({transport, Kind::kReduceScatter, input, shard}, options, stream);
+  run_call({transport, CallKind::kReduceScatter, input, shard}, options, stream);
 }
 
 void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
                const CollectiveOptions& options, StreamView stream) {
-  run_call({transport, Kind::kAllgather, shard, output}, options, stream);
+  run_call({transport, CallKind::kAllgather, shard, output}, options, stream);
 }
 
 void broadcast(Transport& transport, ValueSpan values, int root, const CollectiveOptions& options,
                StreamView stream) {
-  run_call({transport, Kind::kBroadcast, values, values, root}, options, stream);
+  run_call({transport, CallKind::kBroadcast, values, values, root}, options, stream);
 }
 
 void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root,
             const CollectiveOptions& options, StreamView stream) {
   const bool is_root = transport.rank() == root;
-  run_call({transport, Kind::kReduce, input, is_root ? output : ValueSpan{}, root}, options,
+  run_call({transport, CallKind::kReduce, input, is_root ? output : ValueSpan{}, root}, options,
            stream);
 }
 
 void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int root,
             const CollectiveOptions& options, StreamView stream) {
-  run_call({transport, Kind::kGather, shard, output, root}, options, stream);
+  run_call({transport, CallKind::kGather, shard, output, root}, options, stream);
 }
 
 void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int root,
              const CollectiveOptions& options, StreamView stream) {
-  run_call({transport, Kind::kScatter, input, shard, root}, options, stream);
+  run_call({transport, CallKind::kScatter, input, shard, root}, options, stream);
 }
 
 void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
                 const Splits& splits, const CollectiveOptions& options, StreamView stream) {
-  const Call call{transport, Kind::kAllToAll, input, output};
+  const Call call{transport, CallKind::kAllToAll, input, output};
   check_call(call, options);
   Rows rows = rows_of(transport, input, output, columns, splits);
-  Key key = make_key(call, options);
+  CallKey key = make_key(call, options);
   key.values.count = columns;
   Lease lease(transport, key, options, stream);
   if (transport.ranks() == 1) return copy_values(input, output, stream);
-  if (!is_captured(key, stream)) learn_passing(*lease, transport, rows);
-  if (!are_planned(*lease, rows)) {
+  if (!is_captured(key, stream)) receive_forwarded_counts(*lease, transport, rows);
+  if (!fits_plan(*lease, rows)) {
     check_capture(key, stream);
-    plan(*lease, rows);
+    replan(*lease, rows);
   }
   bind_rows(*lease, input, output);
   run(*lease, transport, options);

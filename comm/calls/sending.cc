@@ -15,10 +15,10 @@
 namespace tersor {
 namespace {
 
-void check_between(const Transport& transport, const ConstValueSpan& values, int peer,
-                   const CollectiveOptions& options, std::string_view operation) {
-  refuse_automatic(options, operation);
-  refuse_feedback(options, operation);
+void check_point_to_point(const Transport& transport, const ConstValueSpan& values, int peer,
+                          const CollectiveOptions& options, std::string_view operation) {
+  reject_auto_codec(options, operation);
+  reject_feedback(options, operation);
   check_span(transport, values, "the values");
   if (peer < 0 || peer >= transport.ranks() || peer == transport.rank())
     throw InvalidArgumentError(std::string(operation) + " on rank " +
@@ -35,11 +35,11 @@ void check_between(const Transport& transport, const ConstValueSpan& values, int
 }  // namespace
 
 struct Sending::State {
-  State(Transport& of, std::unique_ptr<Prepared> message)
+  State(Transport& of, std::unique_ptr<PreparedCall> message)
       : transport(of), prepared(std::move(message)) {}
 
   Transport& transport;
-  std::unique_ptr<Prepared> prepared;
+  std::unique_ptr<PreparedCall> prepared;
   std::deque<ChunkTask> tasks;  ///< messages under way, in sending order
 
   /// Starts all messages, in sending order. Encoding a message overlaps with sending the previous
@@ -89,26 +89,26 @@ namespace {
 
 /// Values per message. Messages are short, because one end is idle during the first and the last
 /// message. Messages are few, because each has a fixed cost. A device sends a single message.
-std::size_t count_of_chunk(const Prepared& prepared) {
-  constexpr std::size_t kShort = std::size_t{1} << 18, kLong = std::size_t{1} << 20;
-  constexpr std::size_t kWanted = 16, kMost = 256;
+std::size_t values_per_message(const PreparedCall& prepared) {
+  constexpr std::size_t kMinCount = std::size_t{1} << 18, kMaxCount = std::size_t{1} << 20;
+  constexpr std::size_t kTargetMessages = 16, kMaxMessages = 256;
   const std::size_t count = prepared.key.values.count;
   if (prepared.context.on_device()) return count;
-  const std::size_t wanted = std::clamp(ceil_div(count, kWanted), kShort, kLong);
-  return std::max(std::min(prepared.key.chunk_count, wanted), ceil_div(count, kMost));
+  const std::size_t target = std::clamp(ceil_div(count, kTargetMessages), kMinCount, kMaxCount);
+  return std::max(std::min(prepared.key.chunk_count, target), ceil_div(count, kMaxMessages));
 }
 
 /// Prepares the message of the only parameter.
-std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValueSpan& values,
-                                          int from, int to, const CollectiveOptions& options) {
-  KnownHierarchy none;
-  auto prepared =
-      prepare(transport, make_key({transport, Kind::kSend, values, {}}, options), options, none);
+std::unique_ptr<PreparedCall> prepare_message(Transport& transport, const ConstValueSpan& values,
+                                              int from, int to, const CollectiveOptions& options) {
+  HierarchyCache none;
+  auto prepared = prepare(transport, make_key({transport, CallKind::kSend, values, {}}, options),
+                          options, none);
   if (to == transport.rank()) prepared->context.call.name = "receive";
-  const Group all = everybody(transport.rank(), transport.ranks());
+  const Group all = full_group(transport.rank(), transport.ranks());
   prepared->chunks =
       Planner(prepared->context)
-          .cut_by(send_to(all, from, to), Exchange::kGather, count_of_chunk(*prepared));
+          .cut_by(send_to(all, from, to), Exchange::kGather, values_per_message(*prepared));
   return prepared;
 }
 
@@ -138,13 +138,12 @@ bool Sending::test() {
 }
 
 void Sending::wait() {
-  while (!test())
-    state_->guard([&] { state_->transport.wait_activity(Clock::now() + kLongestWait); });
+  while (!test()) state_->guard([&] { state_->transport.wait_activity(Clock::now() + kMaxWait); });
 }
 
 Sending send(Transport& transport, ConstValueSpan values, int peer,
              const CollectiveOptions& options, StreamView stream) {
-  check_between(transport, values, peer, options, "send");
+  check_point_to_point(transport, values, peer, options, "send");
   Sending sending(std::make_unique<Sending::State>(
       transport, prepare_message(transport, values, transport.rank(), peer, options)));
   sending.state_->prepared->bindings.front().input = values;
@@ -154,7 +153,7 @@ Sending send(Transport& transport, ConstValueSpan values, int peer,
 
 Sending receive(Transport& transport, ValueSpan values, int peer, const CollectiveOptions& options,
                 StreamView stream) {
-  check_between(transport, values, peer, options, "receive");
+  check_point_to_point(transport, values, peer, options, "receive");
   Sending receiving(std::make_unique<Sending::State>(
       transport, prepare_message(transport, values, peer, transport.rank(), options)));
   receiving.state_->prepared->bindings.front().output = values;

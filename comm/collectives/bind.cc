@@ -5,7 +5,7 @@
 namespace tersor {
 namespace {
 
-void bind_device(Prepared& prepared, Transport& transport, StreamView stream) {
+void bind_device(PreparedCall& prepared, Transport& transport, StreamView stream) {
   ExchangeContext& context = prepared.context;
   context.device.stream = stream;
   context.device.fault = transport.fault();
@@ -17,7 +17,7 @@ void bind_device(Prepared& prepared, Transport& transport, StreamView stream) {
 
 SegmentState both_in(const ValueSpan& residual) { return {residual, residual}; }
 
-void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_t count,
+void check_state(const PreparedCall& prepared, const ValueSpan& residual, std::size_t count,
                  std::string_view which) {
   if (count != 0 && !residual.empty() && residual.memory() != prepared.key.values.memory)
     throw InvalidArgumentError(
@@ -29,20 +29,20 @@ void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_
                              std::to_string(count));
 }
 
-int params_of(const Prepared& prepared) { return static_cast<int>(prepared.params.size()); }
+int params_of(const PreparedCall& prepared) { return static_cast<int>(prepared.params.size()); }
 
 /// True if this rank encodes a parameter. A rank encodes its own parameter and all added
 /// parameters. The owners of parameters encoded in a hierarchical call have this rank's local rank.
-bool encodes(const Prepared& prepared, int param) {
+bool encodes(const PreparedCall& prepared, int param) {
   const int rank = prepared.context.ranks.rank;
-  if (!prepared.is(kAdds)) return param == rank;
-  if (!prepared.by_hosts) return true;
+  if (!prepared.is(kReduces)) return param == rank;
+  if (!prepared.hierarchical) return true;
   const HostGroups& groups = prepared.hierarchy->groups();
   return groups.local_rank(param) == groups.local_rank(rank);
 }
 
 /// Binds the state of a collective with a single parameter of all values.
-void bind_only_state(Prepared& prepared, const CollectiveOptions& options) {
+void bind_only_state(PreparedCall& prepared, const CollectiveOptions& options) {
   const ExchangeParameter& param = prepared.params.front();
   ParameterFeedback& feedback = prepared.feedback.front();
   const StateRanges ranges =
@@ -59,11 +59,11 @@ void bind_only_state(Prepared& prepared, const CollectiveOptions& options) {
 }
 
 /// Binds the state of a collective with shards as parameters.
-void bind_states(Prepared& prepared, const CollectiveOptions& options) {
+void bind_states(PreparedCall& prepared, const CollectiveOptions& options) {
   std::size_t encoded = 0;
   for (int param = 0; param < params_of(prepared); ++param)
     if (encodes(prepared, param)) encoded += prepared.params[static_cast<std::size_t>(param)].count;
-  const bool adds_first = prepared.by_hosts && prepared.is(kAdds);
+  const bool adds_first = prepared.hierarchical && prepared.is(kReduces);
   const CollectiveState& state = *options.state;
   check_state(prepared, state.residual, encoded,
               adds_first ? "residual (see scattered_count)" : "residual");
@@ -79,7 +79,7 @@ void bind_states(Prepared& prepared, const CollectiveOptions& options) {
 
 }  // namespace
 
-void check_taken(const Transport& transport, Memory memory, std::string_view what) {
+void check_memory_supported(const Transport& transport, Memory memory, std::string_view what) {
   const TransportTraits traits = transport.traits();
   if (memory == Memory::kHost ? traits.host : traits.device) return;
   throw InvalidArgumentError(std::string(what) + " is " + std::string(memory_text(memory)) +
@@ -91,15 +91,15 @@ std::string_view memory_text(Memory memory) {
   return memory == Memory::kHost ? "on the host" : "on a device";
 }
 
-void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options,
+void bind_call(PreparedCall& prepared, Transport& transport, const CollectiveOptions& options,
                StreamView stream) {
   ExchangeContext& context = prepared.context;
   context.transport = &transport;
-  context.adder = adder_of(context);
+  context.sum_transport = sum_transport_of(context);
   context.call.seed = options.seed;
   context.call.step = options.step;
   context.call.words = options.state == nullptr ? nullptr : options.state->words;
-  context.call.reduction = prepared.is(kAdds) ? options.reduction : Reduction::kSum;
+  context.call.reduction = prepared.is(kReduces) ? options.reduction : Reduction::kSum;
   context.call.checksum = options.checksum;
   context.call.timeout = options.timeout;
   context.threads = options.threads;
@@ -108,14 +108,14 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   if (context.on_device()) bind_device(prepared, transport, stream);
 }
 
-void bind_state(Prepared& prepared, const CollectiveOptions& options) {
+void bind_state(PreparedCall& prepared, const CollectiveOptions& options) {
   if (options.state == nullptr || !prepared.codec->has_feedback()) return;
   prepared.is(kOneParam) ? bind_only_state(prepared, options) : bind_states(prepared, options);
 }
 
 // The sum of this rank's own shard goes to the output.
-void bind_host_sums(Prepared& prepared, const ValueSpan& shard) {
-  if (!prepared.by_hosts) return;
+void bind_host_sums(PreparedCall& prepared, const ValueSpan& shard) {
+  if (!prepared.hierarchical) return;
   const HostGroups& groups = prepared.hierarchy->groups();
   const int rank = prepared.context.ranks.rank;
   std::size_t offset = 0;

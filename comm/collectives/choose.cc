@@ -33,13 +33,13 @@ Plan plan_of(const ChoiceRequest& request) {
                               .contributions = static_cast<std::size_t>(request.ranks)});
 }
 
-[[noreturn]] void throw_unfit(const Codec& codec, const Plan& plan, Algorithm wanted) {
-  std::string fitting;
+[[noreturn]] void throw_unsupported(const Codec& codec, const Plan& plan, Algorithm requested) {
+  std::string supported;
   for (std::size_t i = 1; i < std::size(kAlgorithms); ++i)  // all but auto
     if (allows(plan, static_cast<Algorithm>(i)))
-      fitting += (fitting.empty() ? "" : ", ") + std::string(kAlgorithms[i]);
+      supported += (supported.empty() ? "" : ", ") + std::string(kAlgorithms[i]);
   throw InvalidArgumentError("codec " + codec.spec().text() + " does not support algorithm " +
-                             std::string(algorithm_name(wanted)) + ": choose " + fitting);
+                             std::string(algorithm_name(requested)) + ": choose " + supported);
 }
 
 // Raw values wider than frames are used only on request.
@@ -48,8 +48,8 @@ bool prefers_native(const Plan& plan) {
 }
 
 Algorithm automatic(const Plan& plan, const ChoiceRequest& request) {
-  const bool sums_f32 =
-      request.alone && prefers_native(plan) && plan.rounds.back().native_dtype == Dtype::kF32;
+  const bool sums_f32 = request.single_gradient && prefers_native(plan) &&
+                        plan.rounds.back().native_dtype == Dtype::kF32;
   const bool small = plan.frame_bytes <= kOneShotBytes && !sums_f32;
   if (small && allows(plan, Algorithm::kOneShot)) return Algorithm::kOneShot;
   if (prefers_native(plan)) return Algorithm::kNative;
@@ -89,10 +89,10 @@ Algorithm parse_algorithm(std::string_view name) {
 
 Algorithm choose_algorithm(const ChoiceRequest& request) {
   const Plan plan = plan_of(request);
-  if (request.wanted == Algorithm::kAuto || request.wanted == Algorithm::kHierarchical)
+  if (request.requested == Algorithm::kAuto || request.requested == Algorithm::kHierarchical)
     return automatic(plan, request);
-  if (!allows(plan, request.wanted)) throw_unfit(*request.codec, plan, request.wanted);
-  return request.wanted;
+  if (!allows(plan, request.requested)) throw_unsupported(*request.codec, plan, request.requested);
+  return request.requested;
 }
 
 std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks,
@@ -105,20 +105,20 @@ std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks,
   return exchanges;
 }
 
-Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view operation) {
-  if (!can_go(codec, dtype, Algorithm::kOneShot) && !can_go(codec, dtype, Algorithm::kTwoShot))
+Algorithm choose_reduce_scatter(const Codec& codec, Dtype dtype, std::string_view operation) {
+  if (!supports(codec, dtype, Algorithm::kOneShot) && !supports(codec, dtype, Algorithm::kTwoShot))
     throw InvalidArgumentError("codec " + codec.spec().text() +
                                " supports only allreduce: choose another codec for " +
                                std::string(operation));
   return codec.traits().sent_divisible ? Algorithm::kTwoShot : Algorithm::kOneShot;
 }
 
-Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::string_view who) {
+Plan plan_local(const Codec& codec, std::span<const Segment> segments, std::string_view caller) {
   Plan plan;
   if (!codec.traits().needs_shape) plan = codec.plan({.segments = segments});
   if (plan.rounds.size() != 1 || !allows(plan, Algorithm::kOneShot))
     throw InvalidArgumentError(
-        std::string(who) + ": codec \"" + codec.spec().text() +
+        std::string(caller) + ": codec \"" + codec.spec().text() +
         "\" needs an exchange of all ranks: choose a codec whose frames one rank "
         "encodes alone, e.g. int8");
   return plan;
@@ -129,7 +129,7 @@ bool adds_in_place(const Codec& codec, Dtype dtype) {
   return codec.traits().lossless && plan.rounds.back().native_dtype == dtype;
 }
 
-bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm) {
+bool supports(const Codec& codec, Dtype dtype, Algorithm algorithm) {
   return allows(plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .any_shape = true}),
                 algorithm);
 }

@@ -35,9 +35,9 @@ struct ChoiceRequest {
   Dtype dtype = Dtype::kF32;
   std::size_t count = 0;
   int ranks = 1;
-  Algorithm wanted = Algorithm::kAuto;
-  bool alone = false;      ///< True for a single gradient: the order of small sums is free
-  bool any_shape = false;  ///< True if the gradient's shape suits the codec
+  Algorithm requested = Algorithm::kAuto;
+  bool single_gradient = false;  ///< True for a single gradient: the order of small sums is free
+  bool any_shape = false;        ///< True if the gradient's shape suits the codec
 };
 
 /// The exchange of each round of a codec. The last round uses `algorithm` (neither kAuto nor
@@ -47,18 +47,18 @@ std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks, A
 /// The algorithm of a reduce-scatter: kTwoShot (first half only), or kOneShot for an indivisible
 /// codec: each rank gathers everything and keeps its shard. Throws InvalidArgumentError for a codec
 /// with raw values only; `operation` is for the error text.
-Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view operation);
+Algorithm choose_reduce_scatter(const Codec& codec, Dtype dtype, std::string_view operation);
 
 /// True if the codec supports the algorithm in an allreduce.
-bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);
+bool supports(const Codec& codec, Dtype dtype, Algorithm algorithm);
 
 /// True if the native algorithm adds the gradient's own values in place.
 bool adds_in_place(const Codec& codec, Dtype dtype);
 
 /// Plans a codec for self-contained frames: a rank can encode, and others decode, without a
-/// collective of all ranks. Throws InvalidArgumentError (text starting with `who`) for a codec with
-/// a joint exchange of all ranks.
-Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::string_view who);
+/// collective of all ranks. Throws InvalidArgumentError (text starting with `caller`) for a codec
+/// with a joint exchange of all ranks.
+Plan plan_local(const Codec& codec, std::span<const Segment> segments, std::string_view caller);
 
 /// Chooses native if values can be added during transfer (small f32 inputs only for a single
 /// gradient). Chooses one-shot for codecs without reduce, for two ranks (same bytes, one

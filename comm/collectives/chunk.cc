@@ -25,16 +25,16 @@ std::size_t memory_of(const Shard& shard) {
   return std::size_t{1} + shard.frames.front().pieces.front().param;
 }
 
-bool lends(Transport& transport, const ChunkPlan& plan, std::size_t bytes) {
+bool provides_block(Transport& transport, const ChunkPlan& plan, std::size_t bytes) {
   return plan.memory == Memory::kHost && transport.block(bytes);
 }
 
 }  // namespace
 
 void ChunkTask::prepare(Transport& transport, const ChunkPlan& plan) {
-  for (std::size_t i = 0; i < made_.size(); ++i)
-    if (!lends(transport, plan, plan.made_bytes[i]))
-      grow(made_[i], plan.made_bytes[i], plan.memory);
+  for (std::size_t i = 0; i < buffers_.size(); ++i)
+    if (!provides_block(transport, plan, plan.buffer_bytes[i]))
+      grow(buffers_[i], plan.buffer_bytes[i], plan.memory);
   grow(workspace_, plan.workspace_bytes, plan.memory);
   grow(round_state_, plan.round_state_bytes, plan.memory);
 }
@@ -52,7 +52,7 @@ void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint
 // After an error, the network may still read the host memory of the step.
 void ChunkTask::drop() {
   if (on_wire() && plan_->memory == Memory::kHost)
-    for (auto& buffer : made_) buffer = std::make_shared<Buffer>();
+    for (auto& buffer : buffers_) buffer = std::make_shared<Buffer>();
   handle_ = {};
   retained_ = {};
   blocks_ = {};
@@ -60,10 +60,10 @@ void ChunkTask::drop() {
 }
 
 Transport& ChunkTask::transport() const {
-  return on_wire() && step().is_native() ? *context_->adder : *context_->transport;
+  return on_wire() && step().is_native() ? *context_->sum_transport : *context_->transport;
 }
 
-std::size_t ChunkTask::next_busy(std::size_t step) const {
+std::size_t ChunkTask::next_step(std::size_t step) const {
   while (step < plan_->schedule->size() && (*plan_->schedule)[step].idle()) ++step;
   return step;
 }
@@ -73,7 +73,7 @@ void ChunkTask::advance() {
     finish_step();
     ++step_;
   }
-  step_ = next_busy(step_);
+  step_ = next_step(step_);
   if (step_ == plan_->schedule->size()) return drop();
   begin_step();
 }
@@ -97,13 +97,13 @@ Operation ChunkTask::operation() const {
           .signature = plan_->signature == 0 ? context_->signature : plan_->signature,
           .agreement = context_->call.agreement,
           .tag = tag_ + step,
-          .takes_all = tag_ != kUnorderedTag && !plan_->followed,
+          .takes_all = tag_ != kUnorderedTag && !plan_->has_successor,
           .timeout = context_->call.timeout,
           .memory = context_->memory,
           .stream = context_->device.stream,
           .in_order = context_->device.in_order,
           .whole_bytes = context_->call.whole_bytes,
-          .keep_alive = made_[step_ % 2],
+          .keep_alive = buffers_[step_ % 2],
           .block = this->step().is_native() ? nullptr : &blocks_[step_ % 2]};
 }
 
@@ -118,20 +118,20 @@ ValueSpan ChunkTask::raw_space(const Shard& shard, std::size_t offset) const {
 }
 
 // Receivers of the messages from two steps ago may still read a block, but not a buffer.
-void ChunkTask::take_space() {
+void ChunkTask::acquire_space() {
   Block& block = blocks_[step_ % 2];
   block = {};
   if (plan_->memory == Memory::kHost)
-    block = context_->transport->block(plan_->made_bytes[step_ % 2]);
+    block = context_->transport->block(plan_->buffer_bytes[step_ % 2]);
 }
 
 ByteSpan ChunkTask::space() const {
   const Block& block = blocks_[step_ % 2];
-  return block ? block.writable() : made_[step_ % 2]->span();
+  return block ? block.writable() : buffers_[step_ % 2]->span();
 }
 
 void ChunkTask::begin_step() {
-  take_space();
+  acquire_space();
   messages_.set_step(step());
   if (step().is_native()) return begin_native();
   make_messages();
@@ -146,44 +146,44 @@ void ChunkTask::begin_native() {
   for (std::size_t i = 0; i < step().shard_count; ++i) {
     const Shard& shard = this->shard(step().first_shard + i);
     parts_.push_back(raw_space(shard, offset));
-    offset += made_bytes(shard, step());
+    offset += buffer_bytes(shard, step());
   }
   messages_.encode_native(std::span(plan_->shards).subspan(step().first_shard, step().shard_count),
                           parts_);
   Operation operation = this->operation();
   if (is_in_place()) operation.keep_alive = {};  // the caller owns the gradient
-  Transport& transport = *context_->adder;
-  const bool joins = !transport.traits().deterministic;  // the order of addition is open
-  if (joins) join_parts();
-  const std::vector<ValueSpan>& parts = joins ? joined_parts_ : parts_;
+  Transport& transport = *context_->sum_transport;
+  const bool merges = !transport.traits().deterministic;  // the order of addition is open
+  if (merges) merge_parts();
+  const std::vector<ValueSpan>& parts = merges ? merged_parts_ : parts_;
   handle_ = step().native == Native::kSum ? transport.sum(operation, parts)
                                           : transport.maximum(operation, parts);
 }
 
 // Joins parts only within a gradient or within the buffer, where all ranks have the same layout.
 // The memories themselves lie in another order on each rank.
-void ChunkTask::join_parts() {
+void ChunkTask::merge_parts() {
   const auto memory = [&](std::size_t part) { return memory_of(shard(step().first_shard + part)); };
   part_order_.resize(parts_.size());
   std::iota(part_order_.begin(), part_order_.end(), std::size_t{0});
   std::ranges::sort(part_order_, {}, [&](std::size_t part) {
     return std::pair(memory(part), parts_[part].pointer());
   });
-  joined_parts_.clear();
+  merged_parts_.clear();
   std::size_t last_memory = 0;
   for (const std::size_t index : part_order_) {
     const ValueSpan& part = parts_[index];
     if (part.empty()) continue;
-    const ValueSpan* last = joined_parts_.empty() ? nullptr : &joined_parts_.back();
+    const ValueSpan* last = merged_parts_.empty() ? nullptr : &merged_parts_.back();
     if (last != nullptr && memory(index) == last_memory &&
         last->pointer() + last->bytes() == part.pointer())
-      joined_parts_.back() =
+      merged_parts_.back() =
           ValueSpan(last->pointer(), last->count() + part.count(), part.dtype(), part.memory());
     else
-      joined_parts_.push_back(part);
+      merged_parts_.push_back(part);
     last_memory = memory(index);
   }
-  joined_parts_.resize(parts_.size());
+  merged_parts_.resize(parts_.size());
 }
 
 /// True if some raw values of the step are sent from the caller's memory.
@@ -209,8 +209,8 @@ std::span<const Received> ChunkTask::received(std::size_t shard) const {
 
 std::size_t ChunkTask::make_message(std::size_t shard, ByteSpan space) {
   const int peers = peers_[shard - step().first_shard];
-  if (step().make == Make::kEncode) return messages_.encode(this->shard(shard), space, peers);
-  if (step().make == Make::kReduce)
+  if (step().on_send == OnSend::kEncode) return messages_.encode(this->shard(shard), space, peers);
+  if (step().on_send == OnSend::kReduce)
     return messages_.reduce(this->shard(shard), received(shard), step().stage, space, peers);
   return messages_.forward(this->shard(shard), received(shard).front(), space, peers);
 }
@@ -237,7 +237,7 @@ ConstByteSpan ChunkTask::own_message(const StepMessage& message) const {
 std::size_t ChunkTask::capacity(const StepMessage& message) const {
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < message.shards; ++i)
-    bytes += message_bytes(shard(message.shard + i * message.apart), step());
+    bytes += message_bytes(shard(message.shard + i * message.stride), step());
   return bytes;
 }
 
@@ -270,12 +270,12 @@ void ChunkTask::start_messages() {
 
 void ChunkTask::finish_step() {
   if (step().is_native()) {
-    take_native();
+    decode_native_values();
   } else {
     collect();
-    if (step().take != Take::kRetain) decode_received();
+    if (step().on_receive != OnReceive::kRetain) decode_received();
   }
-  if (step().take == Take::kRetain) retained_ = std::move(handle_);
+  if (step().on_receive == OnReceive::kRetain) retained_ = std::move(handle_);
   handle_ = {};
 }
 
@@ -285,9 +285,9 @@ void ChunkTask::collect() {
     const bool own = message.peer == context_->ranks.rank;  // the last of the sent messages
     ConstByteSpan rest = own ? own_message(step().sends.back()) : handle_.received(message.peer);
     for (std::size_t left = message.shards, i = message.shard; left > 0;
-         --left, i += message.apart) {
-      const Received received{i, shard(i).maker.value_or(message.peer), rest};
-      received_.push_back(left == 1 ? received : messages_.first_of(shard(i), received));
+         --left, i += message.stride) {
+      const Received received{i, shard(i).source_rank.value_or(message.peer), rest};
+      received_.push_back(left == 1 ? received : messages_.first_message(shard(i), received));
       rest = rest.subspan(received_.back().bytes.size());
     }
   }
@@ -298,18 +298,18 @@ void ChunkTask::decode_received() {
   for (const Received& received : received_)
     messages_.check_splits(shard(received.shard), received);
   for (std::size_t first = 0, last = 0; first < received_.size(); first = last) {
-    const std::size_t of = received_[first].shard;
-    while (last < received_.size() && received_[last].shard == of) ++last;
-    messages_.decode(shard(of), std::span(received_).subspan(first, last - first), step().stage,
-                     step().take);
+    const std::size_t shard_index = received_[first].shard;
+    while (last < received_.size() && received_[last].shard == shard_index) ++last;
+    messages_.decode(shard(shard_index), std::span(received_).subspan(first, last - first),
+                     step().stage, step().on_receive);
   }
 }
 
-void ChunkTask::take_native() {
+void ChunkTask::decode_native_values() {
   for (std::size_t i = 0; i < step().shard_count; ++i) {
     const Shard& shard = this->shard(step().first_shard + i);
     if (!shard.frames.empty() && !shard.frames.front().in_place())
-      messages_.decode_native(shard, parts_[i], step().take);
+      messages_.decode_native(shard, parts_[i], step().on_receive);
   }
 }
 

@@ -2,7 +2,7 @@
 // messages.
 #pragma once
 
-#include "comm/collectives/messages.h"
+#include "comm/collectives/message_codec.h"
 
 #include <tersor/buffer.h>
 #include <tersor/network.h>
@@ -28,9 +28,9 @@ class ChunkTask {
   /// True while messages of the chunk are under way.
   bool on_wire() const { return handle_.valid(); }
   bool done() const { return plan_ == nullptr; }
-  bool followed() const { return plan_->followed; }
+  bool has_successor() const { return plan_->has_successor; }
   /// True if only decoding remains: sends of other chunks go first.
-  bool only_decodes() const { return on_wire() && next_busy(step_ + 1) == plan_->schedule->size(); }
+  bool only_decodes() const { return on_wire() && next_step(step_ + 1) == plan_->schedule->size(); }
   /// The transport of the operation under way.
   Transport& transport() const;
 
@@ -47,20 +47,20 @@ class ChunkTask {
 
  private:
   const Step& step() const { return (*plan_->schedule)[step_]; }
-  std::size_t next_busy(std::size_t step) const;
+  std::size_t next_step(std::size_t step) const;
 
   void begin_step();
   void begin_native();
-  void join_parts();
+  void merge_parts();
   void make_messages();
   void start_messages();
   void finish_step();
   void collect();
   void decode_received();
-  void take_native();
+  void decode_native_values();
 
   const Shard& shard(std::size_t index) const { return plan_->shards[index]; }
-  void take_space();
+  void acquire_space();
   ByteSpan space() const;
   std::span<const Received> received(std::size_t shard) const;
   std::size_t make_message(std::size_t shard, ByteSpan space);
@@ -73,7 +73,7 @@ class ChunkTask {
   Operation operation() const;
 
   ExchangeContext* context_ = nullptr;
-  Messages messages_;
+  MessageCodec messages_;
   const ChunkPlan* plan_ = nullptr;
   std::uint32_t tag_ = 0;
   std::size_t step_ = 0;  ///< current or next step
@@ -81,8 +81,8 @@ class ChunkTask {
   Handle handle_;
   Handle retained_;  ///< of the messages reduced by the next step
   /// The results of even and odd steps: messages or raw values.
-  std::array<std::shared_ptr<Buffer>, 2> made_ = {std::make_shared<Buffer>(),
-                                                  std::make_shared<Buffer>()};
+  std::array<std::shared_ptr<Buffer>, 2> buffers_ = {std::make_shared<Buffer>(),
+                                                     std::make_shared<Buffer>()};
   std::array<Block, 2> blocks_;  ///< used instead, if the transport has blocks
   Buffer workspace_, round_state_;
   std::vector<ConstByteSpan> own_;  ///< messages of the step's shards
@@ -92,7 +92,7 @@ class ChunkTask {
   std::vector<ReceiveFrom> receives_;
   std::vector<ValueSpan> parts_;
   std::vector<std::size_t> part_order_;  ///< by memory, then by address
-  std::vector<ValueSpan> joined_parts_;
+  std::vector<ValueSpan> merged_parts_;
 };
 
 }  // namespace tersor

@@ -33,7 +33,7 @@ struct ExchangeCall {
   std::uint64_t seed = 0;
   std::uint32_t step = 0;                 ///< used without `words`
   const StateWords* words = nullptr;      ///< null: stateless
-  Reduction reduction = Reduction::kSum;  ///< a mean is divided during addition (Shard::shares)
+  Reduction reduction = Reduction::kSum;  ///< a mean is divided during addition (Shard::divisors)
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   std::size_t whole_bytes = 0;  ///< of native sums whose order is left to the transport
@@ -51,7 +51,7 @@ struct DeviceWork {
 /// All properties fixed during an exchange, and the counters.
 struct ExchangeContext : ExchangeShape {
   Transport* transport = nullptr;
-  Transport* adder = nullptr;  ///< sums raw values: the transport or a split of it
+  Transport* sum_transport = nullptr;  ///< sums raw values: the transport or a split of it
   // One entry per parameter:
   std::span<const ParameterBinding> bindings;
   std::span<const ParameterFeedback> feedback;
@@ -98,8 +98,8 @@ inline double seconds_since(Clock::time_point start) {
 }
 
 /// The chunk length from the call's options, by default from the transport.
-inline std::size_t chunk_count_of(const Transport& transport, std::size_t wanted) {
-  return wanted != 0 ? wanted : transport.traits().chunk_count;
+inline std::size_t chunk_count_of(const Transport& transport, std::size_t requested) {
+  return requested != 0 ? requested : transport.traits().chunk_count;
 }
 
 }  // namespace tersor

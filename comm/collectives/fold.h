@@ -20,20 +20,20 @@ struct RankResiduals {
 
 /// The values of a parameter from `first`. Each is expressed in multiples of `unit` of the
 /// undivided sum of a mean.
-struct FoldInto {
+struct FoldTarget {
   std::span<float> values;
   std::size_t first = 0;
   float unit = 1;
 };
 
 /// Adds the owner's residual of a rank.
-void fold_owner(std::span<const float> owner, const ParameterFeedback& feedback, const Owed& owed,
-                const FoldInto& into);
+void fold_owner(std::span<const float> owner, const ParameterFeedback& feedback,
+                const ResidualScales& scales, const FoldTarget& target);
 
 /// The folded residual of a parameter of `count` values, without padding, in units of the undivided
 /// sum of a mean. The sum over ranks is the residual of all ranks.
 std::vector<float> folded(const RankResiduals& own, const ParameterFeedback& feedback,
-                          const Owed& owed, std::size_t count);
+                          const ResidualScales& scales, std::size_t count);
 
 /// The `count` values of a whole residual stored by a rank as a sender; 0 in the padding.
 std::vector<float> residual_part(std::span<const float> whole, const ParameterFeedback& feedback,

@@ -10,8 +10,8 @@
 namespace tersor {
 namespace {
 
-constexpr int kMostDigit = 32;         // messages of a rank in a dimension
-constexpr double kLeastOwners = 0.9;   // of all ranks
+constexpr int kMaxDigit = 32;          // messages of a rank in a dimension
+constexpr double kMinOwners = 0.9;     // of all ranks
 constexpr int kChunkInMessages = 512;  // messages per chunk time, at 6 Gbit/s and 3 us per message
 
 double product(std::span<const int> digits) {
@@ -20,19 +20,18 @@ double product(std::span<const int> digits) {
 
 bool fits(std::span<const int> digits, int group_size) {
   const double owners = product(digits);
-  return owners <= group_size && owners >= kLeastOwners * group_size;
+  return owners <= group_size && owners >= kMinOwners * group_size;
 }
 
 void check_digits(std::span<const int> digits, int group_size) {
   const std::string grid = "dims are " + text_of(digits);
-  if (digits.empty() || digits.size() > OwnedRanges::kMostStages)
+  if (digits.empty() || digits.size() > OwnedRanges::kMaxStages)
     throw InvalidArgumentError("dims has " + std::to_string(digits.size()) +
-                               " dimensions: give 1 to " +
-                               std::to_string(OwnedRanges::kMostStages));
-  const int least = digits.size() == 1 ? 1 : 2;
+                               " dimensions: give 1 to " + std::to_string(OwnedRanges::kMaxStages));
+  const int min_digit = digits.size() == 1 ? 1 : 2;
   for (const int digit : digits)
-    if (digit < least || digit > group_size)
-      throw InvalidArgumentError(grid + ": give dimensions from " + std::to_string(least) +
+    if (digit < min_digit || digit > group_size)
+      throw InvalidArgumentError(grid + ": give dimensions from " + std::to_string(min_digit) +
                                  " to the number of ranks, " + std::to_string(group_size) +
                                  ", not " + std::to_string(digit));
   if (fits(digits, group_size)) return;
@@ -43,21 +42,21 @@ void check_digits(std::span<const int> digits, int group_size) {
 
 /// The number of a rank's messages, plus the cost of sending results to group members without a
 /// shard. Each of these members receives 1 / width of a chunk from an owner.
-double effort(std::span<const int> digits, int group_size) {
+double cost(std::span<const int> digits, int group_size) {
   const double width = std::ranges::max(digits), groups = product(digits) / width;
   const double extras = std::ceil((group_size - product(digits)) / groups);
   return std::accumulate(digits.begin(), digits.end(), 0.0) + kChunkInMessages * extras / width;
 }
 
 /// The digits with the least effort, descending. Empty if none fit.
-std::vector<int> even_digits(int group_size, int dimensions, int most_digit) {
-  if (dimensions == 1) return {std::min(group_size, most_digit)};
+std::vector<int> balanced_digits(int group_size, int dimensions, int max_digit) {
+  if (dimensions == 1) return {std::min(group_size, max_digit)};
   std::vector<int> best;
-  for (int width = 2; width <= std::min(group_size / 2, most_digit); ++width) {
-    std::vector<int> digits = even_digits(group_size / width, dimensions - 1, most_digit);
+  for (int width = 2; width <= std::min(group_size / 2, max_digit); ++width) {
+    std::vector<int> digits = balanced_digits(group_size / width, dimensions - 1, max_digit);
     digits.push_back(width);
     if (fits(digits, group_size) &&
-        (best.empty() || effort(digits, group_size) < effort(best, group_size)))
+        (best.empty() || cost(digits, group_size) < cost(best, group_size)))
       best = std::move(digits);
   }
   std::ranges::sort(best, std::greater<>());
@@ -94,7 +93,7 @@ Grid Grid::owned_by_first(int owners, int group_size) {
 Grid Grid::of(std::span<const int> digits, int group_size, double error_growth) {
   if (digits.empty()) return standard(group_size, error_growth);
   Grid grid(digits, group_size);
-  if (grid.dimensions() <= most_dimensions(error_growth)) return grid;
+  if (grid.dimensions() <= max_dimensions(error_growth)) return grid;
   throw InvalidArgumentError(
       "dims are " + text_of(digits) + ", with " + std::to_string(1 + grid.dimensions()) +
       " quantisations instead of the 2 of one dimension: give fewer dimensions, "
@@ -103,27 +102,27 @@ Grid Grid::of(std::span<const int> digits, int group_size, double error_growth) 
 }
 
 Grid Grid::standard(int group_size, double error_growth) {
-  const int most = most_dimensions(error_growth);
-  for (int dimensions = 1; dimensions <= most; ++dimensions) {
-    const std::vector<int> digits = even_digits(group_size, dimensions, kMostDigit);
+  const int max_dims = max_dimensions(error_growth);
+  for (int dimensions = 1; dimensions <= max_dims; ++dimensions) {
+    const std::vector<int> digits = balanced_digits(group_size, dimensions, kMaxDigit);
     if (!digits.empty() && fits(digits, group_size)) return {digits, group_size};
   }
-  return {even_digits(group_size, most, group_size), group_size};
+  return {balanced_digits(group_size, max_dims, group_size), group_size};
 }
 
-std::vector<Grid> Grid::worth_trying(int group_size, double error_growth) {
-  const int most = group_size <= kMostDigit ? 1 : most_dimensions(error_growth);
+std::vector<Grid> Grid::candidates(int group_size, double error_growth) {
+  const int max_dims = group_size <= kMaxDigit ? 1 : max_dimensions(error_growth);
   std::vector<Grid> grids;
-  for (int dimensions = 1; dimensions <= most; ++dimensions)
-    grids.emplace_back(even_digits(group_size, dimensions, group_size), group_size);
+  for (int dimensions = 1; dimensions <= max_dims; ++dimensions)
+    grids.emplace_back(balanced_digits(group_size, dimensions, group_size), group_size);
   return grids;
 }
 
-int Grid::most_dimensions(double error_growth) {
+int Grid::max_dimensions(double error_growth) {
   if (!(error_growth >= 1))
     throw InvalidArgumentError("error_growth is " + std::to_string(error_growth) +
                                ": give at least 1, the growth of one dimension");
-  return static_cast<int>(std::min(2 * error_growth - 1, double{kMostDimensions}));
+  return static_cast<int>(std::min(2 * error_growth - 1, double{kMaxDimensions}));
 }
 
 int Grid::stride(int dimension) const {
@@ -161,16 +160,16 @@ int Grid::largest_subgroup(int dimension) const {
   return (group_size_ + groups - 1) / groups;
 }
 
-Shares Grid::shares(float ranks) const {
-  Shares shares;
-  shares.fill(1.0f);
+Divisors Grid::divisors(float ranks) const {
+  Divisors divisors;
+  divisors.fill(1.0f);
   const int last = dimensions() - 1;
   for (int i = 0; i < last; ++i) {
-    shares[d(i)] = static_cast<float>(largest_subgroup(i));
-    ranks /= shares[d(i)];
+    divisors[d(i)] = static_cast<float>(largest_subgroup(i));
+    ranks /= divisors[d(i)];
   }
-  shares[d(last)] = ranks;
-  return shares;
+  divisors[d(last)] = ranks;
+  return divisors;
 }
 
 int Grid::part(std::size_t shard, std::uint32_t parameter) const {
@@ -178,8 +177,8 @@ int Grid::part(std::size_t shard, std::uint32_t parameter) const {
   auto shift = static_cast<int>(parameter % static_cast<std::uint32_t>(owners_));
   for (const int width : digits_) {
     rest /= width;
-    const int turned = left / rest - shift % width;
-    part += (turned + width) % width * rest;
+    const int rotated = left / rest - shift % width;
+    part += (rotated + width) % width * rest;
     left %= rest;
     shift /= width;
   }

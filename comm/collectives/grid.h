@@ -26,17 +26,17 @@ struct ShardRange {
 
 /// A rank's owned ranges of a parameter after each dimension of a grid; each contains the next.
 struct OwnedRanges {
-  static constexpr std::size_t kMostStages = 3;
-  std::array<Range, kMostStages> stages = {};
+  static constexpr std::size_t kMaxStages = 3;
+  std::array<Range, kMaxStages> stages = {};
 
   /// Total count of all stages.
-  std::size_t count() const { return offset(kMostStages); }
+  std::size_t count() const { return offset(kMaxStages); }
   /// Offset of a stage's values among all stages.
   std::size_t offset(std::size_t stage) const;
 };
 
 /// The divisors of a mean after each dimension of a grid; the last is 1.
-using Shares = std::array<float, OwnedRanges::kMostStages + 1>;
+using Divisors = std::array<float, OwnedRanges::kMaxStages + 1>;
 
 /// Formats digits: "4 x 4".
 std::string text_of(std::span<const int> digits);
@@ -46,7 +46,7 @@ std::string text_of(std::span<const int> digits);
 /// beyond the product join a group of the first dimension: they send and receive, but own nothing.
 class Grid {
  public:
-  static constexpr int kMostDimensions = static_cast<int>(OwnedRanges::kMostStages);
+  static constexpr int kMaxDimensions = static_cast<int>(OwnedRanges::kMaxStages);
 
   /// An empty grid, and a single dimension of all ranks.
   Grid() = default;
@@ -57,17 +57,17 @@ class Grid {
   /// A single dimension of the first `owners` ranks, for any number of other ranks.
   static Grid owned_by_first(int owners, int group_size);
   /// A grid of the given digits, by default the standard grid. Throws InvalidArgumentError if there
-  /// are more dimensions than the error bound allows (see most_dimensions).
+  /// are more dimensions than the error bound allows (see max_dimensions).
   static Grid of(std::span<const int> digits, int group_size,
                  double error_growth = kDefaultErrorGrowth);
   /// The fewest dimensions with digits up to 32, as equal as possible. If the error bound prevents
   /// this, uses the allowed dimensions with larger digits.
   static Grid standard(int group_size, double error_growth = kDefaultErrorGrowth);
   /// Possibly faster grids with any number of dimensions. Up to 32 ranks, only a single dimension.
-  static std::vector<Grid> worth_trying(int group_size, double error_growth = kDefaultErrorGrowth);
+  static std::vector<Grid> candidates(int group_size, double error_growth = kDefaultErrorGrowth);
   /// The largest number of dimensions d with (1 + d) / 2 within the bound. Throws
   /// InvalidArgumentError for a bound below 1.
-  static int most_dimensions(double error_growth);
+  static int max_dimensions(double error_growth);
 
   int group_size() const { return group_size_; }
   int owners() const { return owners_; }
@@ -77,7 +77,7 @@ class Grid {
   /// True if all ranks exchange with all ranks.
   bool is_direct() const { return dimensions() == 1 && owners_ == group_size_; }
 
-  std::size_t most_shards_of_chunk() const {
+  std::size_t max_shards_of_chunk() const {
     return dimensions() == 1 ? kShardsOfChunk
                              : shards_of_grid_chunk(static_cast<std::size_t>(owners_));
   }
@@ -91,7 +91,7 @@ class Grid {
   /// The divisors of a mean over `ranks` ranks, for values added on this grid. Each dimension
   /// divides by the largest number of addends, so no sum exceeds its largest addend. The last
   /// dimension divides by the remaining factor.
-  Shares shares(float ranks) const;
+  Divisors divisors(float ranks) const;
 
   /// The part of a parameter in a shard. Digits rotate with the parameter's index.
   int part(std::size_t shard, std::uint32_t parameter) const;

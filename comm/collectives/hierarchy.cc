@@ -7,8 +7,8 @@ namespace tersor {
 namespace {
 
 std::unique_ptr<Transport> split_owners(Transport& transport, const HostGroups& groups,
-                                        Between between) {
-  if (between == Between::kFrames || !groups.encodes(transport.rank())) return nullptr;
+                                        InterHost inter_host) {
+  if (inter_host == InterHost::kFrames || !groups.encodes(transport.rank())) return nullptr;
   return transport.split(groups.owners(groups.local_rank(transport.rank())));
 }
 
@@ -23,18 +23,18 @@ std::shared_ptr<const Codec> make_host_codec(std::string_view spec) {
 }  // namespace
 
 Hierarchy::Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec,
-                     Between between)
+                     InterHost inter_host)
     : groups_(std::move(groups)),
       codec_(std::move(codec)),
-      between_(between),
-      owners_(split_owners(transport, groups_, between)) {}
+      inter_host_(inter_host),
+      owners_(split_owners(transport, groups_, inter_host)) {}
 
 Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std::string_view codec,
                  double error_growth) {
   Hosts hosts{.codec = make_host_codec(codec)};
   HostGroups groups(named.empty() ? transport.hosts() : named, transport.ranks(), error_growth);
-  hosts.is_one = groups.hosts() == 1;
-  if (!hosts.is_one && groups.hosts() != groups.ranks()) hosts.groups = std::move(groups);
+  hosts.single_host = groups.hosts() == 1;
+  if (!hosts.single_host && groups.hosts() != groups.ranks()) hosts.groups = std::move(groups);
   return hosts;
 }
 
@@ -56,18 +56,18 @@ StateRanges state_ranges(const Ranks& ranks, const ExchangeParameter& param, int
   if (hierarchy == nullptr)
     return {whole, ranks.grid.owned(whole, rank, param.parameter, param.unit())};
   if (param.collective == Collective::kReduceScatter)
-    return {hierarchy->groups().scattered(param.count, rank), {}};
+    return {hierarchy->groups().scattered_range(param.count, rank), {}};
   return hierarchy->groups().state_ranges(param.count, rank, param.parameter, param.unit());
 }
 
-Transport* adder_of(const ExchangeContext& context) {
+Transport* sum_transport_of(const ExchangeContext& context) {
   return context.ranks.hierarchy == nullptr ? context.transport : context.ranks.hierarchy->owners();
 }
 
 std::uint64_t sent_bytes(const ExchangeContext& context) {
-  const Transport* adder = adder_of(context);
-  const bool is_split = adder != nullptr && adder != context.transport;
-  return context.transport->counters().sent_bytes + (is_split ? adder->counters().sent_bytes : 0);
+  const Transport* split = sum_transport_of(context);
+  const bool is_split = split != nullptr && split != context.transport;
+  return context.transport->counters().sent_bytes + (is_split ? split->counters().sent_bytes : 0);
 }
 
 void add_groups(Agreement& agreement, const HostGroups& groups, std::string_view host_codec) {
@@ -85,14 +85,14 @@ void check_even(const HostGroups& groups, std::string_view what) {
   if (groups.even()) return;
   const std::vector<int> ranks = groups.by_host();
   std::string sizes;
-  for (std::size_t i = 0; i < ranks.size(); i += groups.neighbours(ranks[i]).size())
-    sizes += (i == 0 ? "" : ", ") + std::to_string(groups.neighbours(ranks[i]).size());
+  for (std::size_t i = 0; i < ranks.size(); i += groups.host_members(ranks[i]).size())
+    sizes += (i == 0 ? "" : ", ") + std::to_string(groups.host_members(ranks[i]).size());
   throw InvalidArgumentError(
       std::string(what) + " needs the same number of ranks on each host, but the hosts have " +
       sizes + ": choose an algorithm other than hierarchical, or leave hosts out");
 }
 
-void agree(const ExchangeContext& context) {
+void check_agreement(const ExchangeContext& context) {
   context.transport->barrier(context.operation(context.call.name)).wait_synchronize();
 }
 

@@ -15,7 +15,7 @@
 namespace tersor {
 
 /// kAny: the owners of a host shard may add raw values and need a split.
-enum class Between : std::uint8_t { kFrames, kAny };
+enum class InterHost : std::uint8_t { kFrames, kAny };
 
 /// The host groups, the codec within hosts, and the split for adding raw values between the owners
 /// of a host shard. Created once and used for all exchanges.
@@ -23,11 +23,11 @@ class Hierarchy {
  public:
   /// Collective, with equal groups on all ranks and at least two hosts.
   Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec,
-            Between between = Between::kAny);
+            InterHost inter_host = InterHost::kAny);
 
   const HostGroups& groups() const { return groups_; }
   const Codec& codec() const { return *codec_; }
-  Between between() const { return between_; }
+  InterHost inter_host() const { return inter_host_; }
   /// The owners of this rank's host shard. Null if the rank owns none or if no raw values are
   /// added.
   Transport* owners() const { return owners_.get(); }
@@ -35,14 +35,14 @@ class Hierarchy {
  private:
   HostGroups groups_;
   std::shared_ptr<const Codec> codec_;
-  Between between_;
+  InterHost inter_host_;
   std::unique_ptr<Transport> owners_;
 };
 
 /// The hosts of a hierarchical call.
 struct Hosts {
   std::shared_ptr<const Codec> codec;  ///< within a host
-  bool is_one = false;  ///< True for a single host, whose codec then applies to all ranks
+  bool single_host = false;  ///< True for a single host, whose codec then applies to all ranks
   std::optional<HostGroups> groups;  ///< empty for a single host and for hosts with one rank each
 };
 
@@ -53,7 +53,7 @@ Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std:
 
 /// The transport for adding raw values: the whole transport, or the split of the host shard's
 /// owners.
-Transport* adder_of(const ExchangeContext& context);
+Transport* sum_transport_of(const ExchangeContext& context);
 
 /// The bytes this rank sent through the transport and the split.
 std::uint64_t sent_bytes(const ExchangeContext& context);
@@ -69,6 +69,6 @@ void check_even(const HostGroups& groups, std::string_view what);
 
 /// Throws TransportError on all ranks if signatures differ. Called before splitting, because splits
 /// of mismatched groups would fail.
-void agree(const ExchangeContext& context);
+void check_agreement(const ExchangeContext& context);
 
 }  // namespace tersor

@@ -42,7 +42,7 @@ HostGroups::HostGroups(std::span<const int> hosts, int ranks, double error_growt
   host_shards_ = ranks;
   for (const std::vector<int>& members : members_) {
     host_shards_ = std::min(host_shards_, static_cast<int>(members.size()));
-    most_ranks_ = std::max(most_ranks_, static_cast<int>(members.size()));
+    max_ranks_per_host_ = std::max(max_ranks_per_host_, static_cast<int>(members.size()));
   }
   grid_ = Grid::standard(this->hosts(), error_growth);
 }
@@ -54,11 +54,11 @@ std::vector<int> HostGroups::by_host() const {
   return ranks;
 }
 
-const std::vector<int>& HostGroups::neighbours(int rank) const {
+const std::vector<int>& HostGroups::host_members(int rank) const {
   return members_[static_cast<std::size_t>(host_of_[static_cast<std::size_t>(rank)])];
 }
 
-int HostGroups::local_rank(int rank) const { return index_in(neighbours(rank), rank); }
+int HostGroups::local_rank(int rank) const { return index_in(host_members(rank), rank); }
 
 std::vector<int> HostGroups::owners(int host_shard) const {
   std::vector<int> ranks;
@@ -76,7 +76,7 @@ StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t 
   return {host_shard, grid().owned(host_shard, among_owners, parameter, unit)};
 }
 
-Range HostGroups::scattered(std::size_t count, int rank) const {
+Range HostGroups::scattered_range(std::size_t count, int rank) const {
   const Range first = shard_range(count, owners(local_rank(rank)).front(), ranks());
   return {first.first, first.count * static_cast<std::size_t>(hosts())};
 }

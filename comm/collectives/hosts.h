@@ -1,8 +1,7 @@
 // Ranks grouped by host, and each rank's values in a hierarchical collective.
 //
 // A parameter is cut into *host shards*, one per rank of the smallest host. On each host, local
-// rank j owns host shard j. The owners of a host shard, one per host, exchange it between hosts. A
-// rank's *neighbours* are the ranks of its host.
+// rank j owns host shard j. The owners of a host shard, one per host, exchange it between hosts.
 #pragma once
 
 #include "comm/collectives/grid.h"
@@ -34,8 +33,7 @@ class HostGroups {
   int ranks() const { return static_cast<int>(host_of_.size()); }
   int hosts() const { return static_cast<int>(members_.size()); }
   int host_shards() const { return host_shards_; }
-  /// Ranks of the largest host.
-  int most_ranks() const { return most_ranks_; }
+  int max_ranks_per_host() const { return max_ranks_per_host_; }
   /// True if all hosts have equally many ranks.
   bool even() const { return hosts() * host_shards_ == ranks(); }
   /// Host of each rank, numbered from 0 in the order of the lowest ranks.
@@ -44,7 +42,7 @@ class HostGroups {
   /// All ranks, ordered by host.
   std::vector<int> by_host() const;
   /// The ranks of a rank's host, ascending, including the rank.
-  const std::vector<int>& neighbours(int rank) const;
+  const std::vector<int>& host_members(int rank) const;
   int local_rank(int rank) const;
   /// The owners of a host shard, ascending, one per host.
   std::vector<int> owners(int host_shard) const;
@@ -58,13 +56,13 @@ class HostGroups {
   StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter,
                            std::size_t unit) const;
   /// The encoded values of a reduce-scatter: the start of the first shard, and the count.
-  Range scattered(std::size_t count, int rank) const;
+  Range scattered_range(std::size_t count, int rank) const;
 
  private:
   std::vector<int> host_of_;
   std::vector<std::vector<int>> members_;  // by host
   int host_shards_ = 0;
-  int most_ranks_ = 0;
+  int max_ranks_per_host_ = 0;
   Grid grid_;
 };
 

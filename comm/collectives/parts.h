@@ -35,10 +35,10 @@ inline std::size_t shards_of_grid_chunk(std::size_t shards) {
 /// Values per shard of a chunk. On a grid with shards up to `longest`, there are at least two
 /// chunks to overlap work with messages, unless shards are shorter than 32 units.
 inline std::size_t shard_length(std::size_t chunk_count, std::size_t shards,
-                                std::size_t unit = kUnit, std::size_t most_shards = kShardsOfChunk,
+                                std::size_t unit = kUnit, std::size_t max_shards = kShardsOfChunk,
                                 std::size_t longest = 0) {
-  std::size_t length = std::max<std::size_t>(chunk_count / std::min(shards, most_shards), 1);
-  const bool halves = most_shards > kShardsOfChunk && longest >= 32 * unit;
+  std::size_t length = std::max<std::size_t>(chunk_count / std::min(shards, max_shards), 1);
+  const bool halves = max_shards > kShardsOfChunk && longest >= 32 * unit;
   if (halves) length = std::min(length, ceil_div(longest, 2));
   return align_up(std::min(length, std::numeric_limits<std::size_t>::max() / 2), unit);
 }

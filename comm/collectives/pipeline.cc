@@ -7,7 +7,7 @@ namespace tersor {
 namespace {
 
 // Maximum time without polling the other transports.
-constexpr std::chrono::microseconds kLongestDeafness{50};
+constexpr std::chrono::microseconds kSplitPollInterval{50};
 
 }  // namespace
 
@@ -20,20 +20,20 @@ Pipeline::Pipeline(ExchangeContext& context) : context_(context) {
 }
 
 // Chunks take tasks from the end of the list.
-void Pipeline::prepare(const ChunkPlan& chunk, std::size_t at_once) {
-  const std::size_t first = free_.size() - std::min(free_.size(), at_once);
+void Pipeline::prepare(const ChunkPlan& chunk, std::size_t window) {
+  const std::size_t first = free_.size() - std::min(free_.size(), window);
   for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(*context_.transport, chunk);
 }
 
 void Pipeline::submit(const ChunkPlan& chunk, std::function<void()> on_done) {
   const auto steps = static_cast<std::uint32_t>(chunk.schedule->size());
-  if (!followed_) tag_ = context_.transport->reserve_tags(steps);
-  followed_ = chunk.followed;
+  if (!last_has_successor_) tag_ = context_.transport->reserve_tags(steps);
+  last_has_successor_ = chunk.has_successor;
   queue_.push_back({&chunk, tag_, std::move(on_done)});
 }
 
 void Pipeline::activate_next() {
-  Entry entry = std::move(queue_.front());
+  QueuedChunk entry = std::move(queue_.front());
   queue_.pop_front();
   active_.push_back({free_.back(), std::move(entry.on_done)});
   free_.pop_back();
@@ -61,7 +61,7 @@ void Pipeline::advance_task(std::size_t index) {
 }
 
 void Pipeline::retire(std::size_t index) {
-  Active finished = std::move(active_[index]);
+  ActiveChunk finished = std::move(active_[index]);
   active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(index));
   free_.push_back(finished.task);
   update_wire_clock();
@@ -69,13 +69,13 @@ void Pipeline::retire(std::size_t index) {
 }
 
 // If splits differ, the first chunk detects the mismatch before any decoding.
-bool Pipeline::in_turn(std::size_t index) const {
-  return index == 0 || !active_[index - 1].task->followed();
+bool Pipeline::may_advance(std::size_t index) const {
+  return index == 0 || !active_[index - 1].task->has_successor();
 }
 
 bool Pipeline::advance_where(bool only_decodes) {
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (active_[i].task->only_decodes() != only_decodes || !in_turn(i) ||
+    if (active_[i].task->only_decodes() != only_decodes || !may_advance(i) ||
         !active_[i].task->can_advance())
       continue;
     advance_task(i);
@@ -95,10 +95,10 @@ bool Pipeline::advance() {
 // A transport waits only for its own messages. If messages are under way on a split, waits on the
 // split, and polls the other transports soon after.
 void Pipeline::wait_activity(Clock::time_point until) {
-  for (const Active& active : active_) {
+  for (const ActiveChunk& active : active_) {
     Transport& transport = active.task->transport();
     if (!active.task->on_wire() || &transport == context_.transport) continue;
-    return transport.wait_activity(std::min(until, Clock::now() + kLongestDeafness));
+    return transport.wait_activity(std::min(until, Clock::now() + kSplitPollInterval));
   }
   context_.transport->wait_activity(until);
 }
@@ -109,7 +109,7 @@ void Pipeline::finish() {
     while (!idle()) {
       if (advance()) continue;
       // Handles have deadlines: `can_advance` throws after a deadline
-      wait_activity(Clock::now() + kLongestWait);
+      wait_activity(Clock::now() + kMaxWait);
     }
   } catch (...) {
     drop();
@@ -119,8 +119,8 @@ void Pipeline::finish() {
 
 void Pipeline::drop() {
   queue_.clear();
-  followed_ = false;
-  for (const Active& active : active_) {
+  last_has_successor_ = false;
+  for (const ActiveChunk& active : active_) {
     active.task->drop();
     free_.push_back(active.task);
   }
@@ -131,7 +131,7 @@ void Pipeline::drop() {
 void Pipeline::update_wire_clock() {
   bool busy = false;
   if (ticks()) return;
-  for (const Active& active : active_) busy |= active.task->on_wire();
+  for (const ActiveChunk& active : active_) busy |= active.task->on_wire();
   if (busy == wire_busy_) return;
   if (busy) {
     wire_since_ = Clock::now();
@@ -139,7 +139,7 @@ void Pipeline::update_wire_clock() {
     wire_seconds_ += seconds_since(wire_since_);
     if (context_.trace != nullptr && !context_.on_device())
       context_.trace->record(
-          {Traced::kWire, context_.step_on_host(), 0, wire_since_, Clock::now()});
+          {TraceType::kWire, context_.step_on_host(), 0, wire_since_, Clock::now()});
   }
   wire_busy_ = busy;
 }

@@ -20,7 +20,7 @@
 namespace tersor {
 
 /// Maximum time between two polls without a notification.
-inline constexpr std::chrono::milliseconds kLongestWait{50};
+inline constexpr std::chrono::milliseconds kMaxWait{50};
 
 /// Runs chunks in the order of submission. Operations may start in different orders on different
 /// ranks, because tags identify them, and the values do not depend on the order. Ticks make the
@@ -35,7 +35,7 @@ class Pipeline {
 
   /// Allocates buffers for a chunk. Running chunks then allocates nothing while at most `at_once`
   /// chunks are under way.
-  void prepare(const ChunkPlan& chunk, std::size_t at_once = kWindow);
+  void prepare(const ChunkPlan& chunk, std::size_t window = kWindow);
 
   /// Queues a chunk, in the same order on all ranks. The chunk must outlive its execution.
   /// `on_done` (may be empty) runs on the driving thread.
@@ -56,12 +56,12 @@ class Pipeline {
   double wire_seconds() const;
 
  private:
-  struct Entry {
+  struct QueuedChunk {
     const ChunkPlan* chunk;
     std::uint32_t tag;
     std::function<void()> on_done;
   };
-  struct Active {
+  struct ActiveChunk {
     ChunkTask* task;
     std::function<void()> on_done;
   };
@@ -70,7 +70,7 @@ class Pipeline {
   void tick();
   void activate_next();
   bool start_next();
-  bool in_turn(std::size_t index) const;
+  bool may_advance(std::size_t index) const;
   bool advance_where(bool only_decodes);
   void advance_task(std::size_t index);
   void retire(std::size_t index);
@@ -79,11 +79,11 @@ class Pipeline {
   ExchangeContext& context_;
   std::vector<std::unique_ptr<ChunkTask>> tasks_;
   std::vector<ChunkTask*> free_;
-  std::vector<Active> active_;  ///< oldest first
-  std::deque<Entry> queue_;
+  std::vector<ActiveChunk> active_;  ///< oldest first
+  std::deque<QueuedChunk> queue_;
   bool wire_busy_ = false;
-  bool followed_ = false;  ///< True if the last submitted chunk is followed
-  std::uint32_t tag_ = 0;  ///< of the last submitted chunk
+  bool last_has_successor_ = false;  ///< of the last submitted chunk
+  std::uint32_t tag_ = 0;            ///< of the last submitted chunk
   Clock::time_point wire_since_;
   double wire_seconds_ = 0;
 };

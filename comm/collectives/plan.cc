@@ -25,7 +25,7 @@ void add_piece(Shard& shard, const PlanContext& context, Piece piece) {
                             .first_index = param.first_index + piece.range.first,
                             .rows = whole ? param.rows : 0,
                             .columns = whole ? param.columns : 0,
-                            .active = context.source == Source::kOfHost ? nullptr : param.active});
+                            .active = context.source == Source::kHostSum ? nullptr : param.active});
 }
 
 int shards_of(Exchange last, const PlanContext& context) {
@@ -61,22 +61,23 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
     frame.result_bytes = align_up(results.plan(request).frame_bytes, kSectionAlignment);
 }
 
-/// `shares`: the divisors for the ranks exchanging the shards.
-Shards empty_shards(const PlanContext& context, std::size_t count, const Shares& shares) {
+/// `divisors`: the divisors for the ranks exchanging the shards.
+Shards empty_shards(const PlanContext& context, std::size_t count, const Divisors& divisors) {
   return Shards(count, Shard{.contributions = static_cast<std::size_t>(context.ranks),
                              .group_rank = context.group_rank,
                              .source = context.source,
-                             .shares = shares});
+                             .divisors = divisors});
 }
 
 /// The divisors if all values are added at once.
-Shares shares_at_once(const PlanContext& context) { return Grid(1).shares(context.adds); }
+Divisors flat_divisors(const PlanContext& context) { return Grid(1).divisors(context.addends); }
 
-Shares shares_of(const PlanContext& context, Exchange last) {
-  return last == Exchange::kTwoShot ? context.grid.shares(context.adds) : shares_at_once(context);
+Divisors divisors(const PlanContext& context, Exchange last) {
+  return last == Exchange::kTwoShot ? context.grid.divisors(context.addends)
+                                    : flat_divisors(context);
 }
 
-Shards sized(Shards shards, const PlanContext& context) {
+Shards with_sizes(Shards shards, const PlanContext& context) {
   for (Shard& shard : shards)
     for (FramePlan& frame : shard.frames) {
       size_frame(frame, context);
@@ -94,14 +95,14 @@ Range cut(Range range, std::size_t offset, std::size_t step) {
 
 /// Returns at least one chunk. Shard l of each chunk is a part of shards[l].
 std::vector<Shards> cut_shards(const PlanContext& context, std::span<const Piece> shards,
-                               const Shares& shares, std::size_t chunk_count,
-                               std::size_t most_shards = kShardsOfChunk) {
+                               const Divisors& divisors, std::size_t chunk_count,
+                               std::size_t max_shards = kShardsOfChunk) {
   std::vector<Shards> chunks;
   for (const std::vector<Piece>& pieces :
-       cut_pieces(context.params, shards, chunk_count, most_shards)) {
-    Shards chunk = empty_shards(context, shards.size(), shares);
+       cut_pieces(context.params, shards, chunk_count, max_shards)) {
+    Shards chunk = empty_shards(context, shards.size(), divisors);
     for (std::size_t i = 0; i < shards.size(); ++i) add_piece(chunk[i], context, pieces[i]);
-    chunks.push_back(sized(std::move(chunk), context));
+    chunks.push_back(with_sizes(std::move(chunk), context));
   }
   return chunks;
 }
@@ -111,8 +112,8 @@ void size_memory(ChunkPlan& chunk, std::size_t index) {
   const Step& step = (*chunk.schedule)[index];
   std::size_t bytes = 0;
   for (std::size_t i = step.first_shard; i < step.first_shard + step.shard_count; ++i)
-    bytes += made_bytes(chunk.shards[i], step);
-  std::size_t& made = chunk.made_bytes[index % 2];
+    bytes += buffer_bytes(chunk.shards[i], step);
+  std::size_t& made = chunk.buffer_bytes[index % 2];
   made = std::max(made, bytes);
 }
 
@@ -134,7 +135,7 @@ Dtype raw_dtype(const ChunkPlan& chunk, const Step& step) {
 
 }  // namespace
 
-std::size_t made_bytes(const Shard& shard, const Step& step) {
+std::size_t buffer_bytes(const Shard& shard, const Step& step) {
   if (!step.is_native()) return message_bytes(shard, step);
   if (shard.frames.empty() || shard.frames.front().in_place()) return 0;
   return align_up(shard.frames.front().raw_bytes(step.round), kSectionAlignment);
@@ -143,12 +144,12 @@ std::size_t made_bytes(const Shard& shard, const Step& step) {
 Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> params,
                   Exchange last) {
   const int count = shards_of(last, context);
-  Shards shards = empty_shards(context, static_cast<std::size_t>(count), shares_of(context, last));
+  Shards shards = empty_shards(context, static_cast<std::size_t>(count), divisors(context, last));
   for (const std::uint32_t param : params)
     for (int shard = 0; shard < count; ++shard)
       add_piece(shards[static_cast<std::size_t>(shard)], context,
                 {param, range_of_shard(context, context.params[param], last, shard)});
-  return sized(std::move(shards), context);
+  return with_sizes(std::move(shards), context);
 }
 
 std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t param, Exchange last,
@@ -157,8 +158,8 @@ std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t param, Ex
   for (int shard = 0; shard < shards_of(last, context); ++shard)
     shards.push_back({param, range_of_shard(context, context.params[param], last, shard)});
   return cut_shards(
-      context, shards, shares_of(context, last), chunk_count,
-      last == Exchange::kTwoShot ? context.grid.most_shards_of_chunk() : kShardsOfChunk);
+      context, shards, divisors(context, last), chunk_count,
+      last == Exchange::kTwoShot ? context.grid.max_shards_of_chunk() : kShardsOfChunk);
 }
 
 std::vector<Shards> plan_params(const PlanContext& context, std::span<const int> params,
@@ -168,19 +169,19 @@ std::vector<Shards> plan_params(const PlanContext& context, std::span<const int>
     const auto index = static_cast<std::uint32_t>(param);
     shards.push_back({index, {0, context.params[index].count}});
   }
-  return cut_shards(context, shards, context.grid.shares(context.adds), chunk_count,
-                    context.grid.most_shards_of_chunk());
+  return cut_shards(context, shards, context.grid.divisors(context.addends), chunk_count,
+                    context.grid.max_shards_of_chunk());
 }
 
 std::vector<std::vector<Piece>> cut_pieces(std::span<const ExchangeParameter> params,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
-                                           std::size_t most_shards) {
+                                           std::size_t max_shards) {
   std::size_t longest = 1;
   for (const Piece& piece : pieces) longest = std::max(longest, piece.range.count);
   const ExchangeParameter& param = params[pieces.front().param];
   const bool divisible = param.codec->traits().divisible;
   const std::size_t step =
-      divisible ? shard_length(chunk_count, pieces.size(), param.unit(), most_shards, longest)
+      divisible ? shard_length(chunk_count, pieces.size(), param.unit(), max_shards, longest)
                 : longest;
   std::vector<std::vector<Piece>> chunks;
   for (std::size_t offset = 0; offset < longest; offset += step) {
@@ -205,7 +206,7 @@ std::size_t joined_rows(const ExchangeParameter& param, std::size_t columns) {
 }
 
 Shards plan_rows(const PlanContext& context, std::size_t columns, Range rows) {
-  Shards shards = empty_shards(context, context.params.size(), shares_at_once(context));
+  Shards shards = empty_shards(context, context.params.size(), flat_divisors(context));
   for (std::uint32_t i = 0; i < shards.size(); ++i) {
     const ExchangeParameter& param = context.params[i];
     const Range values = cut({0, param.count}, rows.first * columns, rows.count * columns);
@@ -219,14 +220,14 @@ Shards plan_rows(const PlanContext& context, std::size_t columns, Range rows) {
           joined ? first : first / columns * align_up(columns, param.codec->traits().unit);
     }
   }
-  return sized(std::move(shards), context);
+  return with_sizes(std::move(shards), context);
 }
 
 Shards plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> shards) {
-  Shards planned = empty_shards(context, shards.size(), shares_at_once(context));
+  Shards planned = empty_shards(context, shards.size(), flat_divisors(context));
   for (std::size_t shard = 0; shard < shards.size(); ++shard)
     for (const Piece& piece : shards[shard]) add_piece(planned[shard], context, piece);
-  return sized(std::move(planned), context);
+  return with_sizes(std::move(planned), context);
 }
 
 ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Shards shards, Memory memory) {

@@ -35,12 +35,12 @@ struct ExchangeParameter {
   /// The algorithm of this parameter; kAuto: the common algorithm.
   Algorithm algorithm = Algorithm::kAuto;
   std::size_t chunk_count = 0;  ///< values, chosen for this parameter; 0: the common length
-  std::size_t least_unit = 0;   ///< minimum cut unit, if codecs with other units may be substituted
+  std::size_t min_unit = 0;     ///< minimum cut unit, if codecs with other units may be substituted
   Collective collective = Collective::kAllreduce;
   const std::uint32_t* active = nullptr;
 
   /// The parameter is cut at multiples of this number of values.
-  std::size_t unit() const { return std::max(least_unit, unit_of(*codec, count)); }
+  std::size_t unit() const { return std::max(min_unit, unit_of(*codec, count)); }
 };
 
 /// The values of a parameter. Spans may be bound again between exchanges.
@@ -100,7 +100,7 @@ struct FramePlan {
 
 /// The source of the values: this rank's own values, own values for the host's sum, or the host's
 /// sum and results derived from it.
-enum class Source : std::uint8_t { kOwn, kToHost, kOfHost };
+enum class Source : std::uint8_t { kOwn, kForHostSum, kHostSum };
 
 struct Shard {
   std::vector<FramePlan> frames = {};
@@ -109,9 +109,9 @@ struct Shard {
   std::size_t contributions = 1;  ///< number of ranks exchanging the shard
   int group_rank = 0;             ///< group rank in this exchange; seeds the random numbers
   Source source = Source::kOwn;
-  Shares shares = {1, 1, 1, 1};   ///< divisors of a mean, by number of earlier reductions
-  std::uint64_t signature = 0;    ///< of the frames; 0: the collective's
-  std::optional<int> maker = {};  ///< rank that encoded the shard, if not the sender
+  Divisors divisors = {1, 1, 1, 1};     ///< divisors of a mean, by number of earlier reductions
+  std::uint64_t signature = 0;          ///< of the frames; 0: the collective's
+  std::optional<int> source_rank = {};  ///< rank that encoded the shard, if not the sender
 };
 
 using Shards = std::vector<Shard>;
@@ -121,12 +121,12 @@ struct ChunkPlan {
   Memory memory = Memory::kHost;  ///< of messages and workspace
   /// True if the next chunk reuses this chunk's tags and is decoded after this chunk. A rank uses a
   /// tag per message.
-  bool followed = false;
+  bool has_successor = false;
   std::uint64_t signature = 0;  ///< of the operations; 0: the collective's
   Shards shards = {};
   std::vector<Dtype> raw_dtypes = {};  ///< by step, for native steps
   // The memory needed to run the chunk:
-  std::array<std::size_t, 2> made_bytes = {};  ///< for even and odd steps
+  std::array<std::size_t, 2> buffer_bytes = {};  ///< for even and odd steps
   std::size_t workspace_bytes = 0;
   std::size_t round_state_bytes = 0;
 };
@@ -137,7 +137,7 @@ inline std::size_t message_bytes(const Shard& shard, const Step& step) {
 }
 
 /// The memory for the messages a step creates for a shard.
-std::size_t made_bytes(const Shard& shard, const Step& step);
+std::size_t buffer_bytes(const Shard& shard, const Step& step);
 
 /// The host shard of each parameter in an exchange; by default, the whole parameter.
 struct Sharding {
@@ -156,7 +156,7 @@ struct PlanContext {
   Source source = Source::kOwn;
   const Codec* codec = nullptr;  ///< of all parameters; null: each parameter's own codec
   Memory memory = Memory::kHost;
-  float adds = 1;  ///< number of ranks contributing to a mean
+  float addends = 1;  ///< number of ranks contributing to a mean
 };
 
 /// The shards of an allreduce of whole parameters, with the last round `last`.
@@ -174,7 +174,7 @@ std::vector<Shards> plan_params(const PlanContext& context, std::span<const int>
 /// Cuts pieces into chunks, each with a part of every piece. Returns at least one chunk.
 std::vector<std::vector<Piece>> cut_pieces(std::span<const ExchangeParameter> params,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
-                                           std::size_t most_shards = kShardsOfChunk);
+                                           std::size_t max_shards = kShardsOfChunk);
 
 /// Returns 0 if each row is a segment. Otherwise, all rows of a message are a segment, and messages
 /// begin at multiples of the returned number of rows. Rows are joined in two cases: a row consists

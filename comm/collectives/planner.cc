@@ -35,17 +35,17 @@ Schedule without_empty(Schedule schedule, const Shards& shards) {
 
 }  // namespace
 
-Owed owed_over(const Grid& grid, float adds, float sender) {
-  const Shares shares = grid.shares(adds);
-  Owed owed{.sender = sender};
+ResidualScales scales_over(const Grid& grid, float addends, float sender) {
+  const Divisors divisors = grid.divisors(addends);
+  ResidualScales scales{.sender = sender};
   float share = sender;
-  for (std::size_t i = 0; i < owed.owner.size(); ++i) owed.owner[i] = share *= shares[i];
-  return owed;
+  for (std::size_t i = 0; i < scales.owner.size(); ++i) scales.owner[i] = share *= divisors[i];
+  return scales;
 }
 
 // A reduce-scatter has one shard per rank.
 Grid Planner::grid(const ExchangeParameter& param) const {
-  if (climbs(param)) return groups().grid();
+  if (is_hierarchical(param)) return groups().grid();
   return param.collective == Collective::kReduceScatter ? Grid(shape_.ranks.count)
                                                         : shape_.ranks.grid;
 }
@@ -58,39 +58,40 @@ PlanContext Planner::context(const ExchangeParameter& param) const {
           .group_rank = shape_.ranks.rank,
           .threads = shape_.thread_count(),
           .memory = shape_.memory,
-          .adds = static_cast<float>(shape_.ranks.count)};
+          .addends = static_cast<float>(shape_.ranks.count)};
 }
 
 PlanContext Planner::encoded_context(int host_shard, const ExchangeParameter& param) const {
   PlanContext context = this->context(param);
-  if (!climbs(param)) return context;
+  if (!is_hierarchical(param)) return context;
   context.ranks = encoding_ranks(param);
   context.group_rank = index_in(groups().owners(host_shard), shape_.ranks.rank);
   context.sharding = {host_shard, groups().host_shards()};
-  context.source = Source::kOfHost;
-  context.adds /= host_share();
+  context.source = Source::kHostSum;
+  context.addends /= max_ranks_per_host();
   return context;
 }
 
-Owed Planner::owed(const ExchangeParameter& param) const {
+ResidualScales Planner::residual_scales(const ExchangeParameter& param) const {
   const PlanContext context = encoded_context(0, param);
-  return owed_over(context.grid, context.adds, climbs(param) ? host_share() : 1.0f);
+  return scales_over(context.grid, context.addends,
+                     is_hierarchical(param) ? max_ranks_per_host() : 1.0f);
 }
 
 // Sums within a host continue between hosts. The returned results are already means.
-PlanContext Planner::host_context(Source source) const {
+PlanContext Planner::intra_host_context(Source source) const {
   return {.params = shape_.params,
-          .ranks = static_cast<int>(groups().neighbours(shape_.ranks.rank).size()),
+          .ranks = static_cast<int>(groups().host_members(shape_.ranks.rank).size()),
           .group_rank = groups().local_rank(shape_.ranks.rank),
           .threads = shape_.thread_count(),
           .source = source,
           .codec = &shape_.ranks.hierarchy->codec(),
           .memory = shape_.memory,
-          .adds = source == Source::kToHost ? host_share() : 1.0f};
+          .addends = source == Source::kForHostSum ? max_ranks_per_host() : 1.0f};
 }
 
 // A library adding values in place divides the values by itself.
-bool Planner::stays_whole(const ExchangeParameter& param, Algorithm algorithm) const {
+bool Planner::is_unchunked(const ExchangeParameter& param, Algorithm algorithm) const {
   return algorithm == Algorithm::kNative && shape_.queues &&
          adds_in_place(*param.codec, param.dtype);
 }
@@ -101,8 +102,8 @@ std::vector<Exchange> Planner::exchanges(const ExchangeParameter& param,
 }
 
 Schedule Planner::schedule(const ExchangeParameter& param, std::span<const Exchange> rounds) const {
-  if (climbs(param)) return hierarchical(groups(), shape_.ranks.rank, rounds);
-  const Group all = everybody(shape_.ranks.rank, grid(param));
+  if (is_hierarchical(param)) return hierarchical(groups(), shape_.ranks.rank, rounds);
+  const Group all = full_group(shape_.ranks.rank, grid(param));
   return param.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
                                                         : allreduce_by(rounds, all);
 }
@@ -115,55 +116,55 @@ std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Sha
 }
 
 // The pieces exchanged between hosts are also the pieces exchanged with the owner within a host.
-Shards Planner::with_hosts(std::vector<Shards> host_shards) const {
+Shards Planner::with_intra_host_shards(std::vector<Shards> host_shards) const {
   std::vector<std::vector<Piece>> pieces;
   for (const Shards& host_shard : host_shards) pieces.push_back(pieces_of(host_shard));
   const auto own = static_cast<std::size_t>(groups().local_rank(shape_.ranks.rank));
-  Shards shards = plan_pieces(host_context(Source::kToHost), pieces);
+  Shards shards = plan_pieces(intra_host_context(Source::kForHostSum), pieces);
   append(shards, own < host_shards.size() ? std::move(host_shards[own])
                                           : Shards(host_shards.front().size()));
-  append(shards, plan_pieces(host_context(Source::kOfHost), pieces));
+  append(shards, plan_pieces(intra_host_context(Source::kHostSum), pieces));
   return shards;
 }
 
 ChunkPlan Planner::whole(std::span<const std::uint32_t> params, Algorithm algorithm) const {
   const ExchangeParameter& first = this->params()[params.front()];
-  if (scatters_by_hosts(first)) return whole_scattered(params);
+  if (scatters_hierarchically(first)) return whole_scattered(params);
   const auto rounds = exchanges(first, algorithm);
   std::vector<Shards> host_shards;
-  const int count = climbs(first) ? groups().host_shards() : 1;
+  const int count = is_hierarchical(first) ? groups().host_shards() : 1;
   for (int host_shard = 0; host_shard < count; ++host_shard)
     host_shards.push_back(plan_whole(encoded_context(host_shard, first), params, rounds.back()));
-  Shards shards =
-      climbs(first) ? with_hosts(std::move(host_shards)) : std::move(host_shards.front());
+  Shards shards = is_hierarchical(first) ? with_intra_host_shards(std::move(host_shards))
+                                         : std::move(host_shards.front());
   return std::move(chunks(schedule(first, rounds), {std::move(shards)}).front());
 }
 
 std::vector<ChunkPlan> Planner::cut(std::uint32_t param, Algorithm algorithm,
                                     std::size_t chunk_count) const {
   const ExchangeParameter& own = params()[param];
-  if (scatters_by_hosts(own)) return scattered(shares(param), chunk_count);
+  if (scatters_hierarchically(own)) return scattered(rank_pieces(param), chunk_count);
   const auto rounds = exchanges(own, algorithm);
-  if (stays_whole(own, algorithm))
+  if (is_unchunked(own, algorithm))
     chunk_count = std::max(chunk_count, encoding_ranks(own) * align_up(own.count, own.unit()));
-  if (!climbs(own))
+  if (!is_hierarchical(own))
     return chunks(schedule(own, rounds),
                   plan_cut(encoded_context(0, own), param, rounds.back(), chunk_count));
   return chunks(schedule(own, rounds), cut_host_shards(param, rounds.back(), chunk_count));
 }
 
 /// The range of a parameter for each rank.
-std::vector<Piece> Planner::shares(std::uint32_t param) const {
-  std::vector<Piece> shares;
+std::vector<Piece> Planner::rank_pieces(std::uint32_t param) const {
+  std::vector<Piece> pieces;
   for (int rank = 0; rank < shape_.ranks.count; ++rank)
-    shares.push_back({param, shard_range(params()[param].count, rank, shape_.ranks.count)});
-  return shares;
+    pieces.push_back({param, shard_range(params()[param].count, rank, shape_.ranks.count)});
+  return pieces;
 }
 
 ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> params) const {
   std::vector<std::vector<Piece>> all(static_cast<std::size_t>(shape_.ranks.count));
   for (const std::uint32_t param : params) {
-    const std::vector<Piece> own = shares(param);
+    const std::vector<Piece> own = rank_pieces(param);
     for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].push_back(own[rank]);
   }
   const Schedule schedule = hierarchical_reduce_scatter(groups(), shape_.ranks.rank);
@@ -189,7 +190,7 @@ std::vector<Shards> Planner::cut_host_shards(std::uint32_t param, Exchange last,
     for (std::vector<Shards>& host_shard : of_host_shard)
       host_shard_parts.push_back(chunk < host_shard.size() ? std::move(host_shard[chunk])
                                                            : Shards(shard_count));
-    shards.push_back(with_hosts(std::move(host_shard_parts)));
+    shards.push_back(with_intra_host_shards(std::move(host_shard_parts)));
   }
   return shards;
 }
@@ -206,27 +207,27 @@ std::vector<ChunkPlan> Planner::by_rank(const Group& group, const Schedule& sche
   return chunks(schedule, plan_params(context, shard_owners(group), chunk_count));
 }
 
-Shards Planner::scattered_shards(std::span<const std::vector<Piece>> shares) const {
+Shards Planner::scattered_shards(std::span<const std::vector<Piece>> pieces) const {
   const int group_rank = groups().local_rank(shape_.ranks.rank);
   std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups().host_shards())), between;
   for (std::size_t i = 0; i < within.size(); ++i)
     for (const int owner : groups().owners(static_cast<int>(i)))
-      std::ranges::copy(shares[static_cast<std::size_t>(owner)], std::back_inserter(within[i]));
+      std::ranges::copy(pieces[static_cast<std::size_t>(owner)], std::back_inserter(within[i]));
   for (const int owner : groups().owners(group_rank))
-    between.push_back(shares[static_cast<std::size_t>(owner)]);
-  Shards shards = plan_pieces(host_context(Source::kToHost), within);
-  const ExchangeParameter& param = params()[shares.front().front().param];
+    between.push_back(pieces[static_cast<std::size_t>(owner)]);
+  Shards shards = plan_pieces(intra_host_context(Source::kForHostSum), within);
+  const ExchangeParameter& param = params()[pieces.front().front().param];
   append(shards, plan_pieces(encoded_context(group_rank, param), between));
   return shards;
 }
 
 // Uses shorter chunks on few ranks to keep a host's sums in the caches.
-std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
+std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> pieces,
                                           std::size_t chunk_count) const {
   constexpr std::size_t kCachedShard = std::size_t{1} << 14;
-  chunk_count = std::min(chunk_count, kCachedShard * shares.size());
+  chunk_count = std::min(chunk_count, kCachedShard * pieces.size());
   std::vector<Shards> shards;
-  for (const std::vector<Piece>& chunk : cut_pieces(params(), shares, chunk_count)) {
+  for (const std::vector<Piece>& chunk : cut_pieces(params(), pieces, chunk_count)) {
     std::vector<std::vector<Piece>> cut;
     for (const Piece& piece : chunk) cut.push_back({piece});
     shards.push_back(scattered_shards(cut));
@@ -246,7 +247,7 @@ std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
       .value();
 }
 
-void Planner::name_rows(const Group& group, std::size_t columns, Shards& shards) const {
+void Planner::set_row_identities(const Group& group, std::size_t columns, Shards& shards) const {
   for (int group_rank = 0; group_rank < shape_.ranks.count; ++group_rank) {
     const std::size_t to = shard_to(group, group_rank), from = shard_from(group, group_rank);
     const int peer = group.rank_at(group_rank);
@@ -254,7 +255,7 @@ void Planner::name_rows(const Group& group, std::size_t columns, Shards& shards)
     shards[to].signature = shards[from].signature =
         signature_with(static_cast<std::size_t>(peer), params()[to].count / columns,
                        params()[from].count / columns);
-    shards[from].maker = peer;
+    shards[from].source_rank = peer;
   }
 }
 
@@ -278,11 +279,11 @@ std::vector<ChunkPlan> Planner::by_rows(const Group& group, std::size_t columns,
   std::vector<ChunkPlan> plans;
   for (std::size_t first = 0; first == 0 || first < longest; first += step) {
     Shards shards = plan_rows(context, columns, {first, step});
-    name_rows(group, columns, shards);
+    set_row_identities(group, columns, shards);
     const auto schedule =
         std::make_shared<const Schedule>(without_empty(all_to_all(group), shards));
     plans.push_back(make_chunk(schedule, std::move(shards), shape_.memory));
-    plans.back().followed = longest - first > step;
+    plans.back().has_successor = longest - first > step;
   }
   return plans;
 }

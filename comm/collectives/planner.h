@@ -15,14 +15,14 @@ namespace tersor {
 
 /// The divisor applied before encoding. Multiply a residual by this divisor to express the residual
 /// in units of the undivided sum.
-struct Owed {
+struct ResidualScales {
   float sender = 1;
-  std::array<float, OwnedRanges::kMostStages> owner = {1, 1, 1};  ///< by stage
+  std::array<float, OwnedRanges::kMaxStages> owner = {1, 1, 1};  ///< by stage
 };
 
 /// The divisors on a grid adding a mean over `adds` ranks, with sender values already divided by
 /// `sender`.
-Owed owed_over(const Grid& grid, float adds, float sender = 1);
+ResidualScales scales_over(const Grid& grid, float addends, float sender = 1);
 
 class Planner {
  public:
@@ -36,11 +36,11 @@ class Planner {
   /// True if every rank receives all values of a reduce-scatter, because an indivisible codec
   /// selects among all values.
   bool gathers_whole(const ExchangeParameter& param) const {
-    return param.collective == Collective::kReduceScatter && !climbs(param) &&
+    return param.collective == Collective::kReduceScatter && !is_hierarchical(param) &&
            !param.codec->traits().sent_divisible;
   }
   /// The divisors of a parameter's residuals in a mean.
-  Owed owed(const ExchangeParameter& param) const;
+  ResidualScales residual_scales(const ExchangeParameter& param) const;
 
   /// `whole` plans a chunk of whole parameters of the same collective. `cut` plans the chunks of a
   /// parameter.
@@ -53,8 +53,8 @@ class Planner {
   /// Plans the chunks of a collective of all ranks, with the owners' parameters as shards.
   std::vector<ChunkPlan> by_rank(const Group& group, const Schedule& schedule,
                                  std::size_t chunk_count) const;
-  /// Plans the chunks of a hierarchical reduce-scatter with shares[r] for rank r.
-  std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
+  /// Plans the chunks of a hierarchical reduce-scatter with pieces[r] for rank r.
+  std::vector<ChunkPlan> scattered(std::span<const Piece> pieces, std::size_t chunk_count) const;
   /// Plans the chunks of an all_to_all with rows of `columns` values and parameters as shards. The
   /// number of chunks follows from this rank's longest parameter. Two ranks cut the rows between
   /// them equally.
@@ -62,32 +62,32 @@ class Planner {
                                  std::size_t chunk_count) const;
 
  private:
-  bool climbs(const ExchangeParameter& param) const {
+  bool is_hierarchical(const ExchangeParameter& param) const {
     return hierarchy_of(shape_.ranks, param) != nullptr;
   }
   const HostGroups& groups() const { return shape_.ranks.hierarchy->groups(); }
-  bool scatters_by_hosts(const ExchangeParameter& param) const {
-    return param.collective == Collective::kReduceScatter && climbs(param);
+  bool scatters_hierarchically(const ExchangeParameter& param) const {
+    return param.collective == Collective::kReduceScatter && is_hierarchical(param);
   }
   Grid grid(const ExchangeParameter& param) const;
   PlanContext context(const ExchangeParameter& param) const;
   PlanContext encoded_context(int host_shard, const ExchangeParameter& param) const;
-  PlanContext host_context(Source source) const;
+  PlanContext intra_host_context(Source source) const;
   /// The largest number of ranks on a host, so all hosts' sums have equal weights.
-  float host_share() const { return static_cast<float>(groups().most_ranks()); }
-  bool stays_whole(const ExchangeParameter& param, Algorithm algorithm) const;
+  float max_ranks_per_host() const { return static_cast<float>(groups().max_ranks_per_host()); }
+  bool is_unchunked(const ExchangeParameter& param, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Shards> shards) const;
   std::vector<Exchange> exchanges(const ExchangeParameter& param, Algorithm algorithm) const;
   Schedule schedule(const ExchangeParameter& param, std::span<const Exchange> rounds) const;
   std::vector<Shards> cut_host_shards(std::uint32_t param, Exchange last,
                                       std::size_t chunk_count) const;
-  Shards with_hosts(std::vector<Shards> host_shards) const;
-  std::vector<Piece> shares(std::uint32_t param) const;
-  Shards scattered_shards(std::span<const std::vector<Piece>> shares) const;
+  Shards with_intra_host_shards(std::vector<Shards> host_shards) const;
+  std::vector<Piece> rank_pieces(std::uint32_t param) const;
+  Shards scattered_shards(std::span<const std::vector<Piece>> pieces) const;
   ChunkPlan whole_scattered(std::span<const std::uint32_t> params) const;
   std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
   std::size_t rows_at_once(const Group& group, std::size_t columns, std::size_t chunk_count) const;
-  void name_rows(const Group& group, std::size_t columns, Shards& shards) const;
+  void set_row_identities(const Group& group, std::size_t columns, Shards& shards) const;
 
   const ExchangeShape& shape_;
 };

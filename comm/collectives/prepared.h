@@ -17,7 +17,7 @@
 
 namespace tersor {
 
-enum class Kind : std::uint8_t {
+enum class CallKind : std::uint8_t {
   kAllreduce,
   kReduceScatter,
   kAllgather,
@@ -30,30 +30,29 @@ enum class Kind : std::uint8_t {
 };
 
 /// The properties of a kind, as bits.
-enum KindTrait : unsigned {
-  kAdds = 1,        ///< True if values of ranks are added
-  kShares = 2,      ///< True if each rank owns a shard or receives rows
-  kOneParam = 4,    ///< True for a single parameter of all values; otherwise one parameter per rank
-  kRooted = 8,      ///< True if one rank has or receives values not for the others
-  kFeedsBack = 16,  ///< True if lost values may be sent in a later call
+enum CallTrait : unsigned {
+  kReduces = 1,    ///< True if values of ranks are added
+  kSharded = 2,    ///< True if each rank owns a shard or receives rows
+  kOneParam = 4,   ///< True for a single parameter of all values; otherwise one parameter per rank
+  kRooted = 8,     ///< True if one rank has or receives values not for the others
+  kFeedback = 16,  ///< True if lost values may be sent in a later call
   // The span with the shards of all ranks, contiguous; without either bit, no span has them:
   kWholeInput = 32,
   kWholeOutput = 64
 };
 
-struct Prepared;
+struct PreparedCall;
 
-/// The description of a kind.
-struct KindInfo {
+struct CallInfo {
   std::string_view name;
   std::string_view input, output;  ///< names of the spans in error texts, if given by all ranks
   unsigned traits;
   /// Plans all chunks; null if the caller plans the chunks (splits.h, sending.cc).
-  std::vector<ChunkPlan> (*plan)(const Prepared& prepared);
+  std::vector<ChunkPlan> (*plan)(const PreparedCall& prepared);
 };
 
-const KindInfo& info_of(Kind kind);
-inline bool has(Kind kind, KindTrait trait) { return (info_of(kind).traits & trait) != 0; }
+const CallInfo& info_of(CallKind kind);
+inline bool has(CallKind kind, CallTrait trait) { return (info_of(kind).traits & trait) != 0; }
 
 /// The options of a call that determine the ranks' grid and hosts.
 struct GridOptions {
@@ -77,9 +76,9 @@ struct CallValues {
 };
 
 /// The inputs of a prepared collective. Equal keys allow reuse.
-struct Key {
+struct CallKey {
   const Transport* transport = nullptr;
-  Kind kind = Kind::kAllreduce;
+  CallKind kind = CallKind::kAllreduce;
   int root = 0;
   CallValues values;
   std::string codec;
@@ -89,21 +88,21 @@ struct Key {
   unsigned threads = 1;
   GridOptions grid;
 
-  bool operator==(const Key&) const = default;
+  bool operator==(const CallKey&) const = default;
 };
 
 /// Plans, buffers and context for a shape of call.
-struct Prepared {
-  explicit Prepared(Key wanted) : key(std::move(wanted)), codec(make_codec(key.codec)) {}
+struct PreparedCall {
+  explicit PreparedCall(CallKey call) : key(std::move(call)), codec(make_codec(key.codec)) {}
 
   /// True if each rank gathers everything and keeps its shard, because an indivisible codec selects
   /// among all values. A hierarchical call selects among the values of each shard.
   bool gathers_whole() const {
-    return key.kind == Kind::kReduceScatter && !by_hosts && !codec->traits().sent_divisible;
+    return key.kind == CallKind::kReduceScatter && !hierarchical && !codec->traits().sent_divisible;
   }
 
-  bool is(KindTrait trait) const { return has(key.kind, trait); }
-  Algorithm algorithm() const { return by_hosts ? Algorithm::kHierarchical : encoded; }
+  bool is(CallTrait trait) const { return has(key.kind, trait); }
+  Algorithm algorithm() const { return hierarchical ? Algorithm::kHierarchical : encoded; }
 
   /// Parameters for agreed or contributed values: a parameter of all values, or a parameter per
   /// rank.
@@ -114,16 +113,17 @@ struct Prepared {
   /// An all_to_all has a parameter per shard: first the sent shards, then on a grid the forwarded
   /// shards, finally the received shards.
   int param_count() const {
-    const int dimensions = by_hosts ? 2 : context.ranks.grid.dimensions();
-    return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks.count : own_param_count();
+    const int dimensions = hierarchical ? 2 : context.ranks.grid.dimensions();
+    return key.kind == CallKind::kAllToAll ? (1 + dimensions) * context.ranks.count
+                                           : own_param_count();
   }
   /// All ranks, each an owner: hierarchical, or on the grid of the context.
   Group group() const {
-    return by_hosts ? tersor::by_hosts(hierarchy->groups(), context.ranks.rank)
-                    : everybody(context.ranks.rank, context.ranks.grid);
+    return hierarchical ? tersor::hierarchical_group(hierarchy->groups(), context.ranks.rank)
+                        : full_group(context.ranks.rank, context.ranks.grid);
   }
 
-  Key key;
+  CallKey key;
   std::shared_ptr<const Codec> codec;
   /// Algorithm of the encoded values; between hosts if hierarchical.
   Algorithm encoded = Algorithm::kOneShot;
@@ -132,7 +132,7 @@ struct Prepared {
   std::vector<ParameterBinding> bindings;
   std::vector<ParameterFeedback> feedback;
   ExchangeContext context;
-  bool by_hosts = false;                 ///< True if there is a hierarchy
+  bool hierarchical = false;             ///< True if there is a hierarchy
   std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all ranks
   Buffer host_sums;                      ///< in a reduce-scatter: for the ranks of other hosts
   std::vector<ChunkPlan> chunks;
@@ -140,14 +140,14 @@ struct Prepared {
 };
 
 /// A hierarchy, reused while calls name the same groups.
-struct KnownHierarchy {
+struct HierarchyCache {
   const Transport* transport = nullptr;
   std::shared_ptr<Hierarchy> hierarchy;
 };
 
 /// Prepares a collective. Throws InvalidArgumentError if options contradict each other or do not
 /// fit the ranks.
-std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const CollectiveOptions& options,
-                                  KnownHierarchy& known);
+std::unique_ptr<PreparedCall> prepare(Transport& transport, CallKey key,
+                                      const CollectiveOptions& options, HierarchyCache& cache);
 
 }  // namespace tersor

@@ -38,16 +38,16 @@ StepMessage message(const Group& group, int peer, int group_rank, int dimensions
   return {group.rank_at(peer), group.first_shard + shards.first, shards.count};
 }
 
-void make_shards(Step& step, const Group& group, ShardRange shards) {
+void set_shards(Step& step, const Group& group, ShardRange shards) {
   step.first_shard = group.first_shard + shards.first;
   step.shard_count = shards.count;
 }
 
 /// Sends the results of the earlier dimensions to the owners in this dimension.
-Step to_owners(const Group& group, int dimension) {
-  Step step{.make = dimension == 0 ? Make::kEncode : Make::kReduce,
+Step reduce_step(const Group& group, int dimension) {
+  Step step{.on_send = dimension == 0 ? OnSend::kEncode : OnSend::kReduce,
             .first_shard = group.first_shard,
-            .take = Take::kRetain,
+            .on_receive = OnReceive::kRetain,
             .sums = dimension != 0,
             .stage = static_cast<std::uint8_t>(dimension)};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
@@ -56,38 +56,38 @@ Step to_owners(const Group& group, int dimension) {
   for (const int group_rank : subgroup)
     if (group.owns())
       step.receives.push_back(message(group, group_rank, group.rank, dimension + 1));
-  if (!subgroup.empty()) make_shards(step, group, group.grid.shards_after(group.rank, dimension));
+  if (!subgroup.empty()) set_shards(step, group, group.grid.shards_after(group.rank, dimension));
   return step;
 }
 
 /// Sends each owner's results of the later dimensions to the whole group.
-Step to_everybody(const Group& group, int dimension) {
-  Step step{.make = Make::kForward,
+Step gather_step(const Group& group, int dimension) {
+  Step step{.on_send = OnSend::kForward,
             .first_shard = group.first_shard,
-            .take = dimension == 0 ? Take::kDecode : Take::kRetain,
-            .gathers = group.whole && group.grid.is_direct(),
+            .on_receive = dimension == 0 ? OnReceive::kDecode : OnReceive::kRetain,
+            .gathers = group.full && group.grid.is_direct(),
             .stage = static_cast<std::uint8_t>(group.grid.dimensions())};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
   for (const int group_rank : rotated_after(subgroup, group.rank))
     if (group.owns()) step.sends.push_back(message(group, group_rank, group.rank, dimension + 1));
   for (const int group_rank : owners_of(group, subgroup))
     step.receives.push_back(message(group, group_rank, group_rank, dimension + 1));
-  if (group.owns()) make_shards(step, group, group.grid.shards_after(group.rank, dimension + 1));
+  if (group.owns()) set_shards(step, group, group.grid.shards_after(group.rank, dimension + 1));
   return step;
 }
 
 /// A step of an all_to_all: each rank of the group receives the shards routed through it. Shards
 /// received in an earlier step are forwarded unchanged. Received shards are stored with gaps, so
 /// shards for a rank of the next dimension are contiguous.
-Step deal_out(const Group& group, int dimension) {
+Step all_to_all_step(const Group& group, int dimension) {
   const std::size_t n = group.members.size();
   const std::vector<int> subgroup = group.grid.subgroup(group.rank, dimension);
   const std::size_t shards = n / subgroup.size();
   const bool last = dimension + 1 == group.grid.dimensions();
-  Step step{.make = dimension == 0 ? Make::kEncode : Make::kForward,
+  Step step{.on_send = dimension == 0 ? OnSend::kEncode : OnSend::kForward,
             .first_shard = group.first_shard + static_cast<std::size_t>(dimension) * n,
             .shard_count = n,
-            .take = Take::kRetain};
+            .on_receive = OnReceive::kRetain};
   for (const int group_rank : rotated_after(subgroup, group.rank)) {
     const auto index =
         static_cast<std::size_t>(std::ranges::find(subgroup, group_rank) - subgroup.begin());
@@ -108,7 +108,7 @@ struct Hop {
 
 // Forwards each message in consecutive steps. Each step also hands the message to the rank itself,
 // and the last step decodes the message.
-Schedule forward_from_root(const Group& group, int root, int steps, Hop came,
+Schedule forward_from_root(const Group& group, int root, int steps, Hop incoming,
                            const std::vector<Hop>& sends) {
   const int n = static_cast<int>(group.members.size());
   const auto rank = [&](int peer) { return group.rank_at((peer + root) % n); };
@@ -117,18 +117,18 @@ Schedule forward_from_root(const Group& group, int root, int steps, Hop came,
                     Step{.first_shard = group.first_shard, .forwards = true});
   const int own = group.rank_at(group.rank);
   if (group.rank != root) {
-    Step& step = schedule[static_cast<std::size_t>(came.step)];
-    step.receives = {with(rank(came.peer))};
-    step.take = sends.empty() ? Take::kDecode : Take::kRetain;
+    Step& step = schedule[static_cast<std::size_t>(incoming.step)];
+    step.receives = {with(rank(incoming.peer))};
+    step.on_receive = sends.empty() ? OnReceive::kDecode : OnReceive::kRetain;
   }
   for (const Hop& hop : sends) {
     Step& step = schedule[static_cast<std::size_t>(hop.step)];
     const bool first = hop.step == 0;
-    step.make = first ? Make::kEncode : Make::kForward;
+    step.on_send = first ? OnSend::kEncode : OnSend::kForward;
     step.shard_count = 1;
     step.sends = {with(rank(hop.peer)), with(own)};
     step.receives = {with(own)};
-    step.take = hop.step == sends.back().step ? Take::kDecode : Take::kRetain;
+    step.on_receive = hop.step == sends.back().step ? OnReceive::kDecode : OnReceive::kRetain;
   }
   return schedule;
 }
@@ -139,7 +139,7 @@ Schedule native(const Group& group, Native native) {
       {.first_shard = group.first_shard, .shard_count = group.members.size(), .native = native}};
 }
 
-Schedule by(Exchange exchange, const Group& group) {
+Schedule allreduce_round(Exchange exchange, const Group& group) {
   switch (exchange) {
     case Exchange::kNativeSum:
       return native_sum(group);
@@ -154,8 +154,8 @@ Schedule by(Exchange exchange, const Group& group) {
 }
 
 // The ranks of a host. The number of owners is the number of ranks on the smallest host.
-Group neighbours(const HostGroups& groups, int rank) {
-  const std::vector<int>& members = groups.neighbours(rank);
+Group local_group(const HostGroups& groups, int rank) {
+  const std::vector<int>& members = groups.host_members(rank);
   return {.members = members,
           .rank = groups.local_rank(rank),
           .grid = Grid::owned_by_first(groups.host_shards(), static_cast<int>(members.size()))};
@@ -172,13 +172,13 @@ Group host_shard_owners(const HostGroups& groups, int rank) {
 
 }  // namespace
 
-Group everybody(int rank, const Grid& grid) {
-  return {.members = all_ranks(grid.group_size()), .rank = rank, .grid = grid, .whole = true};
+Group full_group(int rank, const Grid& grid) {
+  return {.members = all_ranks(grid.group_size()), .rank = rank, .grid = grid, .full = true};
 }
 
-Group by_hosts(const HostGroups& groups, int rank) {
+Group hierarchical_group(const HostGroups& groups, int rank) {
   const int digits[] = {groups.host_shards(), groups.hosts()};
-  Group group{.members = groups.by_host(), .grid = Grid(digits, groups.ranks()), .whole = true};
+  Group group{.members = groups.by_host(), .grid = Grid(digits, groups.ranks()), .full = true};
   group.rank = static_cast<int>(std::ranges::find(group.members, rank) - group.members.begin());
   return group;
 }
@@ -199,7 +199,7 @@ Schedule one_shot(const Group& group) {
   const auto group_size = static_cast<int>(group.members.size());
   Step step{.first_shard = group.first_shard,
             .shard_count = group.members.empty() ? std::size_t{0} : 1,
-            .gathers = group.whole};
+            .gathers = group.full};
   for (const int group_rank : rotated_after(all_ranks(group_size), group.rank))
     step.sends.push_back({group.rank_at(group_rank), group.first_shard});
   for (const int member : group.members) step.receives.push_back({member, group.first_shard});
@@ -208,15 +208,15 @@ Schedule one_shot(const Group& group) {
 
 Schedule reduce_scatter(const Group& group) {
   Schedule schedule;
-  for (int i = 0; i < group.grid.dimensions(); ++i) schedule.push_back(to_owners(group, i));
-  schedule.back().take = Take::kDecode;
+  for (int i = 0; i < group.grid.dimensions(); ++i) schedule.push_back(reduce_step(group, i));
+  schedule.back().on_receive = OnReceive::kDecode;
   return schedule;
 }
 
 Schedule all_gather(const Group& group) {
   Schedule schedule;
-  for (int i = group.grid.dimensions(); i-- > 0;) schedule.push_back(to_everybody(group, i));
-  schedule.front().make = Make::kEncode;
+  for (int i = group.grid.dimensions(); i-- > 0;) schedule.push_back(gather_step(group, i));
+  schedule.front().on_send = OnSend::kEncode;
   return schedule;
 }
 
@@ -225,10 +225,10 @@ Schedule all_gather(const Group& group) {
 // messages like all ranks, so all ranks get the same bits.
 Schedule two_shot(const Group& group) {
   Schedule schedule = reduce_scatter(group);
-  schedule.back().take = Take::kRetain;
+  schedule.back().on_receive = OnReceive::kRetain;
   append(schedule, all_gather(group));
   const auto gathers = static_cast<std::size_t>(group.grid.dimensions());
-  schedule[gathers].make = Make::kReduce;
+  schedule[gathers].on_send = OnSend::kReduce;
   for (Step& step : std::span(schedule).subspan(gathers)) step.sums = true;
   return schedule;
 }
@@ -246,16 +246,16 @@ Schedule tree_broadcast(const Group& group, int root) {
   std::vector<Hop> sends;
   for (int step = bits(own); own + (1 << step) < n; ++step)
     sends.push_back({step, own + (1 << step)});
-  const int came = bits(own) - 1;
-  return forward_from_root(group, root, bits(n - 1), {came, own == 0 ? 0 : own - (1 << came)},
-                           sends);
+  const int receive_step = bits(own) - 1;
+  return forward_from_root(group, root, bits(n - 1),
+                           {receive_step, own == 0 ? 0 : own - (1 << receive_step)}, sends);
 }
 
 Schedule reduce_to(const Group& group, int root) {
   Schedule schedule = reduce_scatter(group);
-  schedule.back().take = Take::kRetain;
+  schedule.back().on_receive = OnReceive::kRetain;
   append(schedule, gather_to(group, root));
-  schedule.back().make = Make::kReduce;
+  schedule.back().on_send = OnSend::kReduce;
   schedule.back().sums = true;
   schedule.back().stage = static_cast<std::uint8_t>(group.grid.dimensions());
   return schedule;
@@ -280,9 +280,9 @@ Schedule chain_reduce(const Group& group, int root) {
   begin->receives = {with(own), with(own + 1)};
   std::ranges::sort(begin->receives, {}, &StepMessage::peer);
   if (own == 0) return schedule;
-  begin->take = Take::kRetain;
+  begin->on_receive = OnReceive::kRetain;
   Step& sum = *std::next(begin);
-  sum.make = Make::kReduce;
+  sum.on_send = OnSend::kReduce;
   sum.shard_count = 1;
   sum.sends = {with(own - 1)};
   sum.stage = 1;
@@ -294,7 +294,7 @@ Schedule gather_to(const Group& group, int root) {
   const int dimensions = group.grid.dimensions();
   if (group.owns()) {
     step.sends.push_back(message(group, root, group.rank, dimensions));
-    make_shards(step, group, group.grid.shards_after(group.rank, dimensions));
+    set_shards(step, group, group.grid.shards_after(group.rank, dimensions));
   }
   for (int group_rank = 0; group.rank == root && group_rank < group.grid.owners(); ++group_rank)
     step.receives.push_back(message(group, group_rank, group_rank, dimensions));
@@ -327,8 +327,8 @@ std::size_t shard_from(const Group& group, int group_rank) {
 
 Schedule all_to_all(const Group& group) {
   Schedule schedule;
-  for (int i = 0; i < group.grid.dimensions(); ++i) schedule.push_back(deal_out(group, i));
-  schedule.back().take = Take::kDecode;
+  for (int i = 0; i < group.grid.dimensions(); ++i) schedule.push_back(all_to_all_step(group, i));
+  schedule.back().on_receive = OnReceive::kDecode;
   return schedule;
 }
 
@@ -346,9 +346,9 @@ Schedule send_to(const Group& group, int from, int to) {
 Schedule allreduce_by(std::span<const Exchange> rounds, const Group& group) {
   Schedule schedule;
   for (std::size_t round = 0; round < rounds.size(); ++round) {
-    Schedule steps = by(rounds[round], group);
+    Schedule steps = allreduce_round(rounds[round], group);
     for (Step& step : steps) step.round = static_cast<std::uint8_t>(round);
-    if (round + 1 < rounds.size()) steps.back().take = Take::kAbsorb;
+    if (round + 1 < rounds.size()) steps.back().on_receive = OnReceive::kAbsorb;
     append(schedule, std::move(steps));
   }
   return schedule;
@@ -358,7 +358,7 @@ Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Group& group)
   Schedule schedule = allreduce_by(rounds, group);
   if (rounds.back() != Exchange::kTwoShot) return schedule;
   schedule.resize(schedule.size() - static_cast<std::size_t>(group.grid.dimensions()));
-  schedule.back().take = Take::kDecode;
+  schedule.back().on_receive = OnReceive::kDecode;
   return schedule;
 }
 
@@ -368,7 +368,7 @@ int shards_of(Exchange last, int ranks, const Grid& grid) {
 }
 
 Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between) {
-  Group within = neighbours(groups, rank);
+  Group within = local_group(groups, rank);
   Schedule schedule = reduce_scatter(within);
   append(schedule, allreduce_by(between, host_shard_owners(groups, rank)));
   within.first_shard = static_cast<std::size_t>(
@@ -378,7 +378,7 @@ Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchan
 }
 
 Schedule hierarchical_reduce_scatter(const HostGroups& groups, int rank) {
-  Schedule schedule = reduce_scatter(neighbours(groups, rank));
+  Schedule schedule = reduce_scatter(local_group(groups, rank));
   Group owners = host_shard_owners(groups, rank);
   owners.grid = Grid(groups.hosts());
   append(schedule, reduce_scatter(owners));

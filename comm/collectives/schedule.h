@@ -21,14 +21,14 @@
 namespace tersor {
 
 /// How a step creates its shards' messages.
-enum class Make : std::uint8_t {
+enum class OnSend : std::uint8_t {
   kEncode,   ///< encodes the values
   kReduce,   ///< adds the retained messages of the preceding step and encodes the sum
   kForward,  ///< forwards the retained messages of the preceding step unchanged
 };
 
 /// How a step handles received messages or raw values.
-enum class Take : std::uint8_t {
+enum class OnReceive : std::uint8_t {
   kDecode,  ///< adds all messages of a shard and assigns the sum to the values
   kAbsorb,  ///< the codec stores state for the next round
   kRetain,  ///< retains the messages for the next step
@@ -43,18 +43,18 @@ struct StepMessage {
   int peer = 0;
   std::size_t shard = 0;
   std::size_t shards = 1;
-  std::size_t apart = 1;  ///< received shards are first, first + apart, first + 2 * apart, …
+  std::size_t stride = 1;  ///< received shards are first, first + stride, first + 2 * stride, …
 
   bool operator==(const StepMessage&) const = default;
 };
 
 struct Step {
-  Make make = Make::kEncode;
+  OnSend on_send = OnSend::kEncode;
   std::size_t first_shard = 0;  ///< first created shard, or first shard of the raw values
   std::size_t shard_count = 0;
   std::vector<StepMessage> sends = {};     ///< in sending order, own message last
   std::vector<StepMessage> receives = {};  ///< ordered by shard, then by rank
-  Take take = Take::kDecode;
+  OnReceive on_receive = OnReceive::kDecode;
   Native native = Native::kNone;  ///< in native steps, member l owns shard l
   bool gathers = false;           ///< True if each rank sends one message to each other rank
   /// True if ranks forward messages; all steps then share a tag.
@@ -76,19 +76,19 @@ struct Group {
   int rank = 0;                   ///< group rank of this rank
   Grid grid = {};                 ///< for reducing and gathering the owned shards
   std::size_t first_shard = 0;    ///< in the schedule
-  bool whole = false;             ///< True if all ranks are members
+  bool full = false;              ///< True if all ranks are members
 
   bool owns() const { return !members.empty() && grid.owns(rank); }
   int rank_at(int of_group_rank) const { return members[static_cast<std::size_t>(of_group_rank)]; }
 };
 
 /// All ranks on a grid; by default, each rank owns a shard.
-Group everybody(int rank, const Grid& grid);
-inline Group everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)); }
+Group full_group(int rank, const Grid& grid);
+inline Group full_group(int rank, int ranks) { return full_group(rank, Grid(ranks)); }
 
 /// All ranks, ordered by host, on a grid of two dimensions: within hosts, then between hosts. Hosts
 /// must have equally many ranks.
-Group by_hosts(const HostGroups& groups, int rank);
+Group hierarchical_group(const HostGroups& groups, int rank);
 /// The owner of each shard, if each member owns a shard.
 std::vector<int> shard_owners(const Group& group);
 
@@ -138,13 +138,13 @@ Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Group& group)
 /// owners.
 int shards_of(Exchange last, int ranks, const Grid& grid);
 
-/// A hierarchical allreduce. Neighbours add host shards at the owners. The owners exchange the
-/// hosts' sums with `between` and send the results to their neighbours. Shards: one per host shard
+/// A hierarchical allreduce. The ranks of a host add host shards at the owners. The owners exchange
+/// the hosts' sums with `between` and send the results to their hosts. Shards: one per host shard
 /// towards the owner, the shards between hosts, one per host shard from the owner.
 Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between);
 
-/// A hierarchical reduce-scatter over hosts with equally many ranks. Neighbours add the shards of
-/// all ranks with a local rank at the neighbour with this local rank. Ranks with equal local ranks
+/// A hierarchical reduce-scatter over hosts with equally many ranks. A host's ranks add the shards
+/// of all ranks with a local rank at their rank with this local rank. Ranks with equal local ranks
 /// then exchange the hosts' sums, each sent to its owner. Shards: one per local rank, then the
 /// shards of this rank's local rank, by owner.
 Schedule hierarchical_reduce_scatter(const HostGroups& groups, int rank);

@@ -24,14 +24,14 @@ struct Side {
   std::string_view split;  ///< "sent"
 };
 
-[[noreturn]] void refuse(const Side& side, const std::string& what) {
+[[noreturn]] void reject(const Side& side, const std::string& what) {
   throw InvalidArgumentError("all_to_all on rank " + std::to_string(side.rank) + ": " + what);
 }
 
 std::size_t rows_in(const Side& side, std::size_t count, std::size_t columns) {
-  if (columns == 0) refuse(side, "columns is 0: give at least 1");
+  if (columns == 0) reject(side, "columns is 0: give at least 1");
   if (count % columns != 0)
-    refuse(side, "the " + std::string(side.span) + " has " + std::to_string(count) +
+    reject(side, "the " + std::string(side.span) + " has " + std::to_string(count) +
                      " values: give a multiple of columns, " + std::to_string(columns));
   return count / columns;
 }
@@ -39,7 +39,7 @@ std::size_t rows_in(const Side& side, std::size_t count, std::size_t columns) {
 std::vector<std::size_t> equal_rows(const Side& side, std::size_t rows) {
   const auto ranks = static_cast<std::size_t>(side.ranks);
   if (rows % ranks != 0)
-    refuse(side, "the " + std::to_string(rows) + " rows of the " + std::string(side.span) +
+    reject(side, "the " + std::to_string(rows) + " rows of the " + std::string(side.span) +
                      " are not a multiple of " + std::to_string(ranks) + " ranks: give " +
                      std::string(side.split));
   return std::vector<std::size_t>(ranks, rows / ranks);
@@ -50,26 +50,27 @@ std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
   if (split.empty()) return equal_rows(side, rows);
   const std::string name(side.split);
   if (split.size() != static_cast<std::size_t>(side.ranks))
-    refuse(side, name + " has " + std::to_string(split.size()) + " numbers for " +
+    reject(side, name + " has " + std::to_string(split.size()) + " numbers for " +
                      std::to_string(side.ranks) + " ranks: give one number per rank");
   for (const std::size_t one : split)
     if (one > rows)
-      refuse(side, name + " contains " + std::to_string(one) + ", but the " +
+      reject(side, name + " contains " + std::to_string(one) + ", but the " +
                        std::string(side.span) + " has " + std::to_string(rows) + " rows");
   const std::size_t sum = std::accumulate(split.begin(), split.end(), std::size_t{0});
   if (sum != rows)
-    refuse(side, name + " adds up to " + std::to_string(sum) + " rows, but the " +
+    reject(side, name + " adds up to " + std::to_string(sum) + " rows, but the " +
                      std::string(side.span) + " has " + std::to_string(rows));
   return {split.begin(), split.end()};
 }
 
 /// The count of each shard. Forwarded rows keep their current counts if unknown.
-std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
+std::vector<std::size_t> counts_of(const PreparedCall& prepared, const Rows& rows) {
   const Group group = prepared.group();
   std::vector<std::size_t> counts(prepared.params.size());
   std::ranges::transform(prepared.params, counts.begin(), &ExchangeParameter::count);
   const std::size_t columns = prepared.key.values.count, n = group.members.size();
-  for (std::size_t i = 0; i < rows.passing.size(); ++i) counts[n + i] = rows.passing[i] * columns;
+  for (std::size_t i = 0; i < rows.forwarded.size(); ++i)
+    counts[n + i] = rows.forwarded[i] * columns;
   for (int group_rank = 0; group_rank < static_cast<int>(n); ++group_rank) {
     const auto rank = static_cast<std::size_t>(group.rank_at(group_rank));
     counts[shard_to(group, group_rank)] = rows.sent[rank] * columns;
@@ -120,17 +121,17 @@ std::vector<Counts> exchange_counts(const ExchangeContext& context, Transport& t
     receives.push_back({subgroup[i], bytes});
   }
   const Operation operation = context.operation(context.call.name);
-  const bool everything = !transport.traits().host;
-  Handle handle = everything ? transport.all_gather(operation, all, all.size())
-                             : transport.exchange(operation, sends, receives);
+  const bool gathers_all = !transport.traits().host;
+  Handle handle = gathers_all ? transport.all_gather(operation, all, all.size())
+                              : transport.exchange(operation, sends, receives);
   handle.wait_synchronize();
   std::vector<Counts> counts(subgroup.size(), Counts(each + 1));
   for (std::size_t i = 0; i < subgroup.size(); ++i) {
     ConstByteSpan from = i == index ? all : handle.received(subgroup[i]);
-    if (from.size() < (i == index || everything ? all.size() : bytes))
+    if (from.size() < (i == index || gathers_all ? all.size() : bytes))
       throw TransportError(std::string(context.call.name) + ": rank " +
                            std::to_string(subgroup[i]) + " sent the row counts of too few ranks");
-    if (i == index || everything) from = from.subspan(index * bytes);
+    if (i == index || gathers_all) from = from.subspan(index * bytes);
     std::memcpy(counts[i].data(), from.first(bytes).data(), bytes);
     if (counts[i].back() != checksum_of(counts[i].data(), each))
       throw WireError(std::string(context.call.name) + " on rank " +
@@ -151,46 +152,46 @@ Rows rows_of(const Transport& transport, const ConstValueSpan& input, const Cons
             split_rows(to, rows_in(to, output.count(), columns), splits.received)};
   const auto own = static_cast<std::size_t>(transport.rank());
   if (rows.sent[own] != rows.received[own])
-    refuse(from, "the rank sends " + std::to_string(rows.sent[own]) +
+    reject(from, "the rank sends " + std::to_string(rows.sent[own]) +
                      " rows to itself but receives " + std::to_string(rows.received[own]) +
                      " from itself: give equal numbers");
-  if (encoding::overlap(input, output)) refuse(from, "input and output overlap");
+  if (encoding::overlap(input, output)) reject(from, "input and output overlap");
   return rows;
 }
 
-void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows) {
+void receive_forwarded_counts(const PreparedCall& prepared, Transport& transport, Rows& rows) {
   const Group group = prepared.group();
   if (group.grid.dimensions() == 1) return;
   std::vector<int> subgroup = group.grid.subgroup(group.rank, 0);
   for (int& member : subgroup) member = group.rank_at(member);
   const std::vector<Counts> all =
       exchange_counts(prepared.context, transport, subgroup, announced(group, rows));
-  rows.passing.resize(group.members.size());
+  rows.forwarded.resize(group.members.size());
   for (std::size_t i = 0; i < all.size(); ++i)
     for (std::size_t shard = 0; shard < all[i].size(); ++shard)
-      rows.passing[shard * all.size() + i] = all[i][shard];
+      rows.forwarded[shard * all.size() + i] = all[i][shard];
 }
 
-bool are_planned(const Prepared& prepared, const Rows& rows) {
+bool fits_plan(const PreparedCall& prepared, const Rows& rows) {
   return !prepared.chunks.empty() && std::ranges::equal(prepared.params, counts_of(prepared, rows),
                                                         {}, &ExchangeParameter::count);
 }
 
-void plan(Prepared& prepared, const Rows& rows) {
+void replan(PreparedCall& prepared, const Rows& rows) {
   const std::vector<std::size_t> counts = counts_of(prepared, rows);
   for (std::size_t i = 0; i < counts.size(); ++i) {
     prepared.params[i].count = counts[i];
     prepared.params[i].first_index = 0;
   }
   prepared.chunks.clear();
-  const Key& key = prepared.key;
+  const CallKey& key = prepared.key;
   prepared.chunks =
       Planner(prepared.context).by_rows(prepared.group(), key.values.count, key.chunk_count);
   prepared.pipeline->prepare(prepared.chunks.front(), prepared.chunks.size());
   prepared.context.device.in_order = prepared.context.on_device();
 }
 
-void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output) {
+void bind_rows(PreparedCall& prepared, const ConstValueSpan& input, const ValueSpan& output) {
   const Group group = prepared.group();
   std::vector<int> by_rank = all_ranks(prepared.context.ranks.count);
   std::ranges::sort(by_rank, {}, [&](int group_rank) { return group.rank_at(group_rank); });

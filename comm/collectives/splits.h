@@ -13,7 +13,7 @@ namespace tersor {
 /// Rows sent to and received from each rank. On a grid, `passing` holds forwarded rows in shard
 /// order.
 struct Rows {
-  std::vector<std::size_t> sent, received, passing = {};
+  std::vector<std::size_t> sent, received, forwarded = {};
 };
 
 /// The rows of a call. Throws InvalidArgumentError with the rank if rows do not match the spans or
@@ -22,15 +22,14 @@ Rows rows_of(const Transport& transport, const ConstValueSpan& input, const Cons
              std::size_t columns, const Splits& splits);
 
 /// Receives the numbers of rows to be forwarded by this rank. Collective, blocking.
-void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows);
+void receive_forwarded_counts(const PreparedCall& prepared, Transport& transport, Rows& rows);
 
-/// are_planned: true if the current plan fits these row counts (forwarded rows included, if known).
-/// `plan` makes a plan. Codec, pipeline and buffers stay, because rows change in each step of a
-/// mixture of experts.
-bool are_planned(const Prepared& prepared, const Rows& rows);
-void plan(Prepared& prepared, const Rows& rows);
+/// fits_plan: true if the current plan fits these row counts (forwarded rows included, if known).
+/// `replan` keeps codec, pipeline and buffers: rows change in each step of a mixture of experts.
+bool fits_plan(const PreparedCall& prepared, const Rows& rows);
+void replan(PreparedCall& prepared, const Rows& rows);
 
 /// Binds the memory of all rows.
-void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output);
+void bind_rows(PreparedCall& prepared, const ConstValueSpan& input, const ValueSpan& output);
 
 }  // namespace tersor

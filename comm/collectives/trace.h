@@ -13,10 +13,10 @@ namespace tersor {
 
 /// A parameter became ready, was encoded, reduced or decoded; a message was under way; the trainer
 /// waited.
-enum class Traced : std::uint8_t { kReady, kEncode, kReduce, kDecode, kWire, kWait };
+enum class TraceType : std::uint8_t { kReady, kEncode, kReduce, kDecode, kWire, kWait };
 
 struct TraceEvent {
-  Traced what = Traced::kReady;
+  TraceType type = TraceType::kReady;
   std::uint32_t step = 0;
   std::uint32_t parameter = 0;  ///< 0 if no parameter is concerned
   Clock::time_point begin = {}, end = {};

@@ -127,7 +127,7 @@ struct Gossip::State {
   // Called before the first step.
   void settle() {
     if (is_settled) return;
-    plan = plan_alone(*codec, segments, "gossip");
+    plan = plan_local(*codec, segments, "gossip");
     message =
         std::make_shared<Buffer>(sizeof(GossipHeader) + plan.frame_bytes + lost_edges.most_bytes());
     workspace = Buffer(plan.workspace_bytes);

@@ -69,7 +69,7 @@ void fold(ReducerState& state, const Parameters& parameters) {
     ReducerState::Parameter& parameter = state.parameters[i];
     const std::size_t count = param.codec->has_feedback() ? parameter.count : 0;
     parameter.residual = folded({parameter.residual, parameter.owner}, parameters.feedback[i],
-                                owed(context, param), count);
+                                residual_scales(context, param), count);
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
@@ -170,12 +170,12 @@ void GradientReducer::Impl::load(const ReducerState& state, std::uint64_t common
 // add up all parts, and codecs start without memory.
 void GradientReducer::Impl::take_over(LockedStep& step, ReducerState& state, const Impl& before) {
   fold(state, before.parameters_);
-  const bool by_hosts = before.hierarchy_ != nullptr;
-  if (by_hosts) {
+  const bool hierarchical = before.hierarchy_ != nullptr;
+  if (hierarchical) {
     for (ReducerState::Parameter& one : state.parameters) std::ranges::fill(one.memory, 0.0f);
     fail_together(step, [&] { add_up(state, [&](std::vector<float>& values) { sum(values); }); });
   }
-  load_residuals(state, by_hosts ? OwedBy::kAll : OwedBy::kThisRank, parameters_, stream());
+  load_residuals(state, hierarchical ? OwedBy::kAll : OwedBy::kThisRank, parameters_, stream());
 }
 
 void GradientReducer::relearn_order() {

@@ -23,7 +23,7 @@ bool is_small(const ExchangeParameter& param) {
 
 bool is_rider(const ExchangeParameter& param) {
   return is_small(param) && !param.codec->has_feedback() &&
-         can_go(*param.codec, param.dtype, Algorithm::kTwoShot);
+         supports(*param.codec, param.dtype, Algorithm::kTwoShot);
 }
 
 bool equal_wire(const ExchangeParameter& a, const ExchangeParameter& b) {
@@ -42,9 +42,9 @@ class Filling {
     if (bytes_ + bytes_of(param) > options_.bucket_bytes) return false;
     if (!can_share(param_at(params_.front()), param)) return false;
     if (is_rider(param)) return algorithm_ != Algorithm::kNative || uniform_with(param);
-    const Algorithm wanted = algorithm_of(param);
-    if (wanted == Algorithm::kNative && !uniform_with(param)) return false;
-    return !algorithm_.has_value() || *algorithm_ == wanted;
+    const Algorithm requested = algorithm_of(param);
+    if (requested == Algorithm::kNative && !uniform_with(param)) return false;
+    return !algorithm_.has_value() || *algorithm_ == requested;
   }
 
   void add(std::uint32_t index) {
@@ -106,16 +106,16 @@ class Filling {
 
 }  // namespace
 
-Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorithm wanted) {
+Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorithm requested) {
   constexpr std::size_t kAnyLargeCount = std::size_t{1} << 28;
   if (param.collective == Collective::kReduceScatter)
-    return choose_scatter(*param.codec, param.dtype, "reduce_scatter");
+    return choose_reduce_scatter(*param.codec, param.dtype, "reduce_scatter");
   const bool chosen = param.algorithm != Algorithm::kAuto;
   return choose_algorithm({.codec = param.codec.get(),
                            .dtype = param.dtype,
                            .count = kAnyLargeCount,
                            .ranks = ranks,
-                           .wanted = chosen ? param.algorithm : wanted,
+                           .requested = chosen ? param.algorithm : requested,
                            .any_shape = true});
 }
 

@@ -30,7 +30,7 @@ struct BucketOptions {
 /// Returns the algorithm of a parameter as if the parameter were large. The parameter's own count
 /// has no influence. Residuals therefore do not depend on neighbours in the bucket. Throws
 /// InvalidArgumentError if the requested algorithm does not fit the codec.
-Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorithm wanted);
+Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorithm requested);
 
 /// Groups the parameters in `order`.
 std::vector<Bucket> make_buckets(const Planner& planner, std::span<const std::uint32_t> order,

@@ -72,8 +72,8 @@ void CodecPolicy::choose_automatically(ReducerParameter& own, ExchangeParameter&
   own.predictions = tuner_->predict_each(param.dtype, count_of_message(param), param.collective,
                                          parameters_.context().ranks.grid.digits());
   for (const AutoPrediction& prediction : own.predictions)
-    param.least_unit =
-        std::max(param.least_unit, unit_of(*rules_.codec(prediction.choice.codec), param.count));
+    param.min_unit =
+        std::max(param.min_unit, unit_of(*rules_.codec(prediction.choice.codec), param.count));
   set_choice(own, param,
              std::ranges::min_element(own.predictions, {}, &AutoPrediction::seconds)->choice);
 }
@@ -89,7 +89,7 @@ void CodecPolicy::try_phases(ReducerParameter& own, ExchangeParameter& param) {
   const std::vector<RulePhase>& phases = own.choice.phases;
   schedules_ |= !phases.empty();
   for (const RulePhase& phase : phases)
-    param.least_unit = std::max(param.least_unit, unit_of(*phase.codec, param.count));
+    param.min_unit = std::max(param.min_unit, unit_of(*phase.codec, param.count));
   for (auto phase = phases.rbegin(); phase != phases.rend(); ++phase) {
     set_codec(own, param, phase->codec);
     own.owes_later |= own.algorithm == Algorithm::kTwoShot;

@@ -165,8 +165,8 @@ void Gradients::leave_alone(std::uint32_t parameter) {
   ParameterFeedback& feedback = parameters_.feedback[parameter];
   Residuals& residuals = parameters_.residuals;
   nowhere_[parameter] = true;
-  const bool by_hosts = parameters_.context().ranks.hierarchy != nullptr;
-  if (by_hosts && !feedback.sender.residual_out.empty())
+  const bool hierarchical = parameters_.context().ranks.hierarchy != nullptr;
+  if (hierarchical && !feedback.sender.residual_out.empty())
     feedback.sender = residuals.idle_sender(parameter);
   if (!feedback.owner.residual_out.empty()) feedback.owner = residuals.idle_owner(parameter);
   if (!feedback.memory.out.empty())

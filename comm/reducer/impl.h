@@ -136,7 +136,7 @@ struct GradientReducer::Impl {
   void complete_step(LockedStep& step);
   void check_requested(LockedStep& step, std::uint32_t parameter);
   /// Records an event of the trainer from `begin` until now. Call with the step locked.
-  void trace(Traced what, std::uint32_t step, std::uint32_t parameter, Clock::time_point begin);
+  void trace(TraceType type, std::uint32_t step, std::uint32_t parameter, Clock::time_point begin);
   void record_exposed(std::uint32_t step, Clock::time_point begin);
   StreamView stream() const { return backend_ == nullptr ? StreamView{} : backend_->stream(); }
 

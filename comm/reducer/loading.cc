@@ -137,7 +137,7 @@ float loading_factor(const ReducerState& state, OwedBy whom, const Parameters& p
   const double share = state.reduction == Reduction::kSum
                            ? 1.0 / shares
                            : context.ranks.count / (shares * state.ranks);
-  return static_cast<float>(share) / owed(context, param).sender;
+  return static_cast<float>(share) / residual_scales(context, param).sender;
 }
 
 void check_state(const ReducerState& state, const Parameters& parameters) {

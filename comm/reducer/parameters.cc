@@ -34,8 +34,9 @@ StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParamet
   return ranges;
 }
 
-Owed owed(const ExchangeContext& context, const ExchangeParameter& param) {
-  return context.call.reduction == Reduction::kSum ? Owed{} : Planner(context).owed(param);
+ResidualScales residual_scales(const ExchangeContext& context, const ExchangeParameter& param) {
+  return context.call.reduction == Reduction::kSum ? ResidualScales{}
+                                                   : Planner(context).residual_scales(param);
 }
 
 std::size_t memory_count(const ExchangeParameter& param, const Codec& codec) {
@@ -69,7 +70,7 @@ void Parameters::check_memory(const std::string& name, Memory memory) {
     throw InvalidArgumentError(what + " is " + std::string(memory_text(memory)) +
                                ", but the earlier gradients are " +
                                std::string(memory_text(memory_)));
-  check_taken(*context_.transport, memory, what);
+  check_memory_supported(*context_.transport, memory, what);
 }
 
 // Every rank's shard has the length of the longest shard.
@@ -164,10 +165,10 @@ void Parameters::hand_over(StreamView stream) {
 void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   const ParameterFeedback& own = feedback[parameter];
   if (own.owned.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
-  const Owed owed = tersor::owed(context_, params[parameter]);
+  const ResidualScales scale = tersor::residual_scales(context_, params[parameter]);
   for (const Residuals::Version& version : residuals.versions(parameter)) {
     std::vector<float> sum = to_floats(version.sender, stream);
-    fold_owner(to_floats(version.owner, stream), own, owed, {sum, own.sender_first, owed.sender});
+    fold_owner(to_floats(version.owner, stream), own, scale, {sum, own.sender_first, scale.sender});
     from_floats(sum, 1.0f, version.sender, stream);
   }
   residuals.clear_owner(parameter);

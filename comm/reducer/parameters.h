@@ -50,7 +50,7 @@ StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParamet
                             const ExchangeParameter& param, int rank);
 
 /// The divisors of the parameter's residuals (see Owed).
-Owed owed(const ExchangeContext& context, const ExchangeParameter& param);
+ResidualScales residual_scales(const ExchangeContext& context, const ExchangeParameter& param);
 
 /// The number of values in the codec's memory. `most_memory` returns the maximum over all codecs of
 /// a schedule.

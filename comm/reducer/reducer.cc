@@ -41,7 +41,7 @@ std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptio
                                           CodecPolicy& policy) {
   if (options.algorithm != Algorithm::kHierarchical) return nullptr;
   Hosts hosts = find_hosts(channel, options.hosts, options.host_codec, options.error_growth);
-  if (hosts.is_one) policy.set_single_host(std::move(hosts.codec));
+  if (hosts.single_host) policy.set_single_host(std::move(hosts.codec));
   if (!hosts.groups) return nullptr;
   if (options.measure_error == MeasureError::kOn)
     throw InvalidArgumentError(

@@ -37,7 +37,7 @@ void GradientReducer::Impl::begin(LockedStep& step) {
   parameters_.residuals.use_memory(*backend_);
   prepare_added(step);
   context_.set_agreement(parameters_.agreement(policy_.learns()));
-  context_.adder = adder_of(context_);
+  context_.sum_transport = sum_transport_of(context_);
   make_sender();
 }
 

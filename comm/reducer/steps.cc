@@ -134,7 +134,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   for (std::size_t i = 0; i < together.size(); ++i) {
     gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
     handles[i] = handle_of(step, together[i].parameter);
-    trace(Traced::kReady, training_step(step), together[i].parameter, Clock::now());
+    trace(TraceType::kReady, training_step(step), together[i].parameter, Clock::now());
   }
   if (request(step, parameters)) {  // under the lock, before another thread takes the messages
     backend_->follow_trainer();
@@ -211,14 +211,14 @@ void GradientReducer::Impl::wait() {
   record_exposed(training_step(step) - 1, start);
 }
 
-void GradientReducer::Impl::trace(Traced what, std::uint32_t step, std::uint32_t parameter,
+void GradientReducer::Impl::trace(TraceType type, std::uint32_t step, std::uint32_t parameter,
                                   Clock::time_point begin) {
-  if (trace_ != nullptr) trace_->trainer.record({what, step, parameter, begin, Clock::now()});
+  if (trace_ != nullptr) trace_->trainer.record({type, step, parameter, begin, Clock::now()});
 }
 
 void GradientReducer::Impl::record_exposed(std::uint32_t step, Clock::time_point begin) {
   totals_.record_exposed(seconds_since(begin));
-  trace(Traced::kWait, step, 0, begin);
+  trace(TraceType::kWait, step, 0, begin);
 }
 
 // Finishes a flushed step. Starts no step.

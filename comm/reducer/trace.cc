@@ -74,8 +74,8 @@ std::string micros(nanoseconds time) {
 }
 
 std::uint32_t row_of(const TraceEvent& event) {
-  if (event.what == Traced::kWait) return kTrainerRow;
-  if (event.what == Traced::kWire) return kWireRow;
+  if (event.type == TraceType::kWait) return kTrainerRow;
+  if (event.type == TraceType::kWire) return kWireRow;
   return kFirstParameterRow + event.parameter;
 }
 
@@ -90,12 +90,12 @@ class TraceWriter {
   }
 
   void event(const TraceEvent& event) {
-    const bool at_once = event.what == Traced::kReady;
+    const bool at_once = event.type == TraceType::kReady;
     const auto since = [&](Clock::time_point time) {
       return epoch_ + std::chrono::duration_cast<nanoseconds>(time.time_since_epoch());
     };
     std::ostream& file =
-        begin(kNames[static_cast<std::size_t>(event.what)], at_once ? "i" : "X", row_of(event));
+        begin(kNames[static_cast<std::size_t>(event.type)], at_once ? "i" : "X", row_of(event));
     file << ",\"ts\":" << micros(since(event.begin));
     if (at_once)
       file << ",\"s\":\"t\"";

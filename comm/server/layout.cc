@@ -42,8 +42,8 @@ ServerLayout server_layout(std::span<const std::size_t> counts, const ServerOpti
     agreement.begin("parameter " + std::to_string(parameter))
         .add("count", static_cast<std::uint64_t>(counts[parameter]));
   }
-  layout.push_plan = plan_alone(*layout.push, layout.segments, "push");
-  layout.pull_plan = plan_alone(*layout.pull, layout.segments, "pull");
+  layout.push_plan = plan_local(*layout.push, layout.segments, "push");
+  layout.pull_plan = plan_local(*layout.pull, layout.segments, "pull");
   agreement.end();
   return layout;
 }

@@ -29,7 +29,7 @@ GridPrediction predict_on_best_grid(const CostQuestion& question, const CostFigu
   if (question.algorithm != Algorithm::kTwoShot) return {{}, predict_allreduce(question, figures)};
   if (!question.dims.empty()) return {question.dims, predict_allreduce(question, figures)};
   GridPrediction best;
-  for (const Grid& grid : Grid::worth_trying(question.ranks, question.error_growth)) {
+  for (const Grid& grid : Grid::candidates(question.ranks, question.error_growth)) {
     CostQuestion tried = question;
     tried.dims.assign(grid.digits().begin(), grid.digits().end());
     const Prediction prediction = predict_allreduce(tried, figures);

@@ -50,7 +50,7 @@ Shape shape_of(const CostQuestion& question) {
   const std::size_t units_of_shard = ceil_div(ceil_div(question.count, traits.unit), shards);
   const std::size_t longest = std::min(question.count, units_of_shard * traits.unit);
   const std::size_t step =
-      shard_length(question.chunk_count, shards, traits.unit, grid.most_shards_of_chunk(), longest);
+      shard_length(question.chunk_count, shards, traits.unit, grid.max_shards_of_chunk(), longest);
   const auto whole = static_cast<double>(longest), shard = static_cast<double>(step);
   if (traits.divisible && step < longest) return {shard, 1, whole / shard};
   return {whole, static_cast<double>(question.count) / (whole * static_cast<double>(shards)), 1};
@@ -136,7 +136,7 @@ class Walk {
       if (schedule[i].is_native()) {
         add_sum(schedule[i]);
       } else {
-        if (schedule[i].make == Make::kReduce) add_reduce(schedule[i - 1]);
+        if (schedule[i].on_send == OnSend::kReduce) add_reduce(schedule[i - 1]);
         add_messages(schedule[i]);
       }
     }
@@ -171,10 +171,10 @@ class Walk {
 
   void add_messages(const Step& step) {
     const Load& load = shards_[step.first_shard];
-    if (step.make == Make::kEncode && load.encoded)
+    if (step.on_send == OnSend::kEncode && load.encoded)
       stages_.work += load.seconds(step.shard_count, figures_.codec.encode);
     add_wire(traffic_of(step.sends, load), traffic_of(step.receives, load));
-    if (step.take == Take::kDecode) add_decode(step);
+    if (step.on_receive == OnReceive::kDecode) add_decode(step);
   }
 
   Traffic traffic_of(const std::vector<StepMessage>& messages, const Load& load) const {
@@ -340,7 +340,7 @@ Prediction predict(const CostQuestion& question, const CostFigures& figures,
   const auto rounds =
       exchanges_of(*question.codec, question.dtype, question.ranks, question.algorithm);
   Walk walk(question, figures, std::vector<Load>(static_cast<std::size_t>(grid.owners()), load));
-  return pipelined(walk.stages(schedule_by(rounds, everybody(0, grid))), shape.chunks,
+  return pipelined(walk.stages(schedule_by(rounds, full_group(0, grid))), shape.chunks,
                    figures.crowding);
 }
 

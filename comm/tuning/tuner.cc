@@ -97,7 +97,7 @@ AutoOptions checked(AutoOptions options) {
     for (std::string& spec : options.codecs) spec = with_feedback(spec, Feedback::kResidual);
   if (options.threads == 0) throw InvalidArgumentError("threads is 0: give at least 1");
   if (options.link) check_link(*options.link, "the link");
-  Grid::most_dimensions(options.error_growth);
+  Grid::max_dimensions(options.error_growth);
   return options;
 }
 
@@ -224,7 +224,7 @@ CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const 
 // A reduce-scatter has a single algorithm, determined by the codec.
 void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
                               std::vector<AutoPrediction>& all) {
-  question.algorithm = choose_scatter(*question.codec, question.dtype, "reduce_scatter");
+  question.algorithm = choose_reduce_scatter(*question.codec, question.dtype, "reduce_scatter");
   for (const std::size_t chunk_count : chunk_counts(*channel_)) {
     question.chunk_count = chunk_count;
     const double seconds =

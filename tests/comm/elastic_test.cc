@@ -119,7 +119,7 @@ std::vector<float> owed_by(const GradientReducer& reducer, const Transport& tran
   const ParameterFeedback feedback = {
       .owned =
           Grid(transport.ranks()).owned({0, kCount}, transport.rank(), 0, unit_of(*codec, kCount))};
-  return folded({own.residual, own.owner}, feedback, Owed{}, kCount);
+  return folded({own.residual, own.owner}, feedback, ResidualScales{}, kCount);
 }
 
 TEST(Elastic, ResumePreservesResidualsOfRemainingRanks) {

@@ -40,7 +40,7 @@ TEST(Fold, AddsUpToThePortableState) {
         const auto all = read_state(run.reducer.save_portable_state()).parameters.at(0);
         EXPECT_FALSE(own.owner.empty());
         const ParameterFeedback feedback = feedback_of(Grid::of(dims, kFoldingRanks), run.rank);
-        const auto whole = folded({own.residual, own.owner}, feedback, Owed{}, kCount);
+        const auto whole = folded({own.residual, own.owner}, feedback, ResidualScales{}, kCount);
         const std::lock_guard lock(mutex);
         add_to(sums, whole);
         if (run.rank == 0) add_to(portable, all.residual);

@@ -41,7 +41,7 @@ using PlannedMessage = std::tuple<std::size_t, std::size_t, int, int, std::size_
 std::size_t capacity_of(const ChunkPlan& chunk, const Step& step, const StepMessage& message) {
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < message.shards; ++i)
-    bytes += message_bytes(chunk.shards[message.shard + i * message.apart], step);
+    bytes += message_bytes(chunk.shards[message.shard + i * message.stride], step);
   return bytes;
 }
 

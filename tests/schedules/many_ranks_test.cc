@@ -13,7 +13,7 @@ namespace {
 std::vector<Schedule> schedules_of(const Grid& grid) {
   std::vector<Schedule> schedules;
   for (int rank = 0; rank < grid.group_size(); ++rank)
-    schedules.push_back(two_shot(everybody(rank, grid)));
+    schedules.push_back(two_shot(full_group(rank, grid)));
   return schedules;
 }
 

@@ -46,7 +46,7 @@ Layout flat_layout(const std::function<Schedule(const Group&)>& schedule_by, int
   std::vector<std::vector<std::size_t>> parts;
   for (std::size_t shard = 0; shard < shards; ++shard) parts.push_back({shard});
   for (int rank = 0; rank < ranks; ++rank) {
-    layout.schedules.push_back(schedule_by(everybody(rank, ranks)));
+    layout.schedules.push_back(schedule_by(full_group(rank, ranks)));
     layout.parts.push_back(parts);
   }
   return layout;
@@ -54,7 +54,7 @@ Layout flat_layout(const std::function<Schedule(const Group&)>& schedule_by, int
 
 Layout grid_layout(const Grid& grid) {
   const auto shards = static_cast<std::size_t>(grid.owners());
-  const auto on_grid = [&](const Group& group) { return two_shot(everybody(group.rank, grid)); };
+  const auto on_grid = [&](const Group& group) { return two_shot(full_group(group.rank, grid)); };
   return flat_layout(on_grid, grid.group_size(), shards);
 }
 
@@ -102,7 +102,8 @@ Layout owned_layout(const std::function<Schedule(const Group&)>& schedule_by,
 Layout hierarchical_gather_layout(const std::vector<int>& hosts) {
   const HostGroups groups(hosts, static_cast<int>(hosts.size()));
   std::vector<Group> all_groups;
-  for (int rank = 0; rank < groups.ranks(); ++rank) all_groups.push_back(by_hosts(groups, rank));
+  for (int rank = 0; rank < groups.ranks(); ++rank)
+    all_groups.push_back(hierarchical_group(groups, rank));
   Layout layout = owned_layout(all_gather, all_groups);
   layout.hosts = hosts;
   return layout;
@@ -160,13 +161,13 @@ std::vector<Expression> ScheduleWalk::made(int rank, std::size_t shard) {
   const std::vector<std::size_t>& shard_parts = parts(rank, shard);
   for (std::size_t i = 0; i < shard_parts.size(); ++i) {
     Expression value = values_[size(rank)][shard_parts[i]];
-    if (step(rank).make != Make::kEncode) {
+    if (step(rank).on_send != OnSend::kEncode) {
       std::vector<Expression> retained;
       for (const Content& content : retained_[size(rank)])
         if (content.shard == shard) retained.push_back(content.values[i]);
       value = expressions_.sum(retained);
     }
-    if (step(rank).make != Make::kForward)
+    if (step(rank).on_send != OnSend::kForward)
       value = layout_.raw_shards.contains(shard) ? expressions_.raw(value)
                                                  : expressions_.encoded(value);
     made.push_back(value);
@@ -190,7 +191,7 @@ std::string ScheduleWalk::open(int rank, const StepMessage& message, Contents co
   if (contents.size() != message.shards)
     return fault(rank, "gets other shards from rank " + std::to_string(message.peer));
   for (std::size_t i = 0; i < contents.size(); ++i) {
-    const std::size_t shard = message.shard + i * message.apart;
+    const std::size_t shard = message.shard + i * message.stride;
     if (parts(rank, shard) != parts(message.peer, contents[i].shard))
       return fault(rank, "gets another shard from rank " + std::to_string(message.peer));
     contents[i].shard = shard;
@@ -222,8 +223,8 @@ std::string ScheduleWalk::deliver(int rank) {
 }
 
 void ScheduleWalk::take(int rank) {
-  if (step(rank).idle() || step(rank).take == Take::kAbsorb) return;
-  if (step(rank).take == Take::kRetain) {
+  if (step(rank).idle() || step(rank).on_receive == OnReceive::kAbsorb) return;
+  if (step(rank).on_receive == OnReceive::kRetain) {
     retained_[size(rank)] = std::move(received_[size(rank)]);
     return;
   }
@@ -246,7 +247,7 @@ void ScheduleWalk::add_raw() {
     for (const int rank : group) values.push_back(values_[size(rank)][part]);
     const Expression sum = expressions_.raw(expressions_.sum(values));
     for (const int rank : group)
-      if (step(rank).take != Take::kAbsorb) values_[size(rank)][part] = sum;
+      if (step(rank).on_receive != OnReceive::kAbsorb) values_[size(rank)][part] = sum;
   }
 }
 

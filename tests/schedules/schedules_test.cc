@@ -179,7 +179,7 @@ TEST(Schedules, Broadcasts) {
 void expect_sums_at_root(const Grid& grid, int root) {
   const auto shards = static_cast<std::size_t>(grid.owners());
   const auto schedule_by = [&](const Group& group) {
-    return reduce_to(everybody(group.rank, grid), root);
+    return reduce_to(full_group(group.rank, grid), root);
   };
   const Layout layout = flat_layout(schedule_by, grid.group_size(), shards),
                all = grid_layout(grid);
@@ -308,7 +308,7 @@ TEST(Schedules, RanksSendToDistinctPeersInEachIteration) {
       for (std::size_t iteration = 0; iteration < static_cast<std::size_t>(n); ++iteration) {
         std::set<int> peers;
         for (int rank = 0; rank < n; ++rank)
-          peers.insert(schedule_by(everybody(rank, n)).front().sends[iteration].peer);
+          peers.insert(schedule_by(full_group(rank, n)).front().sends[iteration].peer);
         EXPECT_EQ(peers.size(), static_cast<std::size_t>(n)) << iteration;
       }
 }

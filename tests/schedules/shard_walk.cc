@@ -31,7 +31,7 @@ std::string ShardWalk::fault(std::size_t rank, const std::string& what) const {
 
 // Sums the received contents of the rank's shards.
 std::string ShardWalk::make(std::size_t rank) {
-  if (step(rank).make != Make::kReduce || step(rank).idle()) return "";
+  if (step(rank).on_send != OnSend::kReduce || step(rank).idle()) return "";
   Frame sum;
   for (const Content& content : retained_[rank]) {
     if (content.shards != ShardRange{step(rank).first_shard, step(rank).shard_count})
@@ -60,14 +60,14 @@ void ShardWalk::post(std::size_t rank) {
 // The contents of a message: from the received contents if forwarded, otherwise the sender's own
 // shards.
 std::string ShardWalk::contents_of(const SentMessage& sent, Contents& all) const {
-  const Make made = step(sent.from).make;
+  const OnSend made = step(sent.from).on_send;
   const std::size_t end = sent.message.shard + sent.message.shards;
-  if (made != Make::kForward) {
+  if (made != OnSend::kForward) {
     const Step& own = step(sent.from);
     if (sent.message.shard < own.first_shard || end > own.first_shard + own.shard_count)
       return fault(sent.from, "sends what it does not make");
     all.push_back(
-        {shards_of(sent.message), made == Make::kEncode ? sent.from : reduced_[sent.from]});
+        {shards_of(sent.message), made == OnSend::kEncode ? sent.from : reduced_[sent.from]});
     return "";
   }
   const Contents& retained = retained_[sent.from];
@@ -121,7 +121,7 @@ std::string ShardWalk::run_step() {
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     Contents came;
     if (std::string what = receive(rank, came); !what.empty()) return what;
-    if (step(rank).take == Take::kRetain || step(rank).idle()) {
+    if (step(rank).on_receive == OnReceive::kRetain || step(rank).idle()) {
       retained[rank] = step(rank).idle() ? std::move(retained_[rank]) : std::move(came);
     } else if (std::string what = decode(rank, came); !what.empty()) {
       return what;

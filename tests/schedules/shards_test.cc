@@ -84,8 +84,8 @@ void expect_dealt(const std::vector<Group>& all_groups, std::size_t messages) {
       parts[shard_from(group, group_rank)] = {peer * n + own};
     }
     for (const StepMessage& message : layout.schedules.back().front().receives)
-      for (std::size_t i = 0; message.apart > 1 && i < message.shards; ++i)
-        parts[message.shard + i * message.apart] = {
+      for (std::size_t i = 0; message.stride > 1 && i < message.shards; ++i)
+        parts[message.shard + i * message.stride] = {
             static_cast<std::size_t>(message.peer) * n +
             static_cast<std::size_t>(group.rank_at(group.grid.subgroup(group.rank, 1)[i]))};
   }
@@ -107,8 +107,8 @@ TEST(Schedules, HierarchicalAndGridAllToAll) {
         const HostGroups groups(numbers, hosts * each);
         std::vector<Group> by_host, on_grid;
         for (int rank = 0; rank < hosts * each; ++rank) {
-          by_host.push_back(by_hosts(groups, rank));
-          on_grid.push_back(everybody(rank, Grid(std::vector{each, hosts}, hosts * each)));
+          by_host.push_back(hierarchical_group(groups, rank));
+          on_grid.push_back(full_group(rank, Grid(std::vector{each, hosts}, hosts * each)));
         }
         const auto messages = static_cast<std::size_t>(hosts + each - 2);
         expect_dealt(by_host, messages);
@@ -122,7 +122,7 @@ TEST(Schedules, GridShards) {
     SCOPED_TRACE(::testing::PrintToString(given));
     const int n = std::accumulate(given.begin(), given.end(), 1, std::multiplies<>());
     std::vector<Group> all_groups;
-    for (int rank = 0; rank < n; ++rank) all_groups.push_back(everybody(rank, Grid(given, n)));
+    for (int rank = 0; rank < n; ++rank) all_groups.push_back(full_group(rank, Grid(given, n)));
     const Layout scatters = owned_layout(kScatter, all_groups);
     const Layout gathers = owned_layout(all_gather, all_groups);
     ScheduleWalk scattered(scatters), gathered(gathers);

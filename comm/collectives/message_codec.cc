@@ -1,4 +1,4 @@
-#include "comm/collectives/messages.h"
+#include "comm/collectives/message_codec.h"
 
 #include "codecs/frame.h"
 #include "kernels/device/device_memory.h"
@@ -33,13 +33,13 @@ SegmentState sender_part(const ParameterFeedback& feedback, Range range, std::si
 
 // A host's sum is stored separately if the values are read-only.
 ConstValueSpan input_part(const Shard& shard, const ParameterBinding& param, Range range) {
-  if (shard.source == Source::kOfHost && !param.host_sum.empty())
+  if (shard.source == Source::kHostSum && !param.host_sum.empty())
     return part(param.host_sum, range);
   return param.input.subspan(range.first, range.count);
 }
 
 ValueSpan output_part(const Shard& shard, const ParameterBinding& param, Range range) {
-  if (shard.source == Source::kToHost && !param.host_sum.empty())
+  if (shard.source == Source::kForHostSum && !param.host_sum.empty())
     return part(param.host_sum, range);
   if (param.window) return param.output;
   return param.output.subspan(range.first - param.output_first, range.count);
@@ -53,7 +53,7 @@ SegmentState owner_part(const ParameterFeedback& feedback, Range range, std::siz
 
 }  // namespace
 
-void Messages::gather_inputs(const Shard& shard, const FramePlan& frame) {
+void MessageCodec::gather_inputs(const Shard& shard, const FramePlan& frame) {
   inputs_.clear();
   states_.clear();
   for (const Piece& piece : frame.pieces) {
@@ -64,7 +64,7 @@ void Messages::gather_inputs(const Shard& shard, const FramePlan& frame) {
   }
 }
 
-void Messages::gather_owners(const FramePlan& frame, std::size_t stage) {
+void MessageCodec::gather_owners(const FramePlan& frame, std::size_t stage) {
   states_.clear();
   for (const Piece& piece : frame.pieces) {
     const ParameterFeedback& feedback = context_->feedback[piece.param];
@@ -73,7 +73,7 @@ void Messages::gather_owners(const FramePlan& frame, std::size_t stage) {
   }
 }
 
-void Messages::gather_memories(const FramePlan& frame) {
+void MessageCodec::gather_memories(const FramePlan& frame) {
   memories_.clear();
   for (const Piece& piece : frame.pieces) {
     const SegmentMemory& memory = context_->feedback[piece.param].memory;
@@ -81,15 +81,15 @@ void Messages::gather_memories(const FramePlan& frame) {
   }
 }
 
-void Messages::gather_outputs(const Shard& shard, const FramePlan& frame) {
+void MessageCodec::gather_outputs(const Shard& shard, const FramePlan& frame) {
   outputs_.clear();
   for (const Piece& piece : frame.pieces)
     outputs_.push_back(output_part(shard, context_->bindings[piece.param], piece.range));
 }
 
-// Takes the next frame from each message. Only finds the end of the frame: the codec checks the
-// frame.
-void Messages::next_frames(const FramePlan& frame, bool sums, std::span<const Received> messages) {
+// Takes the next frame from each message, without a check: the codec checks the frame.
+void MessageCodec::next_frames(const FramePlan& frame, bool sums,
+                               std::span<const Received> messages) {
   frames_.clear();
   for (std::size_t i = 0; i < messages.size(); ++i) try {
       const std::size_t offset = std::min(offsets_[i], messages[i].bytes.size());
@@ -102,7 +102,7 @@ void Messages::next_frames(const FramePlan& frame, bool sums, std::span<const Re
     }
 }
 
-void Messages::throw_damaged(int rank, const WireError& error) const {
+void MessageCodec::throw_damaged(int rank, const WireError& error) const {
   throw WireError(std::string(context_->call.name) + " on rank " +
                   std::to_string(context_->ranks.rank) + ": the frame of rank " +
                   std::to_string(rank) + ": " + error.what());
@@ -111,7 +111,7 @@ void Messages::throw_damaged(int rank, const WireError& error) const {
 // Codecs do not know ranks. If a codec refuses the frames, each frame is read alone to find the
 // damaged one. The outputs are invalid in any case.
 template <typename Read>
-void Messages::read_frames(std::span<const Received> messages, const Read& read) {
+void MessageCodec::read_frames(std::span<const Received> messages, const Read& read) {
   try {
     read(std::span<const ConstByteSpan>(frames_));
   } catch (const WireError&) {
@@ -125,20 +125,20 @@ void Messages::read_frames(std::span<const Received> messages, const Read& read)
 }
 
 // Distinct for the sender and for the owner after each reduction.
-RandomSource Messages::random(const Shard& shard, std::size_t stage) const {
+RandomSource MessageCodec::random(const Shard& shard, std::size_t stage) const {
   const auto group_rank = static_cast<std::uint32_t>(shard.group_rank);
   return {
       .key = kernels::noise_key(context_->call.seed, group_rank, static_cast<std::uint32_t>(stage)),
       .step = context_->call.step};
 }
 
-FrameIdentity Messages::identity(const Shard& shard) const {
+FrameIdentity MessageCodec::identity(const Shard& shard) const {
   return {.signature = shard.signature == 0 ? context_->signature : shard.signature,
           .checksum = context_->call.checksum,
           .round = round_};
 }
 
-Execution Messages::execution(const FramePlan& frame) const {
+Execution MessageCodec::execution(const FramePlan& frame) const {
   Execution execution;
   execution.threads = context_->threads;
   execution.workspace = workspace_;
@@ -151,32 +151,32 @@ Execution Messages::execution(const FramePlan& frame) const {
 }
 
 // Ignores times of a device, because they only cover queueing.
-void Messages::count_time(const FramePlan& frame, Traced work, Clock::time_point begin,
-                          Clock::time_point end) {
+void MessageCodec::count_time(const FramePlan& frame, TraceType type, Clock::time_point begin,
+                              Clock::time_point end) {
   if (context_->on_device()) return;
   double all = 0;
   for (const Piece& piece : frame.pieces) all += static_cast<double>(piece.range.count);
   const double each = std::chrono::duration<double>(end - begin).count() / all;
   for (const Piece& piece : frame.pieces) {
     ParamCounters& counters = context_->counters[piece.param];
-    (work == Traced::kDecode ? counters.decode_seconds : counters.encode_seconds) +=
+    (type == TraceType::kDecode ? counters.decode_seconds : counters.encode_seconds) +=
         each * static_cast<double>(piece.range.count);
   }
-  if (context_->trace != nullptr) trace(frame, work, begin, each);
+  if (context_->trace != nullptr) trace(frame, type, begin, each);
 }
 
-void Messages::trace(const FramePlan& frame, Traced work, Clock::time_point begin,
-                     double seconds_a_value) {
+void MessageCodec::trace(const FramePlan& frame, TraceType type, Clock::time_point begin,
+                         double value_seconds) {
   for (const Piece& piece : frame.pieces) {
-    const std::chrono::duration<double> share(seconds_a_value *
+    const std::chrono::duration<double> share(value_seconds *
                                               static_cast<double>(piece.range.count));
     const Clock::time_point end = begin + std::chrono::duration_cast<Clock::duration>(share);
-    context_->trace->record({work, context_->step_on_host(), piece.param, begin, end});
+    context_->trace->record({type, context_->step_on_host(), piece.param, begin, end});
     begin = end;
   }
 }
 
-void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers) {
+void MessageCodec::count_bytes(const FramePlan& frame, std::size_t bytes, int peers) {
   std::size_t all = 0;
   for (const Piece& piece : frame.pieces) all += piece.range.count;
   const double each = static_cast<double>(bytes) * peers / static_cast<double>(all);
@@ -186,7 +186,7 @@ void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers)
 }
 
 // A device counts overflows itself.
-void Messages::count_overflows() {
+void MessageCodec::count_overflows() {
   if (context_->on_device()) return;
   const std::uint64_t before =
       context_->call.words == nullptr ? 0 : context_->call.words->overflows;
@@ -194,28 +194,28 @@ void Messages::count_overflows() {
   words_out_ = {};
 }
 
-std::size_t Messages::count_written(const FramePlan& frame, ByteSpan target, Traced work,
-                                    Clock::time_point start, int peers) {
+std::size_t MessageCodec::count_written(const FramePlan& frame, ByteSpan target, TraceType type,
+                                        Clock::time_point start, int peers) {
   const std::size_t bytes = written_bytes(frame, sums_, target);
-  count_time(frame, work, start, Clock::now());
+  count_time(frame, type, start, Clock::now());
   count_bytes(frame, bytes, peers);
   count_overflows();
   return align_up(bytes, kSectionAlignment);
 }
 
-std::size_t Messages::encode(const Shard& shard, ByteSpan message, int peers) {
+std::size_t MessageCodec::encode(const Shard& shard, ByteSpan message, int peers) {
   std::size_t offset = 0;
   for (const FramePlan& frame : shard.frames) {
     const auto start = Clock::now();
     const ByteSpan target = message.subspan(offset, frame.frame_bytes);
     frame.codec->encode(encode_call(shard, frame), target);
-    offset += count_written(frame, target, Traced::kEncode, start, peers);
+    offset += count_written(frame, target, TraceType::kEncode, start, peers);
   }
   return offset;
 }
 
-std::size_t Messages::reduce(const Shard& shard, std::span<const Received> messages,
-                             std::size_t stage, ByteSpan sum, int peers) {
+std::size_t MessageCodec::reduce(const Shard& shard, std::span<const Received> messages,
+                                 std::size_t stage, ByteSpan sum, int peers) {
   offsets_.assign(messages.size(), 0);
   std::size_t offset = 0;
   for (const FramePlan& frame : shard.frames) {
@@ -237,13 +237,13 @@ std::size_t Messages::reduce(const Shard& shard, std::span<const Received> messa
                                       .execution = execution(frame)},
                                      target);
     });
-    offset += count_written(frame, target, Traced::kReduce, start, peers);
+    offset += count_written(frame, target, TraceType::kReduce, start, peers);
   }
   return offset;
 }
 
 // Checks before forwarding, because later receivers would blame the wrong rank.
-void Messages::check_checksum(ConstByteSpan frame, int rank) const {
+void MessageCodec::check_checksum(ConstByteSpan frame, int rank) const {
   if (context_->on_device() || context_->call.checksum == Checksum::kOff) return;
   try {
     encoding::check_checksum(frame, context_->threads);
@@ -252,8 +252,8 @@ void Messages::check_checksum(ConstByteSpan frame, int rank) const {
   }
 }
 
-std::size_t Messages::forward(const Shard& shard, const Received& received, ByteSpan message,
-                              int peers) {
+std::size_t MessageCodec::forward(const Shard& shard, const Received& received, ByteSpan message,
+                                  int peers) {
   offsets_.assign(1, 0);
   for (const FramePlan& frame : shard.frames) {
     next_frames(frame, sums_, {&received, 1});
@@ -265,13 +265,13 @@ std::size_t Messages::forward(const Shard& shard, const Received& received, Byte
   return bytes;
 }
 
-void Messages::copy(ByteSpan to, ConstByteSpan from) const {
+void MessageCodec::copy(ByteSpan to, ConstByteSpan from) const {
   if (context_->on_device())
     return kernels::copy_bytes(to.data(), from.data(), from.size(), context_->device.stream);
   std::ranges::copy(from, to.begin());
 }
 
-Received Messages::first_of(const Shard& shard, const Received& several) const {
+Received MessageCodec::first_message(const Shard& shard, const Received& several) const {
   std::size_t end = 0;
   for (const FramePlan& frame : shard.frames) {
     const ConstByteSpan rest = several.bytes.subspan(std::min(end, several.bytes.size()));
@@ -284,7 +284,7 @@ Received Messages::first_of(const Shard& shard, const Received& several) const {
   return {several.shard, several.rank, several.bytes.first(std::min(end, several.bytes.size()))};
 }
 
-EncodeCall Messages::encode_call(const Shard& shard, const FramePlan& frame) {
+EncodeCall MessageCodec::encode_call(const Shard& shard, const FramePlan& frame) {
   gather_inputs(shard, frame);
   gather_memories(frame);
   return {.segments = frame.segments,
@@ -299,7 +299,7 @@ EncodeCall Messages::encode_call(const Shard& shard, const FramePlan& frame) {
           .contributions = shard.contributions};
 }
 
-DecodeCall Messages::decode_call(const Shard& shard, const FramePlan& frame, float factor) {
+DecodeCall MessageCodec::decode_call(const Shard& shard, const FramePlan& frame, float factor) {
   gather_outputs(shard, frame);
   gather_memories(frame);
   return {.segments = frame.segments,
@@ -316,7 +316,7 @@ DecodeCall Messages::decode_call(const Shard& shard, const FramePlan& frame, flo
           .contributions = shard.contributions};
 }
 
-void Messages::check_splits(const Shard& shard, const Received& message) const try {
+void MessageCodec::check_splits(const Shard& shard, const Received& message) const try {
   if (shard.signature == 0 || context_->on_device()) return;
   const FrameHeader found = read_frame_header(message.bytes);
   if (found.signature == shard.signature) return;
@@ -333,8 +333,8 @@ void Messages::check_splits(const Shard& shard, const Received& message) const t
   throw_damaged(message.rank, error);
 }
 
-void Messages::decode(const Shard& shard, std::span<const Received> messages, std::size_t stage,
-                      Take take) {
+void MessageCodec::decode(const Shard& shard, std::span<const Received> messages, std::size_t stage,
+                          OnReceive action) {
   offsets_.assign(messages.size(), 0);
   for (const FramePlan& frame : shard.frames) {
     const auto start = Clock::now();
@@ -342,38 +342,39 @@ void Messages::decode(const Shard& shard, std::span<const Received> messages, st
     DecodeCall call = decode_call(shard, frame, factor(shard, stage));
     read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
       call.frames = frames;
-      take == Take::kAbsorb ? frame.codec->absorb(call, {}) : frame.codec_of(sums_).decode(call);
+      action == OnReceive::kAbsorb ? frame.codec->absorb(call, {})
+                                   : frame.codec_of(sums_).decode(call);
     });
-    count_time(frame, Traced::kDecode, start, Clock::now());
+    count_time(frame, TraceType::kDecode, start, Clock::now());
   }
 }
 
 // The factor is applied to the sent values, so `decode_native` needs none. Shards have similar
 // lengths and are often short, so a single time measurement covers all.
-void Messages::encode_native(std::span<const Shard> shards, std::span<const ValueSpan> values) {
+void MessageCodec::encode_native(std::span<const Shard> shards, std::span<const ValueSpan> values) {
   const auto start = Clock::now();
   for (std::size_t i = 0; i < shards.size(); ++i)
     if (!shards[i].frames.empty()) encode_native(shards[i], values[i]);
   const Clock::duration each = (Clock::now() - start) / shards.size();
   for (const Shard& shard : shards)
     if (!shard.frames.empty())
-      count_time(shard.frames.front(), Traced::kEncode, start, start + each);
+      count_time(shard.frames.front(), TraceType::kEncode, start, start + each);
   count_overflows();
 }
 
-void Messages::encode_native(const Shard& shard, ValueSpan values) {
+void MessageCodec::encode_native(const Shard& shard, ValueSpan values) {
   const FramePlan& frame = shard.frames.front();
   frame.codec->encode_native(encode_call(shard, frame), factor(shard, 0), values);
 }
 
-void Messages::decode_native(const Shard& shard, ConstValueSpan values, Take take) {
+void MessageCodec::decode_native(const Shard& shard, ConstValueSpan values, OnReceive action) {
   if (shard.frames.empty()) return;
   const FramePlan& frame = shard.frames.front();
   const auto start = Clock::now();
   const DecodeCall call = decode_call(shard, frame, 1.0f);
-  take == Take::kAbsorb ? frame.codec->absorb(call, values)
-                        : frame.codec->decode_native(call, values);
-  count_time(frame, Traced::kDecode, start, Clock::now());
+  action == OnReceive::kAbsorb ? frame.codec->absorb(call, values)
+                               : frame.codec->decode_native(call, values);
+  count_time(frame, TraceType::kDecode, start, Clock::now());
 }
 
 }  // namespace tersor

@@ -18,9 +18,8 @@ struct Received {
   ConstByteSpan bytes = {};
 };
 
-/// Makes the codec's calls for a chunk at a time. Keeps its arrays, so a second chunk of the same
-/// shape allocates nothing.
-class Messages {
+/// Makes the codec's calls for one chunk at a time. Reuses its arrays for chunks of the same shape.
+class MessageCodec {
  public:
   /// Sets the context and the memory for the next calls: scratch memory, and the round state of
   /// codecs with several rounds.
@@ -35,8 +34,7 @@ class Messages {
     sums_ = step.sums;
   }
 
-  /// Encodes a shard's parameters. Returns the actual bytes of the message. `peers` is the number
-  /// of destinations.
+  /// Encodes a shard's parameters. Returns the message's bytes. `peers`: number of destinations.
   std::size_t encode(const Shard& shard, ByteSpan message, int peers);
 
   /// Adds the messages of an owned shard after `stage` reductions and encodes the sum. This
@@ -49,7 +47,7 @@ class Messages {
   std::size_t forward(const Shard& shard, const Received& received, ByteSpan message, int peers);
 
   /// The first shard's message within a message of several shards.
-  Received first_of(const Shard& shard, const Received& several) const;
+  Received first_message(const Shard& shard, const Received& several) const;
 
   /// Throws WireError if a message of rows uses splits different from this rank's, before decoding.
   /// On a device, decoding detects the mismatch.
@@ -57,11 +55,12 @@ class Messages {
 
   /// Adds the messages of a shard after `stage` reductions and assigns the sum to the parameters'
   /// outputs, or absorbs the messages.
-  void decode(const Shard& shard, std::span<const Received> messages, std::size_t stage, Take take);
+  void decode(const Shard& shard, std::span<const Received> messages, std::size_t stage,
+              OnReceive action);
 
   /// encode_native writes the raw values of shards. decode_native reads the sums of a shard.
   void encode_native(std::span<const Shard> shards, std::span<const ValueSpan> values);
-  void decode_native(const Shard& shard, ConstValueSpan values, Take take);
+  void decode_native(const Shard& shard, ConstValueSpan values, OnReceive action);
 
  private:
   void gather_inputs(const Shard& shard, const FramePlan& frame);
@@ -79,20 +78,20 @@ class Messages {
   FrameIdentity identity(const Shard& shard) const;
   /// The factor for values added after `stage` reductions.
   float factor(const Shard& shard, std::size_t stage) const {
-    return context_->call.reduction == Reduction::kMean ? 1.0f / shard.shares[stage] : 1.0f;
+    return context_->call.reduction == Reduction::kMean ? 1.0f / shard.divisors[stage] : 1.0f;
   }
   Execution execution(const FramePlan& frame) const;
   void encode_native(const Shard& shard, ValueSpan values);
   EncodeCall encode_call(const Shard& shard, const FramePlan& frame);
   DecodeCall decode_call(const Shard& shard, const FramePlan& frame, float factor);
   /// Counts the time from `begin` to `end` as encoding, reducing or decoding a frame.
-  void count_time(const FramePlan& frame, Traced work, Clock::time_point begin,
+  void count_time(const FramePlan& frame, TraceType type, Clock::time_point begin,
                   Clock::time_point end);
-  void trace(const FramePlan& frame, Traced work, Clock::time_point begin, double seconds_a_value);
+  void trace(const FramePlan& frame, TraceType type, Clock::time_point begin, double value_seconds);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
   /// Counts a written frame since `start`. Returns the bytes to the next frame.
-  std::size_t count_written(const FramePlan& frame, ByteSpan target, Traced work,
+  std::size_t count_written(const FramePlan& frame, ByteSpan target, TraceType type,
                             Clock::time_point start, int peers);
   template <typename Read>
   void read_frames(std::span<const Received> messages, const Read& read);
