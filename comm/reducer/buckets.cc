@@ -26,14 +26,14 @@ bool is_rider(const ExchangeParameter& param) {
          supports(*param.codec, param.dtype, Algorithm::kTwoShot);
 }
 
-bool equal_wire(const ExchangeParameter& a, const ExchangeParameter& b) {
+bool same_format(const ExchangeParameter& a, const ExchangeParameter& b) {
   return a.codec == b.codec && a.dtype == b.dtype;
 }
 
 /// A bucket while parameters are added.
-class Filling {
+class BucketBuilder {
  public:
-  Filling(const Planner& planner, const BucketOptions& options)
+  BucketBuilder(const Planner& planner, const BucketOptions& options)
       : planner_(&planner), options_(options) {}
 
   bool fits(std::uint32_t index) const {
@@ -82,7 +82,7 @@ class Filling {
 
   bool uniform_with(const ExchangeParameter& param) const {
     return std::all_of(params_.begin(), params_.end(),
-                       [&](std::uint32_t other) { return equal_wire(param_at(other), param); });
+                       [&](std::uint32_t other) { return same_format(param_at(other), param); });
   }
 
   // The algorithm of a bucket of riders only: one-shot if the bucket is small, otherwise the first
@@ -122,17 +122,17 @@ Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorit
 std::vector<Bucket> make_buckets(const Planner& planner, std::span<const std::uint32_t> order,
                                  const BucketOptions& options) {
   std::vector<Bucket> buckets;
-  Filling filling(planner, options);
+  BucketBuilder builder(planner, options);
   bool empty = true;
   for (const std::uint32_t index : order) {
-    if (!filling.fits(index)) {
-      buckets.push_back(filling.close());
-      filling = Filling(planner, options);
+    if (!builder.fits(index)) {
+      buckets.push_back(builder.close());
+      builder = BucketBuilder(planner, options);
     }
-    filling.add(index);
+    builder.add(index);
     empty = false;
   }
-  if (!empty) buckets.push_back(filling.close());
+  if (!empty) buckets.push_back(builder.close());
   return buckets;
 }
 

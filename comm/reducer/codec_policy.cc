@@ -13,18 +13,18 @@ namespace tersor {
 namespace {
 
 // True if "auto" chooses the codec. "auto" also chooses the algorithm.
-bool wants_tuner(const ReducerOptions& options) {
-  bool wanted = options.rules.empty() && options.codec == kAutoCodec;
-  for (const ReducerRule& rule : options.rules) wanted |= rule.codec == kAutoCodec;
-  if (wanted && options.algorithm != Algorithm::kAuto)
+bool needs_tuner(const ReducerOptions& options) {
+  bool needed = options.rules.empty() && options.codec == kAutoCodec;
+  for (const ReducerRule& rule : options.rules) needed |= rule.codec == kAutoCodec;
+  if (needed && options.algorithm != Algorithm::kAuto)
     throw InvalidArgumentError("codec auto chooses the algorithm: leave algorithm at auto, not " +
                                std::string(algorithm_name(options.algorithm)));
-  return wanted;
+  return needed;
 }
 
 std::string group_name(const ExchangeParameter& param, const RuleChoice& choice) {
   const bool scatters = param.collective == Collective::kReduceScatter;
-  return choice.chooser() + ", " + std::string(dtype_name(param.dtype)) +
+  return choice.reason_text() + ", " + std::string(dtype_name(param.dtype)) +
          (scatters ? " shards" : "");
 }
 
@@ -46,7 +46,7 @@ CodecPolicy::CodecPolicy(Parameters& parameters)
       rules_(options_) {}
 
 void CodecPolicy::find_tuner(Transport& transport) {
-  if (!wants_tuner(options_)) return;
+  if (!needs_tuner(options_)) return;
   if (options_.tuner == nullptr)
     own_tuner_ =
         std::make_unique<Tuner>(transport, AutoOptions{.codecs = options_.auto_codecs,
@@ -61,10 +61,11 @@ void CodecPolicy::find_tuner(Transport& transport) {
 // Applies the rules to the parameter without padding. A tuner chooses for "auto".
 void CodecPolicy::choose(ReducerParameter& own, ExchangeParameter& param) {
   own.choice = rules_.choose({own.name, own.count, param.rows, param.columns, param.dtype});
-  if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, RuleChoice::Why::kOneHost};
+  if (single_host_codec_ != nullptr)
+    own.choice = {single_host_codec_, RuleChoice::Reason::kOneHost};
   if (own.choice.automatic()) return choose_automatically(own, param);
   set_codec(own, param, own.choice.codec);
-  try_phases(own, param);
+  validate_phases(own, param);
 }
 
 void CodecPolicy::choose_automatically(ReducerParameter& own, ExchangeParameter& param) {
@@ -85,14 +86,14 @@ std::size_t CodecPolicy::count_of_message(const ExchangeParameter& param) const 
 }
 
 // Applies all phases, the first phase last, so invalid phases throw now.
-void CodecPolicy::try_phases(ReducerParameter& own, ExchangeParameter& param) {
+void CodecPolicy::validate_phases(ReducerParameter& own, ExchangeParameter& param) {
   const std::vector<RulePhase>& phases = own.choice.phases;
   schedules_ |= !phases.empty();
   for (const RulePhase& phase : phases)
     param.min_unit = std::max(param.min_unit, unit_of(*phase.codec, param.count));
   for (auto phase = phases.rbegin(); phase != phases.rend(); ++phase) {
     set_codec(own, param, phase->codec);
-    own.owes_later |= own.algorithm == Algorithm::kTwoShot;
+    own.has_two_shot_phase |= own.algorithm == Algorithm::kTwoShot;
   }
 }
 
@@ -139,7 +140,7 @@ void CodecPolicy::begin() {
   learner_ = std::make_unique<Learner>(std::move(groups));
 }
 
-std::vector<std::size_t> CodecPolicy::take(std::uint32_t step) {
+std::vector<std::size_t> CodecPolicy::apply(std::uint32_t step) {
   std::vector<std::size_t> entered;
   for (std::size_t i = 0; i < parameters_.count(); ++i) {
     ReducerParameter& own = parameters_.all[i];
@@ -162,8 +163,8 @@ bool CodecPolicy::in_phase(std::uint32_t step) const {
 }
 
 bool CodecPolicy::enters_phase(std::uint32_t step) {
-  if (!schedules_ || followed_step_ == step) return false;
-  followed_step_ = step;
+  if (!schedules_ || applied_step_ == step) return false;
+  applied_step_ = step;
   if (in_phase(step)) return false;
   if (learner_ != nullptr) learner_->begin_with(learner_->chosen());  // the step time changes
   return true;
@@ -200,7 +201,7 @@ bool CodecPolicy::end_step() {
 }
 
 void CodecPolicy::begin_step(std::uint32_t number) {
-  learned_step_ = number;
+  begun_step_ = number;
   step_ended_.reset();
   step_began_ = Clock::now();
 }

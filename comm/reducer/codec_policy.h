@@ -1,6 +1,6 @@
 // The codec and the algorithm of each parameter: fixed, by a schedule, or learned by "auto" during
-// training. Ways only decides, equally on all ranks. The caller waits until no work is under way,
-// and then adapts residuals and messages.
+// training. CodecPolicy only decides, equally on all ranks. The caller waits until no work is under
+// way, and then adapts residuals and messages.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -44,7 +44,7 @@ class CodecPolicy {
   void begin();
   /// Applies the choices for a training step. Returns the parameters whose schedule changed the
   /// codec.
-  std::vector<std::size_t> take(std::uint32_t step);
+  std::vector<std::size_t> apply(std::uint32_t step);
 
   /// True if some parameter has a schedule.
   bool scheduled() const { return schedules_; }
@@ -58,12 +58,12 @@ class CodecPolicy {
   /// `begun`: True after the first step began.
   bool settled(bool begun) const;
   /// True before the first `begin_step` of this step.
-  bool is_new(std::uint32_t number) const { return number != learned_step_; }
+  bool is_new(std::uint32_t number) const { return number != begun_step_; }
   /// Ends the previous step. Returns true if ranks must agree on the maximum of `seconds()`.
   bool end_step();
   void begin_step(std::uint32_t number);
   /// True if the learner measures the current step.
-  bool looks() const { return learner_->looks(); }
+  bool is_measuring() const { return learner_->is_measuring(); }
   /// The trainer has waited for the whole step.
   void record_wait() { step_ended_ = Clock::now(); }
   double seconds() const { return learner_->seconds(); }
@@ -83,7 +83,7 @@ class CodecPolicy {
 
  private:
   void choose_automatically(ReducerParameter& own, ExchangeParameter& param);
-  void try_phases(ReducerParameter& own, ExchangeParameter& param);
+  void validate_phases(ReducerParameter& own, ExchangeParameter& param);
   void set_codec(ReducerParameter& own, ExchangeParameter& param,
                  std::shared_ptr<const Codec> codec) const;
   void set_choice(ReducerParameter& own, ExchangeParameter& param, const AutoChoice& choice);
@@ -99,10 +99,10 @@ class CodecPolicy {
   std::shared_ptr<const Codec> single_host_codec_;
 
   bool schedules_ = false;
-  std::optional<std::uint32_t> followed_step_;  ///< the step whose phases are applied
+  std::optional<std::uint32_t> applied_step_;  ///< the step whose phases are applied
 
   std::unique_ptr<Learner> learner_;
-  std::uint32_t learned_step_ = 0;  ///< the last step that began
+  std::uint32_t begun_step_ = 0;  ///< the last step that began
   bool was_captured_ = false;
   std::optional<Clock::time_point> step_began_, step_ended_;
 };

@@ -11,7 +11,7 @@ namespace {
 class ThreadDriver final : public Driver {
  public:
   explicit ThreadDriver(Sender& sender) : Driver(sender) {
-    const kernels::SignalsBlocked quiet;
+    const kernels::SignalsBlocked signals_blocked;
     thread_ = std::thread([this] { work(); });
   }
 
@@ -30,13 +30,13 @@ class ThreadDriver final : public Driver {
 
  private:
   void work() try {
-    sender_.backend().become_worker();
-    while (!is_over()) sender_.advance_or_wait();
+    sender_.backend().set_up_worker();
+    while (!is_finished()) sender_.advance_or_wait();
   } catch (...) {
     sender_.fail(std::current_exception());
   }
 
-  bool is_over() const {
+  bool is_finished() const {
     const LockedStep step = sender_.step().lock();
     return stopping_ || step->failed();
   }
@@ -68,7 +68,7 @@ class CallerDriver final : public Driver {
   void progress() override {
     const std::unique_lock driving(driving_, std::try_to_lock);
     if (!driving.owns_lock()) return;
-    sender_.or_fail([this] {
+    sender_.run_or_fail([this] {
       while (sender_.advance()) {
       }
     });
@@ -86,9 +86,9 @@ class QueueingDriver final : public Driver {
 
   void send(Drain drain) override {
     const std::lock_guard queueing(queueing_);
-    if (!has_to_send(drain)) return;
+    if (!must_send(drain)) return;
     begin();
-    sender_.or_fail([&] {
+    sender_.run_or_fail([&] {
       while (sender_.advance()) {
       }
       if (drain == Drain::kYes) sender_.finish();
@@ -106,13 +106,13 @@ class QueueingDriver final : public Driver {
 
   // Also needed while a captured step is replayed.
   void check_faults() override {
-    sender_.or_fail([this] { sender_.transport().progress(); });
+    sender_.run_or_fail([this] { sender_.transport().progress(); });
   }
 
  private:
-  bool has_to_send(Drain drain) const {
+  bool must_send(Drain drain) const {
     const LockedStep step = sender_.step().lock();
-    return (step->wanted() || drain == Drain::kYes) && !step->failed();
+    return (step->has_work() || drain == Drain::kYes) && !step->failed();
   }
 
   // An invalid argument found before queueing fails only this call. The next call queues the
@@ -133,9 +133,9 @@ class QueueingDriver final : public Driver {
 
 }  // namespace
 
-std::unique_ptr<Driver> make_driver(Driving driving, Sender& sender) {
-  if (driving == Driving::kThread) return std::make_unique<ThreadDriver>(sender);
-  if (driving == Driving::kQueueing) return std::make_unique<QueueingDriver>(sender);
+std::unique_ptr<Driver> make_driver(DriverKind kind, Sender& sender) {
+  if (kind == DriverKind::kThread) return std::make_unique<ThreadDriver>(sender);
+  if (kind == DriverKind::kQueueing) return std::make_unique<QueueingDriver>(sender);
   return std::make_unique<CallerDriver>(sender);
 }
 

@@ -34,9 +34,9 @@ class Driver {
   Sender& sender_;
 };
 
-enum class Driving : std::uint8_t { kThread, kCaller, kQueueing };
+enum class DriverKind : std::uint8_t { kThread, kCaller, kQueueing };
 
 /// The sender must outlive the driver.
-std::unique_ptr<Driver> make_driver(Driving driving, Sender& sender);
+std::unique_ptr<Driver> make_driver(DriverKind kind, Sender& sender);
 
 }  // namespace tersor

@@ -12,17 +12,18 @@ namespace tersor {
 namespace {
 
 /// `renumbered`: True if an earlier loss changed the rank numbers.
-std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed, bool renumbered) {
+std::string lost_text(const std::string& cause, const Survivors::Decision& decision,
+                      bool renumbered) {
   std::string lost;
-  for (const int rank : agreed.lost)
+  for (const int rank : decision.lost)
     lost += (lost.empty() ? "rank " : ", rank ") + std::to_string(rank);
-  const std::size_t left = agreed.members.size();
-  std::string text = lost + " failed after step " + std::to_string(agreed.steps) + "; " +
+  const std::size_t left = decision.members.size();
+  std::string text = lost + " failed after step " + std::to_string(decision.steps) + "; " +
                      std::to_string(left) + (left == 1 ? " rank remains" : " ranks remain");
   if (renumbered) text += " (ranks are numbered as before the first loss)";
-  text += agreed.enough ? ". Call resume() to continue."
-                        : ", too few to continue, because the other ranks may continue "
-                          "(min_ranks).";
+  text += decision.has_quorum ? ". Call resume() to continue."
+                              : ", too few to continue, because the other ranks may continue "
+                                "(min_ranks).";
   return text + " Cause: " + cause;
 }
 
@@ -35,7 +36,7 @@ void check_same_ranks(bool given, const std::string& what) {
 }  // namespace
 
 // Runs in the sending thread while the trainer computes.
-std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
+std::exception_ptr GradientReducer::Impl::on_transport_error(const TransportError& cause) {
   if (survivors_ == nullptr) return std::make_exception_ptr(cause);
   try {
     return agree_on_members(cause);
@@ -43,7 +44,7 @@ std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
     return std::make_exception_ptr(
         TransportError(std::string(cause.what()) + "; " + error.what(), cause.disagreement()));
   } catch (const std::exception& error) {
-    give_up(error);
+    abort_exchange(error);
     return std::current_exception();
   }
 }
@@ -52,24 +53,24 @@ std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
 std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError& cause) {
   const std::uint32_t steps = step_.lock()->number();
   const bool renumbered = !survivors_->explain().empty();
-  const Survivors::Agreed agreed = survivors_->agree(steps);
+  const Survivors::Decision decision = survivors_->agree(steps);
   LockedStep step = step_.lock();
-  if (agreed.steps > step->number() && step->all_back()) complete_step(step);
-  if (agreed.lost.empty()) return std::make_exception_ptr(cause);
-  resumable_ = agreed.enough ? Resumable::kYes : Resumable::kTooFew;
-  return std::make_exception_ptr(RanksLostError(lost_text(cause.what(), agreed, renumbered),
-                                                agreed.members, agreed.steps,
+  if (decision.steps > step->number() && step->all_done()) complete_step(step);
+  if (decision.lost.empty()) return std::make_exception_ptr(cause);
+  resumable_ = decision.has_quorum ? Resumable::kYes : Resumable::kTooFew;
+  return std::make_exception_ptr(RanksLostError(lost_text(cause.what(), decision, renumbered),
+                                                decision.members, decision.steps,
                                                 cause.disagreement()));
 }
 
-void GradientReducer::Impl::give_up(const std::exception& cause) {
+void GradientReducer::Impl::abort_exchange(const std::exception& cause) {
   channel_->abort(cause.what());
-  if (survivors_ != nullptr) survivors_->give_up();
+  if (survivors_ != nullptr) survivors_->close();
 }
 
 // After a transport error, an elastic reducer waits here, because only the sender agrees on the
 // remaining ranks.
-void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<void()>& work) try {
+void GradientReducer::Impl::run_or_fail(LockedStep& step, const std::function<void()>& work) try {
   work();
 } catch (const TransportError&) {
   if (survivors_ != nullptr) wait_until(step, [] { return false; });
@@ -84,7 +85,7 @@ void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<
 void GradientReducer::Impl::check_faults() {
   LockedStep step = step_.lock();
   finalize(step);
-  fail_together(step, [this] { transport_.wait_activity(Clock::now()); });
+  run_or_fail(step, [this] { transport_.wait_activity(Clock::now()); });
 }
 
 void GradientReducer::Impl::check_resumable() const {
@@ -103,10 +104,10 @@ std::unique_ptr<GradientReducer::Impl> GradientReducer::Impl::resumed() {
   driver_.reset();  // the driver ended with the error
   std::unique_ptr<Impl> next = over_members();
   try {
-    next->go_on_from(*this);
+    next->continue_from(*this);
   } catch (const TransportError&) {  // the sender of `next` has agreed on the remaining ranks
     resumable_ = next->resumable_;
-    step_.lock()->fail_anew(std::current_exception());
+    step_.lock()->replace_error(std::current_exception());
     throw;
   }
   return next;
@@ -119,26 +120,26 @@ std::unique_ptr<GradientReducer::Impl> GradientReducer::Impl::over_members() try
   next->survivors_ = survivors_;
   for (std::size_t i = 0; i < parameters_.count(); ++i)
     next->add(parameters_.all[i].name, parameters_.shape(i),
-              parameters_.all[i].given_anew ? ValueSpan{} : parameters_.all[i].gradient);
+              parameters_.all[i].per_step_gradient ? ValueSpan{} : parameters_.all[i].gradient);
   return next;
 } catch (const TransportError& cause) {
-  const std::exception_ptr error = lost(cause);
-  step_.lock()->fail_anew(error);
+  const std::exception_ptr error = on_transport_error(cause);
+  step_.lock()->replace_error(error);
   std::rethrow_exception(error);
 }
 
-void GradientReducer::Impl::go_on_from(Impl& before) {
-  ReducerState state = before.exact_state();
+void GradientReducer::Impl::continue_from(Impl& previous) {
+  ReducerState state = previous.exact_state();
   LockedStep step = step_.lock();
-  step->go_on_from(before.step_.lock()->number());
-  steps_before_ = before.steps_before_;
-  loaded_ = before.loaded_;
-  parameters_.loaded_states = before.parameters_.loaded_states;
+  step->continue_from(previous.step_.lock()->number());
+  step_offset_ = previous.step_offset_;
+  loaded_ = previous.loaded_;
+  parameters_.loaded_states = previous.parameters_.loaded_states;
   finalize(step);
-  take_over(step, state, before);
+  inherit(step, state, previous);
   backend_->set_step(state.step);
-  totals_.go_on_from(before.totals_, context_);
-  handle_ = std::move(before.handle_);
+  totals_.continue_from(previous.totals_, context_);
+  handle_ = std::move(previous.handle_);
   handle_->reducer = this;
 }
 

@@ -31,23 +31,23 @@ void add_to(std::vector<float>& sum, ConstValueSpan values) {
 double relative_error(const ExchangeParameter& param, std::uint32_t parameter,
                       const ExchangeContext& context, ConstValueSpan gradient,
                       ConstValueSpan residual) {
-  std::vector<float> wanted(param.count, 0.0f);
-  add_to(wanted, gradient);
-  add_to(wanted, residual);
-  const PlannedCodec alone = plan_alone(
+  std::vector<float> expected(param.count, 0.0f);
+  add_to(expected, gradient);
+  add_to(expected, residual);
+  const PlannedCodec planned = plan_alone(
       param.codec->spec().text(),
       {.count = param.count, .parameter = parameter, .rows = param.rows, .columns = param.columns},
       static_cast<std::size_t>(context.ranks.count));
-  if (!alone.has_frames() && context.call.reduction == Reduction::kMean)
-    for (float& value : wanted) value /= static_cast<float>(context.ranks.count);
-  return measure_loss(alone, wanted).relative_error();
+  if (!planned.has_frames() && context.call.reduction == Reduction::kMean)
+    for (float& value : expected) value /= static_cast<float>(context.ranks.count);
+  return measure_loss(planned, expected).relative_error();
 }
 
 }  // namespace
 
-void Gradients::use_memory(MemoryBackend& backend) {
+void Gradients::set_backend(MemoryBackend& backend) {
   backend_ = &backend;
-  nowhere_.resize(parameters_.params.size(), false);
+  globally_unused_.resize(parameters_.params.size(), false);
 }
 
 void Gradients::check_values(std::uint32_t parameter, const ValueSpan& values,
@@ -63,43 +63,43 @@ void Gradients::check_values(std::uint32_t parameter, const ValueSpan& values,
       " " + std::string(memory_text(values.memory())));
 }
 
-void Gradients::check_given(std::uint32_t parameter, const Given& given) const {
+void Gradients::check_spans(std::uint32_t parameter, const Spans& spans) const {
   const ExchangeParameter& param = parameters_.params[parameter];
-  check_values(parameter, given.gradient, param.count);
+  check_values(parameter, spans.gradient, param.count);
   if (scatters(param))
-    check_values(parameter, given.shard,
+    check_values(parameter, spans.shard,
                  shard_range(param.count, 0, parameters_.context().ranks.count).count);
-  else if (!given.shard.empty())
+  else if (!spans.shard.empty())
     throw InvalidArgumentError("\"" + parameters_.all[parameter].name +
                                "\" is all-reduced: do not pass a shard");
 }
 
-void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given) const {
-  if (given.has_value()) return check_given(parameter, *given);
+void Gradients::check(std::uint32_t parameter, const std::optional<Spans>& spans) const {
+  if (spans.has_value()) return check_spans(parameter, *spans);
   if (!has(parameter))
     throw InvalidArgumentError("\"" + parameters_.all[parameter].name +
                                "\" was added without a gradient: pass the gradient to ready()");
 }
 
 // A shard may use its own range within the gradient.
-void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
-                            const std::optional<Given>& given) {
-  const Given& memory = given ? *given : Given{parameters_.all[parameter].gradient, {}};
-  take_memory(step, parameter, memory.gradient);
+void Gradients::claim_memory(const ReducerStep& step, std::uint32_t parameter,
+                             const std::optional<Spans>& spans) {
+  const Spans& memory = spans ? *spans : Spans{parameters_.all[parameter].gradient, {}};
+  claim_memory(step, parameter, memory.gradient);
   const auto rank = static_cast<std::size_t>(parameters_.context().ranks.rank);
   if (memory.shard.pointer() != memory.gradient.pointer() + rank * memory.shard.bytes())
-    take_memory(step, parameter, memory.shard);
+    claim_memory(step, parameter, memory.shard);
 }
 
-void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
-                            const ConstValueSpan& memory) {
+void Gradients::claim_memory(const ReducerStep& step, std::uint32_t parameter,
+                             const ConstValueSpan& memory) {
   if (memory.empty()) return;
   auto at = std::ranges::upper_bound(in_use_, memory.pointer(), {},
                                      [](const InUse& one) { return one.memory.pointer(); });
   if (at != in_use_.begin() && encoding::overlap(std::prev(at)->memory, memory)) --at;
   while (at != in_use_.end() && encoding::overlap(at->memory, memory)) {
     const std::uint32_t other = at->parameter;
-    if (step.is_back(other, step.number())) {
+    if (step.is_done(other, step.number())) {
       at = in_use_.erase(at);
       continue;
     }
@@ -112,33 +112,33 @@ void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
 }
 
 // An earlier call that failed may have left the parameter inactive.
-void Gradients::take(std::uint32_t parameter, const std::optional<Given>& given,
-                     Contribution contribution) {
-  if (given.has_value()) bind(parameter, *given);
+void Gradients::stage(std::uint32_t parameter, const std::optional<Spans>& spans,
+                      Contribution contribution) {
+  if (spans.has_value()) bind(parameter, *spans);
   if (contribution == Contribution::kGloballyUnused)
-    leave_alone(parameter);
+    mark_globally_unused(parameter);
   else if (!contributes(parameter, contribution))
-    leave_out(parameter);
+    deactivate(parameter);
   else
-    weigh(parameter);
+    apply_weight(parameter);
   if (parameters_.options().measure_error == MeasureError::kOn) measure_error(parameter);
 }
 
-void Gradients::bind(std::uint32_t parameter, const Given& given) {
+void Gradients::bind(std::uint32_t parameter, const Spans& spans) {
   const ExchangeParameter& param = parameters_.params[parameter];
   ParameterBinding& binding = parameters_.bindings[parameter];
   ReducerParameter& own = parameters_.all[parameter];
-  own.gradient = given.gradient;
-  binding.input = given.gradient;
-  binding.output = scatters(param) ? given.shard : given.gradient;
-  if (!parameters_.feedback[parameter].encoded_shards.empty()) binding.host_sum = given.gradient;
+  own.gradient = spans.gradient;
+  binding.input = spans.gradient;
+  binding.output = scatters(param) ? spans.shard : spans.gradient;
+  if (!parameters_.feedback[parameter].encoded_shards.empty()) binding.host_sum = spans.gradient;
   binding.window.reset();
   if (scatters(param) && own.algorithm == Algorithm::kOneShot)
     binding.window = binding.output_first;
 }
 
-void Gradients::weigh(std::uint32_t parameter) {
-  if (left_out_) backend_->set_active(parameter, true);
+void Gradients::apply_weight(std::uint32_t parameter) {
+  if (any_inactive_) backend_->set_active(parameter, true);
   if (weights_.factor() == 1) return;
   const ValueSpan& gradient = parameters_.all[parameter].gradient;
   backend_->scale(gradient, weights_.factor(), backend_->trainer());
@@ -152,26 +152,26 @@ bool Gradients::contributes(std::uint32_t parameter, Contribution contribution) 
   return !backend_->all_zero(parameters_.bindings[parameter].input);
 }
 
-void Gradients::leave_out(std::uint32_t parameter) {
+void Gradients::deactivate(std::uint32_t parameter) {
   const ValueSpan& values = parameters_.all[parameter].gradient;
   backend_->set_active(parameter, false);
   backend_->clear({values.pointer(), values.bytes()}, backend_->trainer());
-  left_out_ = true;
+  any_inactive_ = true;
 }
 
-// Updates of an owner's residual and of the codec's memory go to idle memory that no step reads.
-// The exchange between hosts ignores inactive flags, so a host also sends an idle residual.
-void Gradients::leave_alone(std::uint32_t parameter) {
+// Updates of an owner's residual and of the codec's memory go to scratch memory that no step
+// reads. The exchange between hosts ignores inactive flags, so a host also sends such a residual.
+void Gradients::mark_globally_unused(std::uint32_t parameter) {
   ParameterFeedback& feedback = parameters_.feedback[parameter];
   Residuals& residuals = parameters_.residuals;
-  nowhere_[parameter] = true;
+  globally_unused_[parameter] = true;
   const bool hierarchical = parameters_.context().ranks.hierarchy != nullptr;
   if (hierarchical && !feedback.sender.residual_out.empty())
-    feedback.sender = residuals.idle_sender(parameter);
-  if (!feedback.owner.residual_out.empty()) feedback.owner = residuals.idle_owner(parameter);
+    feedback.sender = residuals.scratch_sender(parameter);
+  if (!feedback.owner.residual_out.empty()) feedback.owner = residuals.scratch_owner(parameter);
   if (!feedback.memory.out.empty())
-    feedback.memory.out = residuals.idle_memory(parameter, feedback.memory.out.count());
-  leave_out(parameter);
+    feedback.memory.out = residuals.scratch_memory(parameter, feedback.memory.out.count());
+  deactivate(parameter);
 }
 
 void Gradients::measure_error(std::uint32_t parameter) {
@@ -182,7 +182,7 @@ void Gradients::measure_error(std::uint32_t parameter) {
       relative_error(param, parameter, parameters_.context(), gradient.values(), residual.values());
 }
 
-void Gradients::keep_own(std::uint32_t parameter) {
+void Gradients::copy_to_shard(std::uint32_t parameter) {
   const ParameterBinding& binding = parameters_.bindings[parameter];
   if (scatters(parameters_.params[parameter])) backend_->copy(binding.input, binding.output);
 }
@@ -191,15 +191,15 @@ void Gradients::keep_own(std::uint32_t parameter) {
 // passed for this step only.
 void Gradients::end_step() {
   for (std::size_t i = 0; i < parameters_.params.size(); ++i) {
-    if (left_out_) backend_->set_active(i, true);
-    if (!parameters_.all[i].given_anew) continue;
+    if (any_inactive_) backend_->set_active(i, true);
+    if (!parameters_.all[i].per_step_gradient) continue;
     ParameterBinding& binding = parameters_.bindings[i];
     binding.input = {};
     binding.output = binding.host_sum = {};
   }
-  left_out_ = false;
+  any_inactive_ = false;
   in_use_.clear();
-  nowhere_.assign(parameters_.params.size(), false);
+  globally_unused_.assign(parameters_.params.size(), false);
 }
 
 }  // namespace tersor

@@ -1,9 +1,9 @@
 // The implementation of GradientReducer. Its parts are independent: the step (ready, closed,
-// requested and received), the sending side (Sender, Driver), the memory of gradients (Memory
-// backend), the parameters and residuals (Parameters), the gradients of a step (Gradients), the
-// choice of codecs and algorithms (Ways), and the statistics (Totals). Impl connects the parts. The
-// step's lock guards all data shared by the trainer's thread and the driving thread. A LockedStep
-// holds the lock.
+// requested and received), the sending side (Sender, Driver), the memory of gradients
+// (MemoryBackend), the parameters and residuals (Parameters), the gradients of a step (Gradients),
+// the choice of codecs and algorithms (CodecPolicy), and the statistics (Totals). Impl connects the
+// parts. The step's lock guards all data shared by the trainer's thread and the driving thread. A
+// LockedStep holds the lock.
 #pragma once
 
 #include "comm/collectives/hierarchy.h"
@@ -48,7 +48,7 @@ struct GradientReducer::Impl {
   /// One parameter in a call of `ready`.
   struct Ready {
     std::uint32_t parameter;
-    std::optional<Gradients::Given> given;
+    std::optional<Gradients::Spans> spans;
     Contribution contribution;
   };
 
@@ -71,51 +71,51 @@ struct GradientReducer::Impl {
   /// The variant for calls that use residuals: also works after an error.
   LockedStep stopped_between_steps(std::string_view call);
 
-  // Checkpoints (between_steps.cc); loss scales and transactions (transactions.cc).
+  // Checkpoints (checkpoints.cc); loss scales and transactions (transactions.cc).
   ReducerState exact_state();
   void load(const ReducerState& state, std::uint64_t common);
   void scale_residuals(float factor, std::span<const std::size_t> parameters);
   void check_transactions(std::string_view call) const;
   bool discard(std::span<const std::size_t> parameters);
   void accept(std::span<const std::size_t> parameters);
-  void take_over(LockedStep& step, ReducerState& state, const Impl& before);
+  void inherit(LockedStep& step, ReducerState& state, const Impl& previous);
   Transport& control();
   /// Sums the values over ranks.
   void sum(std::vector<float>& values);
 
   // Lost ranks (elastic.cc).
   void check_faults();
-  std::exception_ptr lost(const TransportError& cause);
+  std::exception_ptr on_transport_error(const TransportError& cause);
   std::exception_ptr agree_on_members(const TransportError& cause);
-  void give_up(const std::exception& cause);
+  void abort_exchange(const std::exception& cause);
   void check_resumable() const;
   /// Returns the replacement for this reducer, over the remaining ranks.
   std::unique_ptr<Impl> resumed();
   std::unique_ptr<Impl> over_members();
-  void go_on_from(Impl& before);
+  void continue_from(Impl& previous);
 
   // Changes of codec and algorithm between steps (learning.cc).
-  std::uint32_t training_step(LockedStep& step) const { return step->number() + steps_before_; }
-  void follow_phases(LockedStep& step);
-  void learn(LockedStep& step);
+  std::uint32_t training_step(LockedStep& step) const { return step->number() + step_offset_; }
+  void apply_phases(LockedStep& step);
+  void update_learner(LockedStep& step);
   void agree_on_policy(LockedStep& step);
   void change_policy(LockedStep& step);
-  void take_policy(LockedStep& step);
+  void apply_policy(LockedStep& step);
   void adopt_policy(LockedStep& step, const ReducerState& state);
   void record_wait();
   /// Runs `work`. An error fails the step on all ranks, and each rank reports the error.
-  void fail_together(LockedStep& step, const std::function<void()>& work);
+  void run_or_fail(LockedStep& step, const std::function<void()>& work);
 
   // Ranks with unequal numbers of samples (weights.cc).
   void weigh(double samples);
   /// Throws InvalidArgumentError if ranks may be exchanging the weights of the next step.
   void check_unweighted(std::string_view call) const;
-  void find_weights(LockedStep& step);
+  void wait_for_weights(LockedStep& step);
 
   // Preparation before a step (setup.cc).
   void finalize(LockedStep& step);
   void begin(LockedStep& step);
-  void take_in_added(LockedStep& step);
+  void extend_parameters(LockedStep& step);
   void prepare_added(LockedStep& step);
   void make_sender();
 
@@ -124,7 +124,7 @@ struct GradientReducer::Impl {
   void wait_for_closed(LockedStep& step);
   void begin_ready(LockedStep& step);
   /// Asks the driver to compare states with other ranks, if a state was loaded since the last step.
-  void want_agreement(LockedStep& step);
+  void request_agreement(LockedStep& step);
   void check_ready(LockedStep& step, const Ready& one) const;
   void limit_messages(LockedStep& step);
   bool request(LockedStep& step, const ReducerStep::Order& together);
@@ -156,12 +156,12 @@ struct GradientReducer::Impl {
       control_;  ///< for the trainer's thread: checkpoints and the agreement of "auto"
   Threads threads_;
   std::unique_ptr<Hierarchy> hierarchy_;  ///< null if all ranks exchange directly with all ranks
-  std::size_t taken_in_ = 0;              ///< number of parameters included in steps
+  std::size_t prepared_count_ = 0;        ///< number of parameters included in steps
   StepWeights weights_;
   Gradients gradients_;
   Totals totals_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
-  std::uint32_t steps_before_ = 0;     ///< completed steps of earlier runs minus discarded steps
+  std::uint32_t step_offset_ = 0;      ///< completed steps of earlier runs minus discarded steps
   std::optional<LoadedState> loaded_;  ///< empty after a step completed on all ranks
 
   int device_ = -1;  ///< of the gradients; negative on the host

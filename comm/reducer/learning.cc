@@ -10,31 +10,31 @@
 namespace tersor {
 
 // Call between two steps.
-void GradientReducer::Impl::follow_phases(LockedStep& step) {
+void GradientReducer::Impl::apply_phases(LockedStep& step) {
   if (!policy_.scheduled()) return;
   if (backend_->captured()) policy_.check_capture(training_step(step));
   if (!policy_.enters_phase(training_step(step))) return;
-  fail_together(step, [&] { change_policy(step); });
+  run_or_fail(step, [&] { change_policy(step); });
 }
 
 // A codec cannot use the memory of its predecessor.
-void GradientReducer::Impl::take_policy(LockedStep& step) {
-  for (const std::size_t entered : policy_.take(training_step(step)))
+void GradientReducer::Impl::apply_policy(LockedStep& step) {
+  for (const std::size_t entered : policy_.apply(training_step(step)))
     parameters_.residuals.clear_memory(entered);
 }
 
 // No work is under way, including work on a device.
 void GradientReducer::Impl::change_policy(LockedStep& step) {
   backend_->synchronize();
-  take_policy(step);
-  parameters_.hand_over(stream());
+  apply_policy(step);
+  parameters_.fold_unused_owners(stream());
   parameters_.bind();
   context_.set_agreement(parameters_.agreement(policy_.learns()));
-  sender_->forget_messages(step);
+  sender_->drop_messages(step);
 }
 
 void GradientReducer::Impl::agree_on_policy(LockedStep& step) {
-  fail_together(step, [&] {
+  run_or_fail(step, [&] {
     auto slowest = static_cast<float>(policy_.seconds());
     agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature,
                      context_.call.agreement);
@@ -45,7 +45,7 @@ void GradientReducer::Impl::agree_on_policy(LockedStep& step) {
 }
 
 // Call at the beginning of a step.
-void GradientReducer::Impl::learn(LockedStep& step) {
+void GradientReducer::Impl::update_learner(LockedStep& step) {
   if (!policy_.learns() || !policy_.is_new(step->number())) return;
   if (backend_->captured()) return policy_.begin_capture();
   if (policy_.end_step()) agree_on_policy(step);
@@ -56,7 +56,7 @@ void GradientReducer::Impl::learn(LockedStep& step) {
 // include queued work.
 void GradientReducer::Impl::record_wait() {
   if (!policy_.learns()) return;
-  if (policy_.looks() && !backend_->captured()) backend_->synchronize();
+  if (policy_.is_measuring() && !backend_->captured()) backend_->synchronize();
   policy_.record_wait();
 }
 

@@ -15,18 +15,17 @@
 namespace tersor {
 namespace {
 
-constexpr std::uint32_t kMostRanks = 1 << 16;
+constexpr std::uint32_t kMaxRanks = 1 << 16;
 
-// `most`: the largest allowed magnitude.
 void check_values(const std::string& name, std::string_view what, std::span<const float> values,
-                  std::size_t wanted, float most) {
-  const std::string whose = "the state's " + std::string(what) + " of \"" + name + "\"";
-  if (values.size() != wanted)
-    throw InvalidArgumentError(whose + " has " + std::to_string(values.size()) +
-                               " values, this reducer has " + std::to_string(wanted));
-  for (std::size_t i = 0; i < wanted; ++i)
-    if (!(std::abs(values[i]) <= most))
-      throw InvalidArgumentError("value " + std::to_string(i) + " of " + whose + " is " +
+                  std::size_t count, float max_magnitude) {
+  const std::string subject = "the state's " + std::string(what) + " of \"" + name + "\"";
+  if (values.size() != count)
+    throw InvalidArgumentError(subject + " has " + std::to_string(values.size()) +
+                               " values, this reducer has " + std::to_string(count));
+  for (std::size_t i = 0; i < count; ++i)
+    if (!(std::abs(values[i]) <= max_magnitude))
+      throw InvalidArgumentError("value " + std::to_string(i) + " of " + subject + " is " +
                                  std::to_string(values[i]) + ": a state holds finite values only");
 }
 
@@ -79,7 +78,7 @@ void check_lists(const ReducerState& state, const Parameters& parameters, std::s
   const bool same_codec = found.codec == param.codec->spec().text();
   const std::size_t whole = param.codec->has_feedback() ? parameters.all[parameter].count : 0;
   const float largest = residuals.dtype() == Dtype::kBf16 ? kLargestBf16 : kLargest;
-  const float factor = loading_factor(state, OwedBy::kAll, parameters, parameter);
+  const float factor = loading_factor(state, HeldBy::kAll, parameters, parameter);
   check_values(found.name, "residual", found.residual,
                exact ? residuals.current_sender(parameter).count() : whole,
                largest / std::max(factor, 1.0f));
@@ -95,19 +94,19 @@ void check_run(const ReducerState& state, const Parameters& parameters) {
     throw InvalidArgumentError(
         "the state is of the other reduction (sum or mean): use the same reduction");
   const ExchangeContext& context = parameters.context();
-  const std::string whose =
+  const std::string subject =
       "the state is of rank " + std::to_string(state.rank) + " of " + std::to_string(state.ranks);
-  if (state.ranks > kMostRanks || state.rank >= state.ranks)
-    throw InvalidArgumentError(whose + ", which does not exist: the state is damaged");
+  if (state.ranks > kMaxRanks || state.rank >= state.ranks)
+    throw InvalidArgumentError(subject + ", which does not exist: the state is damaged");
   const bool same = static_cast<int>(state.ranks) == context.ranks.count &&
                     static_cast<int>(state.rank) == context.ranks.rank;
   if (state.form == ReducerState::Form::kExact && !same)
     throw InvalidArgumentError(
-        whose + ", this is rank " + std::to_string(context.ranks.rank) + " of " +
+        subject + ", this is rank " + std::to_string(context.ranks.rank) + " of " +
         std::to_string(context.ranks.count) +
         ": load the state of this rank, or save a portable state in a run of " +
         std::to_string(state.ranks) + " ranks");
-  if (!state.order.empty() && !is_order(state.order, parameters.count()))
+  if (!state.order.empty() && !is_permutation(state.order, parameters.count()))
     throw InvalidArgumentError("the state's sending order is not a permutation of the " +
                                std::to_string(parameters.count()) + " parameters");
 }
@@ -128,12 +127,12 @@ std::string text_of(const LoadedState& record) {
 
 // Keeps the residual's contribution to the result: each encoding rank gets an equal share. The
 // shares add up to the sum that the old run would have added.
-float loading_factor(const ReducerState& state, OwedBy whom, const Parameters& parameters,
+float loading_factor(const ReducerState& state, HeldBy holders, const Parameters& parameters,
                      std::size_t parameter) {
   if (state.form == ReducerState::Form::kExact) return 1.0f;
   const ExchangeContext& context = parameters.context();
   const ExchangeParameter& param = parameters.params[parameter];
-  const double shares = whom == OwedBy::kAll ? encoding_ranks(context.ranks, param) : 1;
+  const double shares = holders == HeldBy::kAll ? encoding_ranks(context.ranks, param) : 1;
   const double share = state.reduction == Reduction::kSum
                            ? 1.0 / shares
                            : context.ranks.count / (shares * state.ranks);
@@ -163,7 +162,7 @@ LoadedState describe(const ReducerState& state, const Parameters& parameters,
   return {.step = state.step, .form = state.form, .digest = digest.value()};
 }
 
-void check_alike(std::span<const LoadedState> records) {
+void check_same_state(std::span<const LoadedState> records) {
   const LoadedState& first = records.front();
   for (std::size_t rank = 1; rank < records.size(); ++rank) {
     const LoadedState& other = records[rank];

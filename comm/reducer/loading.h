@@ -12,11 +12,11 @@
 namespace tersor {
 
 /// The owners of a residual in a portable state: all ranks together, or this rank alone.
-enum class OwedBy : std::uint8_t { kAll, kThisRank };
+enum class HeldBy : std::uint8_t { kAll, kThisRank };
 
 /// The factor from a parameter's residual in the state to this reducer's residual. 1 for an exact
 /// state.
-float loading_factor(const ReducerState& state, OwedBy whom, const Parameters& parameters,
+float loading_factor(const ReducerState& state, HeldBy holders, const Parameters& parameters,
                      std::size_t parameter);
 
 /// Throws InvalidArgumentError if the state is of another model or of other ranks. Also throws for
@@ -39,6 +39,6 @@ LoadedState describe(const ReducerState& state, const Parameters& parameters, st
 
 /// `records`: one record per rank. If records differ, throws a TransportError with the numbers and
 /// states of two ranks.
-void check_alike(std::span<const LoadedState> records);
+void check_same_state(std::span<const LoadedState> records);
 
 }  // namespace tersor

@@ -69,9 +69,9 @@ class DeviceBackend final : public MemoryBackend {
         seen_(sizeof(std::uint64_t)) {
     std::memcpy(constants_.pointer(), kFlags, sizeof kFlags);
     const kernels::PinnedBuffer words(sizeof(StateWords));
-    const StateWords fresh;
-    std::memcpy(words.pointer(), &fresh, sizeof fresh);
-    kernels::copy_bytes(words_.pointer(), words.pointer(), sizeof fresh, stream());
+    const StateWords initial;
+    std::memcpy(words.pointer(), &initial, sizeof initial);
+    kernels::copy_bytes(words_.pointer(), words.pointer(), sizeof initial, stream());
     stream_.synchronize();
   }
 
@@ -164,10 +164,10 @@ class DeviceBackend final : public MemoryBackend {
     return norms;
   }
 
-  void follow_trainer() override { kernels::order(trainer_, stream(), begun_); }
-  void lead_trainer() override { kernels::order(stream(), trainer_, ended_); }
+  void order_after_trainer() override { kernels::order(trainer_, stream(), begun_); }
+  void order_before_trainer() override { kernels::order(stream(), trainer_, ended_); }
   bool captured() const override { return kernels::capture_of(trainer_) != 0; }
-  void become_worker() const override {
+  void set_up_worker() const override {
     kernels::use_device(device_);
     kernels::ignore_captures();
   }

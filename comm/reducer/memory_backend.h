@@ -54,15 +54,15 @@ class MemoryBackend {
   /// True if all bits are 0. False if the check would have to wait.
   virtual bool all_zero(ConstValueSpan) const { return false; }
 
-  /// follow_trainer: the reducer's later work waits for the trainer's work queued by now.
-  /// lead_trainer: the trainer's later work waits for the reducer's work.
-  virtual void follow_trainer() {}
-  virtual void lead_trainer() {}
+  /// order_after_trainer: the reducer's later work waits for the trainer's work queued by now.
+  /// order_before_trainer: the trainer's later work waits for the reducer's work.
+  virtual void order_after_trainer() {}
+  virtual void order_before_trainer() {}
   /// True if the trainer's stream is being captured.
   virtual bool captured() const { return false; }
 
   /// Call in a dedicated thread, because the trainer may capture its own streams meanwhile.
-  virtual void become_worker() const {}
+  virtual void set_up_worker() const {}
 };
 
 /// Starts with the words of a new StateWords. `trainer`: the trainer's stream for device gradients.

@@ -30,7 +30,7 @@ StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParamet
   const bool feeds_back = param.codec->has_feedback();
   const bool scatters = param.collective == Collective::kReduceScatter;
   if (!feeds_back) ranges.encoded.count = 0;
-  if (!feeds_back || scatters || !own.may_go_two_shot()) ranges.owned = {};
+  if (!feeds_back || scatters || !own.may_use_two_shot()) ranges.owned = {};
   return ranges;
 }
 
@@ -43,11 +43,11 @@ std::size_t memory_count(const ExchangeParameter& param, const Codec& codec) {
   return codec.memory_count({.count = param.count, .rows = param.rows, .columns = param.columns});
 }
 
-std::size_t most_memory(const ReducerParameter& own, const ExchangeParameter& param) {
-  std::size_t most = memory_count(param);
+std::size_t max_memory(const ReducerParameter& own, const ExchangeParameter& param) {
+  std::size_t largest = memory_count(param);
   for (const RulePhase& phase : own.choice.phases)
-    most = std::max(most, memory_count(param, *phase.codec));
-  return most;
+    largest = std::max(largest, memory_count(param, *phase.codec));
+  return largest;
 }
 
 Parameters::Parameters(const ReducerOptions& options, const ExchangeContext& context)
@@ -64,7 +64,7 @@ std::uint32_t Parameters::index_of(std::string_view name) const {
 
 // All gradients must use the same memory, and the transport must support this memory.
 void Parameters::check_memory(const std::string& name, Memory memory) {
-  if (params.empty() && !placed_) memory_ = memory;
+  if (params.empty() && !memory_fixed_) memory_ = memory;
   const std::string what = "the gradient of \"" + name + "\"";
   if (memory != memory_)
     throw InvalidArgumentError(what + " is " + std::string(memory_text(memory)) +
@@ -74,17 +74,17 @@ void Parameters::check_memory(const std::string& name, Memory memory) {
 }
 
 // Every rank's shard has the length of the longest shard.
-std::size_t Parameters::count_of_shards(const std::string& name, const GradientShape& shape) const {
+std::size_t Parameters::padded_count(const std::string& name, const GradientShape& shape) const {
   const auto ranks = static_cast<std::size_t>(context_.ranks.count);
-  const std::size_t least = ceil_div(shape.count, ranks);
-  const std::size_t shard = shape.shard_count == 0 ? least : shape.shard_count;
+  const std::size_t min_shard = ceil_div(shape.count, ranks);
+  const std::size_t shard = shape.shard_count == 0 ? min_shard : shape.shard_count;
   if (context_.ranks.hierarchy != nullptr && !options_.hosts.empty())
     check_even(context_.ranks.hierarchy->groups(), "the reduce-scatter of \"" + name + "\"");
-  if (shard < least)
+  if (shard < min_shard)
     throw InvalidArgumentError("shards of " + std::to_string(shard) + " values on " +
                                std::to_string(ranks) + " ranks are too small for the " +
                                std::to_string(shape.count) + " values of \"" + name +
-                               "\": give at least " + std::to_string(least));
+                               "\": give at least " + std::to_string(min_shard));
   return ranks * shard;
 }
 
@@ -96,7 +96,7 @@ ExchangeParameter Parameters::make_param(const std::string& name, const Gradient
                           .columns = shape.columns,
                           .dtype = shape.dtype,
                           .collective = shape.collective};
-  if (param.collective == Collective::kReduceScatter) param.count = count_of_shards(name, shape);
+  if (param.collective == Collective::kReduceScatter) param.count = padded_count(name, shape);
   return param;
 }
 
@@ -129,13 +129,13 @@ void Parameters::add(ReducerParameter own, ExchangeParameter param) {
   feedback.push_back(std::move(residuals_of_rank));
 }
 
-void Parameters::use_memory(const MemoryBackend& backend) {
-  placed_ = true;
+void Parameters::allocate_residuals(const MemoryBackend& backend) {
+  memory_fixed_ = true;
   for (std::size_t i = residuals.parameters(); i < params.size(); ++i) {
     ExchangeParameter& param = params[i];
     param.active = backend.active(i);
     const StateRanges ranges = feedback_ranges(context_, all[i], param, context_.ranks.rank);
-    residuals.add(ranges.encoded.count, ranges.owned.count(), most_memory(all[i], param));
+    residuals.add(ranges.encoded.count, ranges.owned.count(), max_memory(all[i], param));
     feedback[i].sender_first = ranges.encoded.first;
     feedback[i].owned = ranges.owned;
   }
@@ -145,8 +145,8 @@ void Parameters::use_memory(const MemoryBackend& backend) {
 void Parameters::bind() {
   for (std::size_t i = 0; i < residuals.parameters(); ++i) {
     feedback[i].sender = residuals.sender(i);
-    const bool owes = all[i].algorithm == Algorithm::kTwoShot;
-    feedback[i].owner = owes ? residuals.owner(i) : SegmentState{};
+    const bool two_shot = all[i].algorithm == Algorithm::kTwoShot;
+    feedback[i].owner = two_shot ? residuals.owner(i) : SegmentState{};
     feedback[i].memory = residuals.memory(i, memory_count(params[i]));
   }
 }
@@ -156,13 +156,13 @@ void Parameters::commit(const std::function<bool(std::size_t)>& took_part) {
   bind();
 }
 
-void Parameters::hand_over(StreamView stream) {
-  for (std::size_t i = 0; i < params.size(); ++i) hand_over(i, stream);
+void Parameters::fold_unused_owners(StreamView stream) {
+  for (std::size_t i = 0; i < params.size(); ++i) fold_unused_owners(i, stream);
 }
 
 // The owner's residual is the same for every codec. A later discard_step() may restore the values
 // from before the last step, so these also change.
-void Parameters::hand_over(std::size_t parameter, StreamView stream) {
+void Parameters::fold_unused_owners(std::size_t parameter, StreamView stream) {
   const ParameterFeedback& own = feedback[parameter];
   if (own.owned.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
   const ResidualScales scale = tersor::residual_scales(context_, params[parameter]);
@@ -174,7 +174,7 @@ void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   residuals.clear_owner(parameter);
 }
 
-void Parameters::add_each(Agreement& agreement) const {
+void Parameters::add_parameters(Agreement& agreement) const {
   for (std::size_t i = 0; i < params.size(); ++i)
     agreement.begin("\"" + all[i].name + "\"")
         .add("dtype", params[i].dtype, dtype_names())
@@ -186,7 +186,7 @@ void Parameters::add_each(Agreement& agreement) const {
 }
 
 // Entries added in later versions follow the earlier entries.
-void Parameters::add_rest_of_each(Agreement& agreement) const {
+void Parameters::add_parameter_extras(Agreement& agreement) const {
   for (const ReducerParameter& one : all)
     for (const RulePhase& phase : one.choice.phases)
       agreement.add("a rule's step", phase.from_step).add("codec", phase.codec->spec().text());
@@ -210,8 +210,8 @@ Agreement Parameters::agreement(bool learns) const {
       .add("chunk_count", static_cast<std::uint64_t>(options_.chunk_count))
       .add("bucket_bytes", static_cast<std::uint64_t>(options_.bucket_bytes))
       .add_unless_zero("number of loaded states", loaded_states, "loaded states");
-  add_each(agreement);
-  add_rest_of_each(agreement);
+  add_parameters(agreement);
+  add_parameter_extras(agreement);
   if (options_.order == SendingOrder::kReadyOrder)
     agreement.add("order of sending", std::string_view("of ready"));
   if (learns) agreement.add("learning", std::string_view("learns"));

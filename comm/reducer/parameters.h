@@ -30,18 +30,18 @@ struct ReducerParameter {
   std::size_t count = 0;    ///< values without padding
   std::uint32_t order = 0;  ///< memory order of the values
   /// True if each step passes another gradient; the parameter holds the gradient from ready() on
-  bool given_anew = false;
+  bool per_step_gradient = false;
   ValueSpan gradient = {};
   double relative_error = 0;
   /// "auto": the fastest prediction for each codec; otherwise empty
   std::vector<AutoPrediction> predictions = {};
-  std::size_t group = 0;    ///< group index in the learner
-  bool owes_later = false;  ///< True if some phase uses two-shot
+  std::size_t group = 0;  ///< group index in the learner
+  bool has_two_shot_phase = false;
 
   const RulePhase& phase(std::uint32_t step) const;
   /// True if this rank may keep an owner's residual in some step.
-  bool may_go_two_shot() const {
-    return algorithm == Algorithm::kTwoShot || !predictions.empty() || owes_later;
+  bool may_use_two_shot() const {
+    return algorithm == Algorithm::kTwoShot || !predictions.empty() || has_two_shot_phase;
   }
 };
 
@@ -52,13 +52,13 @@ StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParamet
 /// The divisors of the parameter's residuals (see Owed).
 ResidualScales residual_scales(const ExchangeContext& context, const ExchangeParameter& param);
 
-/// The number of values in the codec's memory. `most_memory` returns the maximum over all codecs of
+/// The number of values in the codec's memory. `max_memory` returns the maximum over all codecs of
 /// a schedule.
 std::size_t memory_count(const ExchangeParameter& param, const Codec& codec);
 inline std::size_t memory_count(const ExchangeParameter& param) {
   return memory_count(param, *param.codec);
 }
-std::size_t most_memory(const ReducerParameter& own, const ExchangeParameter& param);
+std::size_t max_memory(const ReducerParameter& own, const ExchangeParameter& param);
 
 class Parameters {
  public:
@@ -82,7 +82,7 @@ class Parameters {
   void add(ReducerParameter own, ExchangeParameter param);
   /// Allocates residuals of the parameters added since the last call, and binds the flags of all
   /// parameters.
-  void use_memory(const MemoryBackend& backend);
+  void allocate_residuals(const MemoryBackend& backend);
 
   /// Points the parameters to the current residuals for the next step.
   void bind();
@@ -90,7 +90,7 @@ class Parameters {
   void commit(const std::function<bool(std::size_t)>& took_part);
   /// Adds owner residuals to sender residuals if a parameter no longer uses two-shot, because only
   /// two-shot uses owner residuals.
-  void hand_over(StreamView stream);
+  void fold_unused_owners(StreamView stream);
   /// The options that all ranks must pass equally. `learns`: True if codecs may change.
   Agreement agreement(bool learns) const;
 
@@ -105,15 +105,15 @@ class Parameters {
 
  private:
   void check_memory(const std::string& name, Memory memory);
-  std::size_t count_of_shards(const std::string& name, const GradientShape& shape) const;
-  void hand_over(std::size_t parameter, StreamView stream);
-  void add_each(Agreement& agreement) const;
-  void add_rest_of_each(Agreement& agreement) const;
+  std::size_t padded_count(const std::string& name, const GradientShape& shape) const;
+  void fold_unused_owners(std::size_t parameter, StreamView stream);
+  void add_parameters(Agreement& agreement) const;
+  void add_parameter_extras(Agreement& agreement) const;
 
   const ReducerOptions& options_;
   const ExchangeContext& context_;
   Memory memory_ = Memory::kHost;
-  bool placed_ = false;
+  bool memory_fixed_ = false;
   std::map<std::string, std::uint32_t, std::less<>> names_;
 };
 

@@ -106,7 +106,7 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
   ReducerParameter own{.name = std::move(name),
                        .count = shape.count,
                        .order = shape.order,
-                       .given_anew = scatters || gradient.count() != shape.count,
+                       .per_step_gradient = scatters || gradient.count() != shape.count,
                        .gradient = gradient};
   policy_.choose(own, param);
   parameters_.add(std::move(own), std::move(param));
@@ -157,13 +157,13 @@ ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient,
 ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
                                      Contribution contribution) {
   return OnDevice(*impl_)->ready(
-      {impl_->parameters_.index_of(name), Gradients::Given{gradient, shard}, contribution});
+      {impl_->parameters_.index_of(name), Gradients::Spans{gradient, shard}, contribution});
 }
 
 std::vector<ReducerHandle> GradientReducer::ready(std::span<const ReadyGradient> together) {
   std::vector<Impl::Ready> all;
   for (const ReadyGradient& one : together)
-    all.push_back({impl_->parameters_.index_of(one.name), Gradients::Given{one.gradient, one.shard},
+    all.push_back({impl_->parameters_.index_of(one.name), Gradients::Spans{one.gradient, one.shard},
                    one.contribution});
   std::vector<ReducerHandle> handles(all.size());
   OnDevice(*impl_)->ready(all, handles);

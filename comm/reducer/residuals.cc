@@ -11,7 +11,7 @@ std::size_t sender_capacity(std::size_t count) { return align_up(count, 64); }
 
 }  // namespace
 
-void Residuals::use_memory(const MemoryBackend& backend) {
+void Residuals::set_backend(const MemoryBackend& backend) {
   backend_ = &backend;
   entries_.clear();
 }
@@ -67,7 +67,7 @@ SegmentMemory Residuals::memory(std::size_t parameter, std::size_t count) const 
           codec_memory(parameter, next(entry), count)};
 }
 
-ValueSpan Residuals::idle(Buffer& memory, std::size_t count, Dtype dtype) {
+ValueSpan Residuals::scratch(Buffer& memory, std::size_t count, Dtype dtype) {
   if (memory.bytes() == 0) {
     memory = Buffer(count * dtype_bytes(dtype), backend_->memory());
     backend_->clear(memory.span(), backend_->stream());
@@ -75,22 +75,22 @@ ValueSpan Residuals::idle(Buffer& memory, std::size_t count, Dtype dtype) {
   return memory.values(count, dtype);
 }
 
-SegmentState Residuals::idle_sender(std::size_t parameter) {
+SegmentState Residuals::scratch_sender(std::size_t parameter) {
   Entry& entry = entries_[parameter];
-  const ValueSpan zeros = idle(entry.idle_sender, entry.count, dtype_);
+  const ValueSpan zeros = scratch(entry.scratch_sender, entry.count, dtype_);
   return {zeros, zeros};
 }
 
-SegmentState Residuals::idle_owner(std::size_t parameter) {
+SegmentState Residuals::scratch_owner(std::size_t parameter) {
   Entry& entry = entries_[parameter];
-  const ValueSpan zeros = idle(entry.idle_owner, entry.owned_count, dtype_);
+  const ValueSpan zeros = scratch(entry.scratch_owner, entry.owned_count, dtype_);
   return {zeros, zeros};
 }
 
 // A later phase may use a codec with more memory.
-ValueSpan Residuals::idle_memory(std::size_t parameter, std::size_t count) {
+ValueSpan Residuals::scratch_memory(std::size_t parameter, std::size_t count) {
   Entry& entry = entries_[parameter];
-  return idle(entry.idle_memory, entry.memory_count, Dtype::kF32).subspan(0, count);
+  return scratch(entry.scratch_memory, entry.memory_count, Dtype::kF32).subspan(0, count);
 }
 
 ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) const {

@@ -24,7 +24,7 @@ class Residuals {
 
   /// Sets the memory, and the stream for queued work. Call before the first `add`. Drops all
   /// residuals, including residuals in another memory.
-  void use_memory(const MemoryBackend& backend);
+  void set_backend(const MemoryBackend& backend);
 
   /// Allocates zeroed memory for another parameter. A count of 0 allocates nothing.
   void add(std::size_t count, std::size_t owned_count, std::size_t memory_count = 0);
@@ -40,9 +40,9 @@ class Residuals {
 
   /// Replacement memory for a step that must not change the parameter's state: residuals of zeros,
   /// and memory for `count` values written by the codec.
-  SegmentState idle_sender(std::size_t parameter);
-  SegmentState idle_owner(std::size_t parameter);
-  ValueSpan idle_memory(std::size_t parameter, std::size_t count);
+  SegmentState scratch_sender(std::size_t parameter);
+  SegmentState scratch_owner(std::size_t parameter);
+  ValueSpan scratch_memory(std::size_t parameter, std::size_t count);
 
   /// The values after the last step.
   ValueSpan current_sender(std::size_t i) const { return current(i, {0, entries_[i].count}); }
@@ -82,7 +82,7 @@ class Residuals {
     std::size_t owned_count;
     std::size_t memory_count;
     std::vector<Buffer> memory;  ///< by generation: sender values, owner values, codec memory
-    Buffer idle_sender = {}, idle_owner = {}, idle_memory = {};  ///< allocated on first use
+    Buffer scratch_sender = {}, scratch_owner = {}, scratch_memory = {};  ///< on first use
     unsigned current = 0;
     bool pending = false;  ///< True if the other generation holds the values for `discard`
   };
@@ -90,7 +90,7 @@ class Residuals {
   /// The range of owner values in a generation, after the sender values.
   static Range owned(const Entry& entry);
   /// Allocates zeroed memory on first use.
-  ValueSpan idle(Buffer& memory, std::size_t count, Dtype dtype);
+  ValueSpan scratch(Buffer& memory, std::size_t count, Dtype dtype);
   /// Zeros `part(generation)` of each generation.
   void clear_each(const std::function<ValueSpan(unsigned)>& part);
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;

@@ -38,29 +38,29 @@ bool is_vector(const RuleSubject& subject) { return subject.rows <= 1 || subject
 
 }  // namespace
 
-std::string RuleChoice::chooser() const {
-  switch (why) {
-    case Why::kForAll:
+std::string RuleChoice::reason_text() const {
+  switch (reason) {
+    case Reason::kDefault:
       return "the codec for all";
-    case Why::kRule:
+    case Reason::kRule:
       return "rule \"" + pattern + "\"";
-    case Why::kSmall:
+    case Reason::kSmall:
       return "fewer than " + std::to_string(kSmallCount) + " values";
-    case Why::kVector:
+    case Reason::kVector:
       return "a 1-D parameter";
-    case Why::kOneHost:
+    case Reason::kOneHost:
       return "all ranks share a host";
   }
   return "";
 }
 
 std::string RuleChoice::text() const {
-  std::string text = chooser();
+  std::string text = reason_text();
   for (const RulePhase& phase : phases)
     if (phase.from_step != 0)
-      text +=
-          ", from step " + std::to_string(phase.from_step) + " on " + phase.asked->spec().text();
-  for (const auto& codec : refused) text += ", but the shape does not fit " + codec->spec().text();
+      text += ", from step " + std::to_string(phase.from_step) + " on " +
+              phase.requested->spec().text();
+  for (const auto& codec : rejected) text += ", but the shape does not fit " + codec->spec().text();
   return automatic() ? text + ", auto" : text;
 }
 
@@ -82,7 +82,7 @@ RuleChoice Rules::choose(const RuleSubject& subject) {
   const std::string name(subject.name);
   for (const ReducerRule& rule : options_.rules)
     if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0)
-      return fitting(by_pattern(rule.pattern), subject);
+      return with_supported_codecs(by_pattern(rule.pattern), subject);
   throw InvalidArgumentError("no rule matches parameter \"" + name +
                              "\": add a last rule with pattern \"*\", e.g. with codec \"bf16\"");
 }
@@ -93,13 +93,13 @@ std::vector<RulePhase> Rules::schedule(const std::string& pattern) {
                        [&](const ReducerRule& rule) { return rule.pattern == pattern; });
   rules = by_step(std::move(rules));
   check_schedule(rules);
-  const bool owes = rules.size() > 1 && std::ranges::any_of(rules, [&](const ReducerRule& rule) {
-                      return codec(rule.codec)->has_feedback();
-                    });
+  const bool ef = rules.size() > 1 && std::ranges::any_of(rules, [&](const ReducerRule& rule) {
+                    return codec(rule.codec)->has_feedback();
+                  });
   std::vector<RulePhase> phases;
   for (const ReducerRule& rule : rules) {
-    const auto asked = codec(owes ? with_feedback(rule.codec, Feedback::kResidual) : rule.codec);
-    phases.push_back({rule.from_step, asked, asked});
+    const auto requested = codec(ef ? with_feedback(rule.codec, Feedback::kResidual) : rule.codec);
+    phases.push_back({rule.from_step, requested, requested});
   }
   return phases;
 }
@@ -107,37 +107,37 @@ std::vector<RulePhase> Rules::schedule(const std::string& pattern) {
 RuleChoice Rules::by_pattern(const std::string& pattern) {
   std::vector<RulePhase> phases = schedule(pattern);
   RuleChoice choice{
-      .codec = phases.front().codec, .why = RuleChoice::Why::kRule, .pattern = pattern};
+      .codec = phases.front().codec, .reason = RuleChoice::Reason::kRule, .pattern = pattern};
   if (phases.size() > 1) choice.phases = std::move(phases);
   return choice;
 }
 
-RuleChoice Rules::fitting(RuleChoice choice, const RuleSubject& subject) {
+RuleChoice Rules::with_supported_codecs(RuleChoice choice, const RuleSubject& subject) {
   const Segment segment{.count = subject.count, .rows = subject.rows, .columns = subject.columns};
-  const auto fit = [&](std::shared_ptr<const Codec>& codec) {
+  const auto substitute = [&](std::shared_ptr<const Codec>& codec) {
     if (codec == nullptr || codec->carries(segment)) return;
-    if (std::ranges::find(choice.refused, codec) == choice.refused.end())
-      choice.refused.push_back(codec);
-    const std::string half = subject.dtype == Dtype::kF32 ? "bf16" : "none";
+    if (std::ranges::find(choice.rejected, codec) == choice.rejected.end())
+      choice.rejected.push_back(codec);
+    const std::string fallback = subject.dtype == Dtype::kF32 ? "bf16" : "none";
     codec = this->codec(codec->has_feedback() && !choice.phases.empty()
-                            ? with_feedback(half, Feedback::kResidual)
-                            : half);
+                            ? with_feedback(fallback, Feedback::kResidual)
+                            : fallback);
   };
-  for (RulePhase& phase : choice.phases) fit(phase.codec);
-  fit(choice.codec);
+  for (RulePhase& phase : choice.phases) substitute(phase.codec);
+  substitute(choice.codec);
   if (!choice.phases.empty()) choice.codec = choice.phases.front().codec;
   return choice;
 }
 
 RuleChoice Rules::by_default(const RuleSubject& subject) {
   const bool small = subject.count < kSmallCount;
-  const auto for_all = codec(options_.codec);
-  const bool lossless = for_all != nullptr && for_all->traits().lossless;
+  const auto default_codec = codec(options_.codec);
+  const bool lossless = default_codec != nullptr && default_codec->traits().lossless;
   if (lossless || (!small && !is_vector(subject)))
-    return fitting({for_all, RuleChoice::Why::kForAll}, subject);
-  const bool half = subject.dtype != Dtype::kF32;
-  return {codec(half ? "none" : "bf16"),
-          small ? RuleChoice::Why::kSmall : RuleChoice::Why::kVector};
+    return with_supported_codecs({default_codec, RuleChoice::Reason::kDefault}, subject);
+  const bool fallback = subject.dtype != Dtype::kF32;
+  return {codec(fallback ? "none" : "bf16"),
+          small ? RuleChoice::Reason::kSmall : RuleChoice::Reason::kVector};
 }
 
 }  // namespace tersor

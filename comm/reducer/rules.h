@@ -27,23 +27,23 @@ struct RuleSubject {
 struct RulePhase {
   std::uint32_t from_step;
   std::shared_ptr<const Codec> codec;
-  std::shared_ptr<const Codec> asked;
+  std::shared_ptr<const Codec> requested;
 };
 
 struct RuleChoice {
-  enum class Why { kForAll, kRule, kSmall, kVector, kOneHost };
+  enum class Reason { kDefault, kRule, kSmall, kVector, kOneHost };
 
   std::shared_ptr<const Codec> codec;  ///< the first codec; null for "auto", if a Tuner chooses
-  Why why;
+  Reason reason;
   std::string pattern = {};            ///< for kRule
   std::vector<RulePhase> phases = {};  ///< the schedule from step 0 on; empty without a schedule
   /// codecs without support for the parameter's shape
-  std::vector<std::shared_ptr<const Codec>> refused = {};
+  std::vector<std::shared_ptr<const Codec>> rejected = {};
 
   bool automatic() const { return codec == nullptr; }
   bool may_change() const { return automatic() || !phases.empty(); }
   /// Returns the reason of the choice, e.g. `rule "*.weight"`.
-  std::string chooser() const;
+  std::string reason_text() const;
   /// Returns the chooser() and all consequences.
   std::string text() const;
 };
@@ -64,7 +64,7 @@ class Rules {
  private:
   RuleChoice by_default(const RuleSubject& subject);
   RuleChoice by_pattern(const std::string& pattern);
-  RuleChoice fitting(RuleChoice choice, const RuleSubject& subject);
+  RuleChoice with_supported_codecs(RuleChoice choice, const RuleSubject& subject);
   std::vector<RulePhase> schedule(const std::string& pattern);
 
   const ReducerOptions& options_;

@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds kIdleWait{50};
 ReducerStep::Order parse_order(ConstByteSpan bytes, std::size_t parameters) {
   ReducerStep::Order order(bytes.size() / sizeof(std::uint32_t));
   if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(order[0]));
-  if (!is_order(order, parameters))
+  if (!is_permutation(order, parameters))
     throw WireError(
         "gradient reducer: rank 0's sending order is not a permutation of the parameters");
   return order;
@@ -50,7 +50,7 @@ double parse_samples(ConstByteSpan bytes, int rank) {
 
 }  // namespace
 
-bool is_order(ReducerStep::Order order, std::size_t parameters) {
+bool is_permutation(ReducerStep::Order order, std::size_t parameters) {
   std::ranges::sort(order);
   bool valid = order.size() == parameters;
   for (std::size_t i = 0; valid && i < parameters; ++i) valid = order[i] == i;
@@ -68,14 +68,14 @@ bool Sender::advance() {
     step.unlock();
     submit(*index, message);
   }
-  return vote() || pipeline_.advance();
+  return advance_commit() || pipeline_.advance();
 }
 
 // A fault found while no message is under way is reported in the reducer's name.
 void Sender::advance_or_wait() {
   if (advance()) return;
   const bool idle = pipeline_.idle() && !samples_.handle.valid() && !states_.handle.valid() &&
-                    !order_.handle.valid() && !vote_.valid();
+                    !order_.handle.valid() && !commit_barrier_.valid();
   try {
     pipeline_.wait_activity(Clock::now() + kIdleWait);
   } catch (const TransportError& error) {
@@ -94,109 +94,109 @@ void Sender::chunk_done(std::uint32_t index, Message& message) {
   if (--message.chunks_left != 0) return;
   message.chunks_left = message.bucket.chunks.size();
   LockedStep step = step_.lock();
-  step->set_back(index);
-  if (step->all_back() && !reducer_.votes) reducer_.complete(step);
+  step->set_done(index);
+  if (step->all_done() && !reducer_.commit_barrier) reducer_.complete(step);
 }
 
 // After the commit barrier, a rank knows that the step is committed, regardless of later faults.
 // Returns true after progress.
-bool Sender::vote() {
-  if (!reducer_.votes) return false;
-  if (vote_.valid() && !vote_.test()) return false;
+bool Sender::advance_commit() {
+  if (!reducer_.commit_barrier) return false;
+  if (commit_barrier_.valid() && !commit_barrier_.test()) return false;
   LockedStep step = step_.lock();
-  if (!step->all_back()) return false;
-  if (std::exchange(vote_, {}).valid()) {
+  if (!step->all_done()) return false;
+  if (std::exchange(commit_barrier_, {}).valid()) {
     reducer_.complete(step);
     return true;
   }
   step.unlock();
-  vote_ = transport().barrier(context_.operation("gradient reducer (vote)"));
+  commit_barrier_ = transport().barrier(context_.operation("gradient reducer (vote)"));
   return true;
 }
 
-template <typename Wanted>
-bool Sender::exchange(Gathered& one, std::string_view name, std::size_t most,
-                      const Wanted& wanted) {
+template <typename Input>
+bool Sender::exchange(PendingGather& one, std::string_view name, std::size_t limit,
+                      const Input& input) {
   if (!one.handle.valid()) {
     LockedStep step = step_.lock();
-    Bytes own = wanted(step);
+    Bytes own = input(step);
     if (!own) return false;
     one.own = *std::move(own);
-    one.handle = transport().all_gather(context_.operation(name), one.own, most);
+    one.handle = transport().all_gather(context_.operation(name), one.own, limit);
   }
   if (context_.queues) one.handle.wait_synchronize();
   return one.handle.test();
 }
 
-ConstByteSpan Sender::of_rank(const Gathered& one, int rank) const {
+ConstByteSpan Sender::bytes_of_rank(const PendingGather& one, int rank) const {
   return rank == context_.ranks.rank ? ConstByteSpan(one.own) : one.handle.received(rank);
 }
 
 // Earlier steps are complete, so all ranks exchange at the same position between messages.
-bool Sender::learn_weights() {
-  const auto wanted = [&](LockedStep& step) -> Bytes {
-    const auto samples = step->closed() ? std::nullopt : weights_.take_wanted();
+bool Sender::exchange_weights() {
+  const auto input = [&](LockedStep& step) -> Bytes {
+    const auto samples = step->closed() ? std::nullopt : weights_.take_unsent();
     return samples ? Bytes(bytes_of<double>({&*samples, 1})) : std::nullopt;
   };
-  if (!exchange(samples_, "gradient reducer (weights)", sizeof(double), wanted)) return false;
+  if (!exchange(samples_, "gradient reducer (weights)", sizeof(double), input)) return false;
   std::vector<double> samples;
   for (int rank = 0; rank < context_.ranks.count; ++rank)
-    samples.push_back(parse_samples(of_rank(samples_, rank), rank));
+    samples.push_back(parse_samples(bytes_of_rank(samples_, rank), rank));
   samples_ = {};
   const LockedStep step = step_.lock();
-  weights_.learn(context_.ranks.rank, samples);
+  weights_.set_samples(context_.ranks.rank, samples);
   step->set_changed();
   return true;
 }
 
-void Sender::want_agreement(LockedStep& step, const LoadedState& loaded) {
+void Sender::request_agreement(LockedStep& step, const LoadedState& loaded) {
   loaded_ = loaded;
-  step->want_agreement();
+  step->request_agreement();
 }
 
 // A rank without a loaded state has another signature.
 bool Sender::compare_states() {
-  const auto wanted = [&](LockedStep& step) -> Bytes {
-    if (!step->agreeing()) return std::nullopt;
+  const auto input = [&](LockedStep& step) -> Bytes {
+    if (!step->agreement_pending()) return std::nullopt;
     std::vector<std::byte> own = bytes_of<LoadedState>({&loaded_, 1});
     const auto order = std::as_bytes(std::span(step->order()));
     if (context_.ranks.rank == 0) own.insert(own.end(), order.begin(), order.end());
     return own;
   };
-  if (!exchange(states_, "gradient reducer (loaded state)", sizeof loaded_ + order_bytes(), wanted))
+  if (!exchange(states_, "gradient reducer (loaded state)", sizeof loaded_ + order_bytes(), input))
     return false;
   std::vector<LoadedState> records;
   for (int rank = 0; rank < context_.ranks.count; ++rank)
-    records.push_back(parse_state(of_rank(states_, rank), rank));
+    records.push_back(parse_state(bytes_of_rank(states_, rank), rank));
   try {
-    check_alike(records);
+    check_same_state(records);
   } catch (const TransportError& error) {  // late ranks then raise the same error text
     transport().abort(error.what());
     throw;
   }
-  const ConstByteSpan order = of_rank(states_, 0).subspan(sizeof(LoadedState));
+  const ConstByteSpan order = bytes_of_rank(states_, 0).subspan(sizeof(LoadedState));
   ReducerStep::Order agreed;
   if (!order.empty()) agreed = parse_order(order, context_.params.size());
   states_ = {};
   LockedStep step = step_.lock();
   const bool requested = !agreed.empty() && adopt_order(step, std::move(agreed));
   step->agree();
-  if (requested) follow_trainer();
+  if (requested) order_after_trainer();
   return true;
 }
 
 // Rank 0 sends the order of its `ready` calls in the first step.
-bool Sender::learn_order() {
-  const auto wanted = [&](LockedStep& step) -> Bytes {
-    if (!step->take_order_wanted()) return std::nullopt;
+bool Sender::exchange_order() {
+  const auto input = [&](LockedStep& step) -> Bytes {
+    if (!step->take_order_request()) return std::nullopt;
     if (context_.ranks.rank != 0) return std::vector<std::byte>();
     return bytes_of<std::uint32_t>(step->sequence());
   };
-  if (!exchange(order_, "gradient reducer (order)", order_bytes(), wanted)) return false;
-  ReducerStep::Order order = parse_order(of_rank(order_, 0), context_.params.size());
+  if (!exchange(order_, "gradient reducer (order)", order_bytes(), input)) return false;
+  ReducerStep::Order order = parse_order(bytes_of_rank(order_, 0), context_.params.size());
   order_ = {};
   LockedStep step = step_.lock();
-  if (adopt_order(step, std::move(order))) follow_trainer();
+  if (adopt_order(step, std::move(order))) order_after_trainer();
   return true;
 }
 
@@ -214,22 +214,22 @@ bool Sender::adopt_order(LockedStep& step, ReducerStep::Order order) {
     parameters.push_back(bucket.params);
     add_message(std::move(bucket));
   }
-  return step->learn(std::move(order), std::move(parameters));
+  return step->set_order(std::move(order), std::move(parameters));
 }
 
-void Sender::forget_messages(LockedStep& step) {
+void Sender::drop_messages(LockedStep& step) {
   if (step->sending() != SendingOrder::kReadyOrder) {
     if (step->order_known()) adopt_order(step, step->order());
     return;
   }
-  together_.clear();
+  message_sets_.clear();
   messages_.clear();
-  step->forget_messages();
+  step->drop_messages();
 }
 
 const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
                                                       const ReducerStep::Order& together) {
-  const auto [found, is_new] = together_.try_emplace(together);
+  const auto [found, is_new] = message_sets_.try_emplace(together);
   if (!is_new) return found->second;
   for (Bucket& bucket : reducer_.make_buckets(together)) {
     Signature parameters;
@@ -244,15 +244,15 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
 
 void Sender::fail(std::exception_ptr error) {
   pipeline_.drop();
-  for (Gathered* one : {&samples_, &states_, &order_})
+  for (PendingGather* one : {&samples_, &states_, &order_})
     one->handle = {};  // the transport may still read this rank's bytes
-  vote_ = {};
+  commit_barrier_ = {};
   try {
     std::rethrow_exception(error);
   } catch (const TransportError& cause) {
-    error = reducer_.lost(cause);
+    error = reducer_.on_transport_error(cause);
   } catch (const std::exception& cause) {
-    reducer_.gave_up(cause);  // the other ranks would wait for this rank
+    reducer_.on_local_error(cause);  // the other ranks would wait for this rank
   }
   step_.lock()->fail(std::move(error));
 }

@@ -19,7 +19,7 @@
 namespace tersor {
 
 /// True if `order` is a permutation of the numbers below `parameters`.
-bool is_order(ReducerStep::Order order, std::size_t parameters);
+bool is_permutation(ReducerStep::Order order, std::size_t parameters);
 
 class Sender {
  public:
@@ -27,11 +27,11 @@ class Sender {
   struct Reducer {
     std::function<std::vector<Bucket>(const ReducerStep::Order& order)> make_buckets;
     std::function<void(LockedStep& step)> complete;
-    /// Returns the exception to throw after a transport error. `gave_up` is called after this
-    /// rank's own error.
-    std::function<std::exception_ptr(const TransportError&)> lost;
-    std::function<void(const std::exception&)> gave_up;
-    bool votes = false;  ///< True if a step completes only after a commit barrier
+    /// Returns the exception to throw after a transport error. `on_local_error` is called after
+    /// this rank's own error.
+    std::function<std::exception_ptr(const TransportError&)> on_transport_error;
+    std::function<void(const std::exception&)> on_local_error;
+    bool commit_barrier = false;  ///< True if a step completes only after a commit barrier
   };
 
   /// All arguments must outlive the sender.
@@ -52,29 +52,29 @@ class Sender {
   void finish() { pipeline_.finish(); }
   /// Exchanges pending agreements: the step's weights, equality of loaded states, and the sending
   /// order. Returns true if one agreement is reached now.
-  bool agree() { return learn_weights() || compare_states() || learn_order(); }
+  bool agree() { return exchange_weights() || compare_states() || exchange_order(); }
   /// Makes ranks compare their loaded states before the step's first message, and use rank 0's
   /// sending order.
-  void want_agreement(LockedStep& step, const LoadedState& loaded);
+  void request_agreement(LockedStep& step, const LoadedState& loaded);
 
   /// Makes messages and buffers for an order. Returns true if messages are requested.
   bool adopt_order(LockedStep& step, ReducerStep::Order order);
   /// Drops all messages between two steps, after codecs or algorithms changed.
-  void forget_messages(LockedStep& step);
+  void drop_messages(LockedStep& step);
   /// True if the number of sets of parameters with messages exceeds the number needed for steps
   /// with equal sets.
-  bool has_many_messages() const { return together_.size() > 64 + 2 * context_.params.size(); }
+  bool has_many_messages() const { return message_sets_.size() > 64 + 2 * context_.params.size(); }
   /// The messages of parameters that become ready together in this order.
   const std::vector<std::uint32_t>& messages_of(LockedStep& step,
                                                 const ReducerStep::Order& together);
   /// Orders later messages after the work queued by the trainer until now.
-  void follow_trainer() { backend_.follow_trainer(); }
+  void order_after_trainer() { backend_.order_after_trainer(); }
 
   /// Ends sending, and announces the error to the other ranks.
   void fail(std::exception_ptr error);
   /// Runs `work`. An exception ends the reducer and is rethrown.
   template <typename Work>
-  void or_fail(const Work& work) try {
+  void run_or_fail(const Work& work) try {
     work();
   } catch (...) {
     fail(std::current_exception());
@@ -96,21 +96,21 @@ class Sender {
   };
 
   /// This rank's bytes, and the exchange of all ranks' bytes.
-  struct Gathered {
+  struct PendingGather {
     std::vector<std::byte> own = {};
     Handle handle = {};
   };
 
-  /// Returns true once all ranks' bytes have arrived. The exchange begins if `wanted(step)` returns
-  /// this rank's bytes. `most`: the maximum number of bytes.
-  template <typename Wanted>
-  bool exchange(Gathered& one, std::string_view name, std::size_t most, const Wanted& wanted);
+  /// Returns true once all ranks' bytes have arrived. The exchange begins if `input(step)` returns
+  /// this rank's bytes. `limit`: the maximum number of bytes.
+  template <typename Input>
+  bool exchange(PendingGather& one, std::string_view name, std::size_t limit, const Input& input);
   std::size_t order_bytes() const { return context_.params.size() * sizeof(std::uint32_t); }
-  ConstByteSpan of_rank(const Gathered& one, int rank) const;
-  bool learn_weights();
+  ConstByteSpan bytes_of_rank(const PendingGather& one, int rank) const;
+  bool exchange_weights();
   bool compare_states();
-  bool learn_order();
-  bool vote();
+  bool exchange_order();
+  bool advance_commit();
   void submit(std::uint32_t index, Message& message);
   void chunk_done(std::uint32_t index, Message& message);
   std::uint32_t add_message(Bucket bucket);
@@ -121,11 +121,11 @@ class Sender {
   StepWeights& weights_;
   Reducer reducer_;
   std::deque<Message> messages_;  ///< grows under the step's lock; elements belong to the driver
-  std::map<ReducerStep::Order, std::vector<std::uint32_t>> together_;
+  std::map<ReducerStep::Order, std::vector<std::uint32_t>> message_sets_;
   Pipeline pipeline_;
-  Gathered samples_, states_, order_;  ///< rank 0's state ends with the order
+  PendingGather samples_, states_, order_;  ///< rank 0's state ends with the order
   LoadedState loaded_;
-  Handle vote_;
+  Handle commit_barrier_;
 };
 
 }  // namespace tersor

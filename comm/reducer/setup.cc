@@ -10,12 +10,12 @@
 namespace tersor {
 namespace {
 
-Driving driving_of(const ReducerOptions& options, const ExchangeContext& context) {
-  if (context.ranks.count == 1) return Driving::kCaller;
-  if (context.queues) return Driving::kQueueing;
+DriverKind driver_kind_of(const ReducerOptions& options, const ExchangeContext& context) {
+  if (context.ranks.count == 1) return DriverKind::kCaller;
+  if (context.queues) return DriverKind::kQueueing;
   const bool may_have_own = context.transport->traits().any_thread;
-  return options.progress == ProgressBy::kThread && may_have_own ? Driving::kThread
-                                                                 : Driving::kCaller;
+  return options.progress == ProgressBy::kThread && may_have_own ? DriverKind::kThread
+                                                                 : DriverKind::kCaller;
 }
 
 }  // namespace
@@ -24,17 +24,17 @@ Driving driving_of(const ReducerOptions& options, const ExchangeContext& context
 void GradientReducer::Impl::finalize(LockedStep& step) {
   if (sender_ == nullptr)
     begin(step);
-  else if (taken_in_ < parameters_.count())
-    take_in_added(step);
-  taken_in_ = parameters_.count();
+  else if (prepared_count_ < parameters_.count())
+    extend_parameters(step);
+  prepared_count_ = parameters_.count();
 }
 
 void GradientReducer::Impl::begin(LockedStep& step) {
   policy_.begin();
-  policy_.take(training_step(step));  // the memory of codecs is new
+  policy_.apply(training_step(step));  // the memory of codecs is new
   backend_ = make_memory_backend(parameters_.memory(), options_.stream);
   backend_->bind(context_);
-  parameters_.residuals.use_memory(*backend_);
+  parameters_.residuals.set_backend(*backend_);
   prepare_added(step);
   context_.set_agreement(parameters_.agreement(policy_.learns()));
   context_.sum_transport = sum_transport_of(context_);
@@ -43,8 +43,8 @@ void GradientReducer::Impl::begin(LockedStep& step) {
 
 // No message is under way, because `add` checked this. If a new parameter uses "auto", the learner
 // starts again.
-void GradientReducer::Impl::take_in_added(LockedStep& step) {
-  const auto is_new = std::span(parameters_.all).subspan(taken_in_);
+void GradientReducer::Impl::extend_parameters(LockedStep& step) {
+  const auto is_new = std::span(parameters_.all).subspan(prepared_count_);
   const bool learns = std::ranges::any_of(
       is_new, [](const ReducerParameter& one) { return !one.predictions.empty(); });
   prepare_added(step);
@@ -55,13 +55,13 @@ void GradientReducer::Impl::take_in_added(LockedStep& step) {
 void GradientReducer::Impl::prepare_added(LockedStep& step) {
   step->set_parameters(parameters_.count(), options_.order);
   backend_->set_parameters(parameters_.count());
-  gradients_.use_memory(*backend_);
+  gradients_.set_backend(*backend_);
   totals_.set_parameters(parameters_.count());
   context_.params = parameters_.params;
   context_.bindings = parameters_.bindings;
   context_.feedback = parameters_.feedback;
   context_.counters.resize(parameters_.count());
-  parameters_.use_memory(*backend_);
+  parameters_.allocate_residuals(*backend_);
 }
 
 void GradientReducer::Impl::make_sender() {
@@ -72,10 +72,10 @@ void GradientReducer::Impl::make_sender() {
                         return make_buckets(Planner(context_), order, limits);
                       },
                       [this](LockedStep& step) { complete_step(step); },
-                      [this](const TransportError& cause) { return lost(cause); },
-                      [this](const std::exception& cause) { give_up(cause); },
+                      [this](const TransportError& cause) { return on_transport_error(cause); },
+                      [this](const std::exception& cause) { abort_exchange(cause); },
                       options_.elastic == Elastic::kOn});
-  driver_ = make_driver(driving_of(options_, context_), *sender);
+  driver_ = make_driver(driver_kind_of(options_, context_), *sender);
   sender_ = std::move(sender);
 }
 

@@ -88,7 +88,7 @@ class Reader {
   }
 
  private:
-  [[noreturn]] static void throw_cut_off() {
+  [[noreturn]] static void throw_truncated() {
     throw InvalidArgumentError("the reducer's state is truncated");
   }
 
@@ -96,7 +96,7 @@ class Reader {
   void item(T& item) {
     if constexpr (requires { item.size(); }) {
       const auto count = number<std::uint64_t>();
-      if (count > rest_.size() / sizeof item[0]) throw_cut_off();
+      if (count > rest_.size() / sizeof item[0]) throw_truncated();
       item.resize(count);
       take(item.data(), count * sizeof item[0]);
     } else {
@@ -105,7 +105,7 @@ class Reader {
   }
 
   void take(void* target, std::size_t bytes) {
-    if (bytes > rest_.size()) throw_cut_off();
+    if (bytes > rest_.size()) throw_truncated();
     if (bytes != 0) std::memcpy(target, rest_.data(), bytes);
     rest_ = rest_.subspan(bytes);
   }

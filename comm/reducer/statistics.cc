@@ -4,7 +4,7 @@
 namespace tersor {
 namespace {
 
-std::string counted(std::size_t count, std::string_view thing) {
+std::string count_text(std::size_t count, std::string_view thing) {
   return std::to_string(count) + " " + std::string(thing) + (count == 1 ? "" : "s");
 }
 
@@ -15,7 +15,7 @@ std::string algorithm_text(const ExchangeParameter& param, Algorithm algorithm) 
 }
 
 std::string line_of(const ReducerParameter& own, const ExchangeParameter& param) {
-  return own.name + ": " + counted(param.count, "value") + " of " +
+  return own.name + ": " + count_text(param.count, "value") + " of " +
          std::string(dtype_name(param.dtype)) + " as " + param.codec->spec().text() + " (" +
          own.choice.text() + "), " + algorithm_text(param, own.algorithm) + "\n";
 }
@@ -80,8 +80,8 @@ std::string GradientReducer::explain() const {
     text += "encoded between " + std::to_string(impl.hierarchy_->groups().hosts()) +
             " hosts, added as " + impl.options_.host_codec + " within them\n";
   if (step->order_known())
-    text += counted(impl.parameters_.count(), "parameter") + " in " +
-            counted(impl.sender_->messages(), "message") +
+    text += count_text(impl.parameters_.count(), "parameter") + " in " +
+            count_text(impl.sender_->messages(), "message") +
             (impl.in_ready_order() ? ", in the order in which they are ready\n"
                                    : ", in rank 0's order of the first step\n");
   if (impl.survivors_ != nullptr) text += impl.survivors_->explain();

@@ -6,9 +6,9 @@ namespace tersor {
 
 void ReducerStep::set_parameters(std::size_t count, SendingOrder sending) {
   sending_ = sending;
-  forget_order();
+  reset_order();
   ready_.resize(count, false);
-  back_.resize(count, number_);
+  done_.resize(count, number_);
 }
 
 bool ReducerStep::untouched() const {
@@ -42,10 +42,10 @@ bool ReducerStep::ready(Parameter parameter) {
   awaited_ = true;
   ready_[parameter] = true;
   sequence_.push_back(parameter);
-  return request_ready() || agreeing();
+  return request_ready() || agreement_pending();
 }
 
-bool ReducerStep::learn(Order order, Messages messages) {
+bool ReducerStep::set_order(Order order, Messages messages) {
   order_ = std::move(order);
   messages_ = std::move(messages);
   order_known_ = true;
@@ -55,10 +55,10 @@ bool ReducerStep::learn(Order order, Messages messages) {
 void ReducerStep::close() {
   closed_ = true;
   awaited_ = false;
-  order_wanted_ = !order_known_ && !agreeing();
+  order_requested_ = !order_known_ && !agreement_pending();
 }
 
-void ReducerStep::forget_order() {
+void ReducerStep::reset_order() {
   order_known_ = sending_ == SendingOrder::kReadyOrder;
   order_.clear();
 }
@@ -68,15 +68,15 @@ void ReducerStep::propose(Order order) {
   order_known_ = false;
 }
 
-void ReducerStep::want_agreement() {
+void ReducerStep::request_agreement() {
   if (agreement_ != LoadAgreement::kNone) return;
-  agreement_ = LoadAgreement::kWanted;
+  agreement_ = LoadAgreement::kRequested;
   order_known_ = sending_ == SendingOrder::kReadyOrder;
 }
 
 void ReducerStep::agree() {
   agreement_ = LoadAgreement::kReached;
-  order_wanted_ = closed_ && !order_known_;
+  order_requested_ = closed_ && !order_known_;
   changed_ = true;
 }
 
@@ -90,7 +90,7 @@ bool ReducerStep::request(const Order& parameters, std::span<const std::uint32_t
   for (const Parameter parameter : parameters) ready_[parameter] = true;
   requested_.insert(requested_.end(), messages.begin(), messages.end());
   next_message_ += messages.size();
-  return !messages.empty() || agreeing();
+  return !messages.empty() || agreement_pending();
 }
 
 std::optional<std::uint32_t> ReducerStep::take_requested() {
@@ -100,21 +100,21 @@ std::optional<std::uint32_t> ReducerStep::take_requested() {
   return message;
 }
 
-void ReducerStep::set_back(std::uint32_t message) {
-  for (const Parameter parameter : messages_[message]) back_[parameter] = number_ + 1;
-  messages_back_ += 1;
+void ReducerStep::set_done(std::uint32_t message) {
+  for (const Parameter parameter : messages_[message]) done_[parameter] = number_ + 1;
+  messages_done_ += 1;
   changed_ = true;
 }
 
 void ReducerStep::complete() {
   number_ += 1;
   ready_.assign(ready_.size(), false);
-  back_.assign(back_.size(), number_);
+  done_.assign(done_.size(), number_);
   sequence_.clear();
   next_message_ = 0;
-  messages_back_ = 0;
+  messages_done_ = 0;
   closed_ = false;
-  order_wanted_ = false;
+  order_requested_ = false;
   agreement_ = LoadAgreement::kNone;
   changed_ = true;
 }

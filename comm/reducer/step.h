@@ -30,7 +30,7 @@ class ReducerStep {
   /// kReadyOrder, no order is learned, and `request` replaces `ready`.
   void set_parameters(std::size_t count, SendingOrder sending);
   /// Call before set_parameters: continues after the steps of another reducer.
-  void go_on_from(std::uint32_t number) { number_ = number; }
+  void continue_from(std::uint32_t number) { number_ = number; }
   /// True if no parameter is ready and the last step is complete.
   bool untouched() const;
   SendingOrder sending() const { return sending_; }
@@ -40,23 +40,23 @@ class ReducerStep {
   bool closed() const { return closed_; }
   bool is_ready(Parameter parameter) const { return ready_[parameter]; }
   /// True if the parameter's result in the step with this number has arrived.
-  bool is_back(Parameter parameter, std::uint32_t step) const { return back_[parameter] > step; }
+  bool is_done(Parameter parameter, std::uint32_t step) const { return done_[parameter] > step; }
   /// True if the parameter's message was requested.
   bool is_requested(Parameter parameter) const;
 
   /// True if `close` would end a step. `wait` after `flush` ends no step.
-  bool ends() const { return !closed_ && awaited_; }
+  bool can_close() const { return !closed_ && awaited_; }
   /// True if the last step is complete and no caller has waited for this step.
-  bool is_over() const { return !closed_ && !awaited_; }
+  bool completed_unawaited() const { return !closed_ && !awaited_; }
   /// Records a wait for the last step: the next `close` ends another step.
   void set_awaited() { awaited_ = true; }
 
   /// These functions return true if messages were requested, so the driver must run.
   bool ready(Parameter parameter);
   /// Sets the sending order and the messages.
-  bool learn(Order order, Messages messages);
+  bool set_order(Order order, Messages messages);
   /// Call between two steps, only with kReadyOrder.
-  void forget_messages() { messages_.clear(); }
+  void drop_messages() { messages_.clear(); }
   /// Adds a message for `request`.
   std::uint32_t add_message(Order parameters);
   /// Marks these parameters as ready and requests all of these messages.
@@ -68,19 +68,19 @@ class ReducerStep {
   bool order_known() const { return order_known_; }
   /// The learned or proposed order; otherwise empty.
   const Order& order() const { return order_; }
-  void forget_order();
+  void reset_order();
   /// Proposes the order of a loaded state. The order becomes known once ranks agree on their
   /// states.
   void propose(Order order);
   /// Returns true once after a request to learn the order.
-  bool take_order_wanted() { return std::exchange(order_wanted_, false); }
+  bool take_order_request() { return std::exchange(order_requested_, false); }
 
   /// The comparison of loaded states between ranks, before the first message of a step.
-  enum class LoadAgreement : std::uint8_t { kNone, kWanted, kReached };
-  bool agreeing() const { return agreement_ == LoadAgreement::kWanted; }
+  enum class LoadAgreement : std::uint8_t { kNone, kRequested, kReached };
+  bool agreement_pending() const { return agreement_ == LoadAgreement::kRequested; }
   bool has_agreed() const { return agreement_ == LoadAgreement::kReached; }
   /// Called once per step. No message is sent and no order is known until `agree`.
-  void want_agreement();
+  void request_agreement();
   /// Records that ranks loaded equal states. If no order is known now, the order must be learned.
   void agree();
 
@@ -88,17 +88,17 @@ class ReducerStep {
   const Order& sequence() const { return sequence_; }
 
   /// True if the driver has work.
-  bool wanted() const { return !requested_.empty() || order_wanted_ || agreeing(); }
+  bool has_work() const { return !requested_.empty() || order_requested_ || agreement_pending(); }
   std::optional<std::uint32_t> take_requested();
   /// Records the arrival of a message's results.
-  void set_back(std::uint32_t message);
+  void set_done(std::uint32_t message);
   /// Records a result that needs no other rank.
-  void set_parameter_back(Parameter parameter) {
-    back_[parameter] = number_ + 1;
+  void set_parameter_done(Parameter parameter) {
+    done_[parameter] = number_ + 1;
     changed_ = true;
   }
   /// True if all messages of a closed step have arrived. Call `complete` then.
-  bool all_back() const { return closed_ && order_known_ && messages_back_ == expected(); }
+  bool all_done() const { return closed_ && order_known_ && messages_done_ == expected(); }
   /// Completes the step and opens the next step.
   void complete();
 
@@ -108,7 +108,7 @@ class ReducerStep {
   /// Records the first error. No later step completes.
   void fail(std::exception_ptr error);
   /// Replaces an earlier error.
-  void fail_anew(std::exception_ptr error) { error_ = std::move(error); }
+  void replace_error(std::exception_ptr error) { error_ = std::move(error); }
   bool failed() const { return error_ != nullptr; }
   void rethrow() const;
 
@@ -124,19 +124,19 @@ class ReducerStep {
   bool message_ready(const Order& message) const;
 
   std::vector<bool> ready_;
-  std::vector<std::uint32_t> back_;  ///< completed steps, by parameter
+  std::vector<std::uint32_t> done_;  ///< completed steps, by parameter
   std::uint32_t number_ = 0;
   bool closed_ = false;
   bool awaited_ = true;  ///< True if no step was closed since the last wait
   SendingOrder sending_ = SendingOrder::kLearned;
   bool order_known_ = false;
-  bool order_wanted_ = false;
+  bool order_requested_ = false;
   LoadAgreement agreement_ = LoadAgreement::kNone;
   Order sequence_, order_;
   Messages messages_;
   /// first message not requested; kReadyOrder: number of requested messages
   std::size_t next_message_ = 0;
-  std::size_t messages_back_ = 0;
+  std::size_t messages_done_ = 0;
   std::deque<std::uint32_t> requested_;
   std::exception_ptr error_;
   bool changed_ = false;

@@ -6,7 +6,7 @@
 namespace tersor {
 namespace {
 
-void check_apart(ReducerStep::Order parameters, std::string_view first) {
+void check_distinct(ReducerStep::Order parameters, std::string_view first) {
   std::ranges::sort(parameters);
   if (std::ranges::adjacent_find(parameters) != parameters.end())
     throw InvalidArgumentError(
@@ -53,24 +53,24 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
   step->rethrow();
   finalize(step);
   wait_for_closed(step);
-  find_weights(step);
-  follow_phases(step);
-  learn(step);
+  wait_for_weights(step);
+  apply_phases(step);
+  update_learner(step);
   if (options_.transactional == Transactional::kOn && backend_->captured())
     throw InvalidArgumentError(
         "a step that keeps the earlier residuals cannot be captured: turn "
         "transactional off");
   step->set_awaited();
-  want_agreement(step);
+  request_agreement(step);
 }
 
-void GradientReducer::Impl::want_agreement(LockedStep& step) {
+void GradientReducer::Impl::request_agreement(LockedStep& step) {
   if (!loaded_.has_value() || context_.ranks.count == 1) return;
   if (backend_->captured())
     throw InvalidArgumentError(
         "after load_state() ranks compare their states in the next step, which "
         "cannot be captured: run one step before the capture");
-  sender_->want_agreement(step, *loaded_);
+  sender_->request_agreement(step, *loaded_);
 }
 
 void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) const {
@@ -78,7 +78,7 @@ void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) cons
     throw InvalidArgumentError(
         "\"" + parameters_.all[one.parameter].name +
         "\" was ready before in this step: end a step with wait() or flush()");
-  gradients_.check(one.parameter, one.given);
+  gradients_.check(one.parameter, one.spans);
 }
 
 // Steps with changing sets of parameters need a limit, because each set has messages. A captured
@@ -87,7 +87,7 @@ void GradientReducer::Impl::limit_messages(LockedStep& step) {
   if (!sender_->has_many_messages() || !step->untouched()) return;
   if (policy_.was_captured() || backend_->captured()) return;
   backend_->synchronize();
-  sender_->forget_messages(step);
+  sender_->drop_messages(step);
 }
 
 // Returns true if messages must be sent.
@@ -102,8 +102,8 @@ bool GradientReducer::Impl::request(LockedStep& step, const ReducerStep::Order& 
     step->request(together, {});
   if (context_.ranks.count == 1)
     for (const std::uint32_t parameter : together) {
-      gradients_.keep_own(parameter);
-      if (in_ready_order()) step->set_parameter_back(parameter);
+      gradients_.copy_to_shard(parameter);
+      if (in_ready_order()) step->set_parameter_done(parameter);
     }
   return requested;
 }
@@ -127,17 +127,17 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   ReducerStep::Order parameters;
   for (const Ready& one : together) parameters.push_back(one.parameter);
   LockedStep step = step_.lock();
-  if (together.size() > 1) check_apart(parameters, parameters_.all[parameters.front()].name);
+  if (together.size() > 1) check_distinct(parameters, parameters_.all[parameters.front()].name);
   begin_ready(step);
   for (const Ready& one : together) check_ready(step, one);
-  for (const Ready& one : together) gradients_.take_memory(*step, one.parameter, one.given);
+  for (const Ready& one : together) gradients_.claim_memory(*step, one.parameter, one.spans);
   for (std::size_t i = 0; i < together.size(); ++i) {
-    gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
+    gradients_.stage(together[i].parameter, together[i].spans, together[i].contribution);
     handles[i] = handle_of(step, together[i].parameter);
     trace(TraceType::kReady, training_step(step), together[i].parameter, Clock::now());
   }
   if (request(step, parameters)) {  // under the lock, before another thread takes the messages
-    backend_->follow_trainer();
+    backend_->order_after_trainer();
     driver_->wake(step);
   }
   step.unlock();
@@ -153,9 +153,9 @@ bool GradientReducer::Impl::mark_missing(LockedStep& step) {
   std::vector<std::uint32_t> missing;
   for (std::uint32_t i = 0; i < parameters_.count(); ++i)
     if (!step->is_ready(i)) missing.push_back(i);
-  for (const std::uint32_t one : missing) gradients_.take_memory(*step, one, std::nullopt);
+  for (const std::uint32_t one : missing) gradients_.claim_memory(*step, one, std::nullopt);
   for (const std::uint32_t one : missing) {
-    gradients_.leave_out(one);
+    gradients_.deactivate(one);
     requested |= step->ready(one);
   }
   return requested;
@@ -172,23 +172,23 @@ void GradientReducer::Impl::fail_missing(LockedStep& step, const std::string& na
 
 // Errors since the last complete step are raised in the next step.
 void GradientReducer::Impl::close_step(LockedStep& step) {
-  if (step->is_over()) return;
+  if (step->completed_unawaited()) return;
   step->rethrow();
   finalize(step);
-  if (!step->ends()) return;
-  find_weights(step);
-  follow_phases(step);
-  learn(step);
+  if (!step->can_close()) return;
+  wait_for_weights(step);
+  apply_phases(step);
+  update_learner(step);
   if (backend_->captured()) policy_.record_capture();
-  if (!in_ready_order()) want_agreement(step);
+  if (!in_ready_order()) request_agreement(step);
   const bool requested = mark_missing(step);
   step->close();
   weights_.end();
-  const bool votes = step->all_back() && options_.elastic == Elastic::kOn;
-  if (context_.ranks.count == 1 || parameters_.count() == 0 || (step->all_back() && !votes))
+  const bool barrier = step->all_done() && options_.elastic == Elastic::kOn;
+  if (context_.ranks.count == 1 || parameters_.count() == 0 || (step->all_done() && !barrier))
     return complete_step(step);
-  if (requested) backend_->follow_trainer();
-  if (requested || votes || !step->order_known()) driver_->wake(step);
+  if (requested) backend_->order_after_trainer();
+  if (requested || barrier || !step->order_known()) driver_->wake(step);
 }
 
 void GradientReducer::Impl::flush() {
@@ -205,7 +205,7 @@ void GradientReducer::Impl::wait() {
   LockedStep step = step_.lock();
   close_step(step);
   wait_for_closed(step);
-  backend_->lead_trainer();
+  backend_->order_before_trainer();
   step->set_awaited();
   record_wait();
   record_exposed(training_step(step) - 1, start);
@@ -257,7 +257,7 @@ void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t para
       !in_ready_order())  // ranks progress differently, but all must send in the same order
     throw InvalidArgumentError("flush() before waiting for \"" + name +
                                "\": over this transport all ranks send a whole step");
-  wait_until(step, [&] { return !step->agreeing(); });
+  wait_until(step, [&] { return !step->agreement_pending(); });
   if (!step->order_known())
     throw InvalidArgumentError("the first step is sent at its end: flush() before waiting for \"" +
                                name + "\"");
@@ -269,22 +269,22 @@ void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t para
 void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t number) {
   const auto start = Clock::now();
   LockedStep step = step_.lock();
-  const auto is_done = [&] { return step->is_back(parameter, number); };
+  const auto is_done = [&] { return step->is_done(parameter, number); };
   if (!is_done()) {
     step->rethrow();
     check_requested(step, parameter);
     wait_until(step, is_done);
   }
-  backend_->lead_trainer();
+  backend_->order_before_trainer();
   if (number != step->number()) record_wait();
-  record_exposed(number + steps_before_, start);
+  record_exposed(number + step_offset_, start);
 }
 
 bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t number) {
   progress();
   const LockedStep step = step_.lock();
-  const bool done = step->is_back(parameter, number);
-  if (done) backend_->lead_trainer();
+  const bool done = step->is_done(parameter, number);
+  if (done) backend_->order_before_trainer();
   if (!done) step->rethrow();
   return done;
 }
@@ -298,7 +298,7 @@ void GradientReducer::Impl::complete_step(LockedStep& step) {
   backend_->advance_step();
   parameters_.commit([&](std::size_t parameter) {
     return step->is_ready(static_cast<std::uint32_t>(parameter)) &&
-           !gradients_.is_nowhere(parameter);
+           !gradients_.is_globally_unused(parameter);
   });
   if (step->has_agreed()) loaded_.reset();
   gradients_.end_step();

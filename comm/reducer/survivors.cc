@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 
 // Longer than a waiting rank needs to find a fault and announce the fault to others.
 constexpr std::chrono::milliseconds kTimeout = 4s;
-constexpr std::chrono::milliseconds kNap = 50ms;
+constexpr std::chrono::milliseconds kPollInterval = 50ms;
 
 std::string text_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -25,19 +25,19 @@ std::string text_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Survivors::Survivors(Transport& transport, int least)
+Survivors::Survivors(Transport& transport, int min_ranks)
     : rank_(transport.rank()),
-      least_(least),
+      min_ranks_(min_ranks),
       channel_(transport.isolated_channel()),
       members_(static_cast<std::size_t>(transport.ranks())),
       set_(members_.size(), true),
-      answers_(members_.size()) {
+      votes_(members_.size()) {
   mailbox_.emplace(*channel_, "remaining ranks", set_bytes());
   std::iota(members_.begin(), members_.end(), 0);
   base_ = members_;
 }
 
-void Survivors::give_up() {
+void Survivors::close() {
   mailbox_.reset();
   channel_.reset();
 }
@@ -61,20 +61,20 @@ Survivors::Vote Survivors::read(const Mailbox<Header>::Message& message) const {
   return vote;
 }
 
-Survivors::Agreed Survivors::agree(std::uint32_t steps) {
+Survivors::Decision Survivors::agree(std::uint32_t steps) {
   set_.assign(set_.size(), false);
   for (const int member : members_) set_[static_cast<std::size_t>(member)] = true;
-  std::ranges::fill(answers_, std::nullopt);
+  std::ranges::fill(votes_, std::nullopt);
   changed_ = true;
-  while (changed_ || !all_have_answered()) {
+  while (changed_ || !all_agreed()) {
     if (std::exchange(changed_, false)) send_vote(steps);
     if (receive_votes()) continue;
-    if (Clock::now() >= until_)
-      leave_out_silent();
+    if (Clock::now() >= deadline_)
+      remove_silent();
     else
-      channel_->wait_activity(std::min(until_, Clock::now() + kNap));
+      channel_->wait_activity(std::min(deadline_, Clock::now() + kPollInterval));
   }
-  send_rest();
+  flush_sends();
   if (ranks_of(set_) == members_) receive_later_votes();
   return conclude(steps);
 }
@@ -88,13 +88,13 @@ void Survivors::receive_later_votes() {
 }
 
 void Survivors::receive_later_votes(int peer) try {
-  while (received_vote(peer)) continue;
+  while (poll_vote(peer)) continue;
 } catch (const PeerLostError&) {  // the lost rank had sent all its messages
 }
 
 // Removed ranks also receive the set: a slow rank must not continue. Lost ranks do not.
 void Survivors::send_vote(std::uint32_t steps) {
-  until_ = Clock::now() + kTimeout;
+  deadline_ = Clock::now() + kTimeout;
   for (const int peer : members_) try {
       if (peer == rank_) continue;
       mailbox_->send(peer, Header{steps}, set_bytes(), [this](ByteSpan bits) {
@@ -108,12 +108,12 @@ void Survivors::send_vote(std::uint32_t steps) {
 }
 
 // This rank may exit right after the agreement, and unsent messages would be lost.
-void Survivors::send_rest() {
-  while (!is_sent() && Clock::now() < until_)
-    channel_->wait_activity(std::min(until_, Clock::now() + kNap));
+void Survivors::flush_sends() {
+  while (!all_sent() && Clock::now() < deadline_)
+    channel_->wait_activity(std::min(deadline_, Clock::now() + kPollInterval));
 }
 
-bool Survivors::is_sent() {
+bool Survivors::all_sent() {
   bool sent = true;
   for (const int peer : ranks_of(set_)) try {
       sent &= mailbox_->unsent(peer) == 0;
@@ -126,22 +126,22 @@ bool Survivors::is_sent() {
 bool Survivors::receive_votes() {
   bool any = false;
   for (const int peer : members_)
-    if (set_[static_cast<std::size_t>(peer)] && !has_answered(peer)) any |= receive_vote(peer);
+    if (set_[static_cast<std::size_t>(peer)] && !has_agreed(peer)) any |= receive_vote(peer);
   return any;
 }
 
 // Returns true if a message or a loss was found.
 bool Survivors::receive_vote(int peer) try {
-  const std::optional<Vote> vote = received_vote(peer);
-  if (vote.has_value()) take(peer, *vote);
+  const std::optional<Vote> vote = poll_vote(peer);
+  if (vote.has_value()) apply_vote(peer, *vote);
   return vote.has_value();
 } catch (const PeerLostError&) {
-  leave_out(peer);
+  remove(peer);
   return true;
 }
 
 // Throws TransportError if the peer's set excludes this rank.
-std::optional<Survivors::Vote> Survivors::received_vote(int peer) {
+std::optional<Survivors::Vote> Survivors::poll_vote(int peer) {
   const auto message = mailbox_->receive(peer);
   if (!message.has_value()) return std::nullopt;
   Vote vote = read(*message);
@@ -152,55 +152,54 @@ std::optional<Survivors::Vote> Survivors::received_vote(int peer) {
   return vote;
 }
 
-void Survivors::take(int peer, const Vote& vote) {
-  answers_[static_cast<std::size_t>(peer)] = vote;
+void Survivors::apply_vote(int peer, const Vote& vote) {
+  votes_[static_cast<std::size_t>(peer)] = vote;
   for (std::size_t other = 0; other < set_.size(); ++other)
-    if (set_[other] && !vote.set[other]) leave_out(static_cast<int>(other));
+    if (set_[other] && !vote.set[other]) remove(static_cast<int>(other));
 }
 
-void Survivors::leave_out(int peer) {
+void Survivors::remove(int peer) {
   set_[static_cast<std::size_t>(peer)] = false;
   changed_ = true;
 }
 
-bool Survivors::has_answered(int peer) const {
-  const auto& answer = answers_[static_cast<std::size_t>(peer)];
-  return peer == rank_ || (answer.has_value() && answer->set == set_);
+bool Survivors::has_agreed(int peer) const {
+  const auto& vote = votes_[static_cast<std::size_t>(peer)];
+  return peer == rank_ || (vote.has_value() && vote->set == set_);
 }
 
-bool Survivors::all_have_answered() const {
-  return std::ranges::all_of(ranks_of(set_), [this](int peer) { return has_answered(peer); });
+bool Survivors::all_agreed() const {
+  return std::ranges::all_of(ranks_of(set_), [this](int peer) { return has_agreed(peer); });
 }
 
-void Survivors::leave_out_silent() {
-  Set answered = set_;
-  for (const int peer : ranks_of(set_))
-    answered[static_cast<std::size_t>(peer)] = has_answered(peer);
-  set_ = std::move(answered);
+void Survivors::remove_silent() {
+  Set agreeing = set_;
+  for (const int peer : ranks_of(set_)) agreeing[static_cast<std::size_t>(peer)] = has_agreed(peer);
+  set_ = std::move(agreeing);
   changed_ = true;
 }
 
 // At most one of two halves may continue.
-bool Survivors::enough() const {
+bool Survivors::has_quorum() const {
   const std::size_t left = members_.size();
-  if (least_ > 0) return left >= static_cast<std::size_t>(least_);
+  if (min_ranks_ > 0) return left >= static_cast<std::size_t>(min_ranks_);
   return 2 * left > base_.size() || (2 * left == base_.size() && members_.front() == base_.front());
 }
 
 // A step completed since the last agreement was completed by all members.
-Survivors::Agreed Survivors::conclude(std::uint32_t steps) {
+Survivors::Decision Survivors::conclude(std::uint32_t steps) {
   for (const int peer : ranks_of(set_))
-    if (peer != rank_) steps = std::max(steps, answers_[static_cast<std::size_t>(peer)]->steps);
+    if (peer != rank_) steps = std::max(steps, votes_[static_cast<std::size_t>(peer)]->steps);
   if (steps > base_steps_) base_ = members_;
   base_steps_ = steps;
-  Agreed agreed{.steps = steps, .lost = {}, .members = ranks_of(set_), .enough = false};
-  std::ranges::set_difference(members_, agreed.members, std::back_inserter(agreed.lost));
-  members_ = agreed.members;
-  agreed.enough = enough();
-  if (!agreed.lost.empty())
-    losses_ += text_of(agreed.lost) + " lost after step " + std::to_string(steps) +
-               ", with the residuals there\n";
-  return agreed;
+  Decision decision{.steps = steps, .lost = {}, .members = ranks_of(set_), .has_quorum = false};
+  std::ranges::set_difference(members_, decision.members, std::back_inserter(decision.lost));
+  members_ = decision.members;
+  decision.has_quorum = has_quorum();
+  if (!decision.lost.empty())
+    loss_log_ += text_of(decision.lost) + " lost after step " + std::to_string(steps) +
+                 ", with the residuals there\n";
+  return decision;
 }
 
 }  // namespace tersor

@@ -25,20 +25,20 @@ class Survivors {
   /// nothing for 4 s is removed. `least`: the minimum number of ranks to continue. 0: more than
   /// half of the ranks of the last completed step or, at exactly half, the half with the lowest
   /// rank.
-  Survivors(Transport& transport, int least);
+  Survivors(Transport& transport, int min_ranks);
 
-  struct Agreed {
+  struct Decision {
     std::uint32_t steps;       ///< maximum number of completed steps over the members
     std::vector<int> lost;     ///< ranks lost since the last agreement
     std::vector<int> members;  ///< remaining ranks
-    bool enough;               ///< True if the members may continue
+    bool has_quorum;           ///< True if the members may continue
   };
 
   /// Call on all remaining ranks after a fault. `steps`: this rank's number of completed steps.
   /// Throws TransportError if the other ranks removed this rank.
-  Agreed agree(std::uint32_t steps);
+  Decision agree(std::uint32_t steps);
   /// Closes the channel, so other ranks stop waiting for this rank.
-  void give_up();
+  void close();
 
   /// Ascending ranks of the constructor's transport, like all ranks in this class.
   const std::vector<int>& members() const { return members_; }
@@ -47,7 +47,7 @@ class Survivors {
   /// remaining ranks.
   std::unique_ptr<Transport> transport() { return channel_->split(members_); }
   /// Lost ranks and steps, one line per loss; empty without a loss.
-  std::string explain() const { return losses_; }
+  std::string explain() const { return loss_log_; }
 
  private:
   using Set = std::vector<bool>;  ///< one entry per rank
@@ -65,36 +65,36 @@ class Survivors {
   std::size_t set_bytes() const { return ceil_div(set_.size(), 8); }
 
   void send_vote(std::uint32_t steps);
-  void send_rest();
-  bool is_sent();
+  void flush_sends();
+  bool all_sent();
   bool receive_vote(int peer);
-  std::optional<Vote> received_vote(int peer);
+  std::optional<Vote> poll_vote(int peer);
   void receive_later_votes();
   void receive_later_votes(int peer);
   bool receive_votes();
-  void take(int peer, const Vote& vote);
-  void leave_out(int peer);
-  void leave_out_silent();
-  bool has_answered(int peer) const;
-  bool all_have_answered() const;
-  bool enough() const;
-  Agreed conclude(std::uint32_t steps);
+  void apply_vote(int peer, const Vote& vote);
+  void remove(int peer);
+  void remove_silent();
+  bool has_agreed(int peer) const;
+  bool all_agreed() const;
+  bool has_quorum() const;
+  Decision conclude(std::uint32_t steps);
 
   const int rank_;
-  const int least_;
+  const int min_ranks_;
   std::unique_ptr<Transport> channel_;
-  std::optional<Mailbox<Header>> mailbox_;  ///< empty after `give_up`
+  std::optional<Mailbox<Header>> mailbox_;  ///< empty after `close`
   std::vector<int> members_;
   std::vector<int> base_;         ///< ranks of the last completed step
   std::uint32_t base_steps_ = 0;  ///< completed steps when members_ last changed
-  std::string losses_;
+  std::string loss_log_;
 
   // The current agreement. A change is sent in a new message, even while an earlier message to the
   // same rank is under way.
   Set set_;
   bool changed_ = false;
-  Clock::time_point until_;
-  std::vector<std::optional<Vote>> answers_;  ///< last vote of each rank
+  Clock::time_point deadline_;
+  std::vector<std::optional<Vote>> votes_;  ///< last vote of each rank
 };
 
 }  // namespace tersor

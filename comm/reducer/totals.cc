@@ -22,12 +22,12 @@ void Totals::record_step(const ExchangeContext& context, double wire_seconds,
     if (took_part(i)) param_steps_[i] += 1;
 }
 
-void Totals::go_on_from(const Totals& before, ExchangeContext& context) {
-  *this = before;
-  sent_before_ = tersor::sent_bytes(context) - before.sent_bytes_;
-  wire_before_ = -before.wire_seconds_;
-  context.overflows = before.overflows_;
-  context.counters = before.params_;
+void Totals::continue_from(const Totals& previous, ExchangeContext& context) {
+  *this = previous;
+  sent_before_ = tersor::sent_bytes(context) - previous.sent_bytes_;
+  wire_before_ = -previous.wire_seconds_;
+  context.overflows = previous.overflows_;
+  context.counters = previous.params_;
 }
 
 void Totals::reset(ExchangeContext& context, double wire_seconds) {

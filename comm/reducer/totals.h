@@ -26,7 +26,7 @@ class Totals {
   /// Counts a codec change by "auto".
   void record_codec_change() { codec_changes_ += 1; }
   /// Continues the counters of another reducer, here and in the context.
-  void go_on_from(const Totals& before, ExchangeContext& context);
+  void continue_from(const Totals& previous, ExchangeContext& context);
   /// Resets the counters, here and in the context.
   void reset(ExchangeContext& context, double wire_seconds);
 

@@ -25,16 +25,16 @@ std::filesystem::path with_suffix(const std::filesystem::path& path, const std::
 }
 
 /// The trace files of the reducers in this process.
-class Files {
+class TraceFiles {
  public:
-  std::filesystem::path take(const std::filesystem::path& path, const std::string& suffix) {
+  std::filesystem::path acquire(const std::filesystem::path& path, const std::string& suffix) {
     const std::lock_guard lock(mutex_);
     std::filesystem::path file = with_suffix(path, suffix);
     for (int number = 2; !taken_.insert(file).second; ++number)
       file = with_suffix(path, "." + std::to_string(number) + suffix);
     return file;
   }
-  void give_back(const std::filesystem::path& file) {
+  void release(const std::filesystem::path& file) {
     const std::lock_guard lock(mutex_);
     taken_.erase(file);
   }
@@ -45,8 +45,8 @@ class Files {
 };
 
 /// Never destroyed, because a reducer may outlive other globals.
-Files& files() {
-  static Files& all = *new Files;
+TraceFiles& files() {
+  static TraceFiles& all = *new TraceFiles;
   return all;
 }
 
@@ -90,14 +90,14 @@ class TraceWriter {
   }
 
   void event(const TraceEvent& event) {
-    const bool at_once = event.type == TraceType::kReady;
+    const bool is_instant = event.type == TraceType::kReady;
     const auto since = [&](Clock::time_point time) {
       return epoch_ + std::chrono::duration_cast<nanoseconds>(time.time_since_epoch());
     };
     std::ostream& file =
-        begin(kNames[static_cast<std::size_t>(event.type)], at_once ? "i" : "X", row_of(event));
+        begin(kNames[static_cast<std::size_t>(event.type)], is_instant ? "i" : "X", row_of(event));
     file << ",\"ts\":" << micros(since(event.begin));
-    if (at_once)
+    if (is_instant)
       file << ",\"s\":\"t\"";
     else
       file << ",\"dur\":" << micros(since(event.end) - since(event.begin));
@@ -117,7 +117,7 @@ class TraceWriter {
   bool is_first_ = true;
 };
 
-nanoseconds epoch_of_the_steady_clock() {
+nanoseconds steady_clock_epoch() {
   return std::chrono::duration_cast<nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch()) -
          std::chrono::duration_cast<nanoseconds>(Clock::now().time_since_epoch());
@@ -127,13 +127,13 @@ nanoseconds epoch_of_the_steady_clock() {
 
 ReducerTrace::ReducerTrace(const std::filesystem::path& path, int rank,
                            const Parameters& parameters)
-    : file_(files().take(std::filesystem::absolute(path).lexically_normal(),
-                         ".rank" + std::to_string(rank))),
+    : file_(files().acquire(std::filesystem::absolute(path).lexically_normal(),
+                            ".rank" + std::to_string(rank))),
       rank_(rank),
       parameters_(parameters),
-      epoch_(epoch_of_the_steady_clock()) {
+      epoch_(steady_clock_epoch()) {
   if (std::ofstream(file_, std::ios::app)) return;
-  files().give_back(file_);
+  files().release(file_);
   throw InvalidArgumentError("a trace cannot be written to \"" + file_.string() + "\"");
 }
 
@@ -142,12 +142,12 @@ ReducerTrace::~ReducerTrace() {
     write();
   } catch (...) {  // a destructor cannot report the error
   }
-  files().give_back(file_);
+  files().release(file_);
 }
 
 void ReducerTrace::write() const {
-  const std::filesystem::path whole = file_.string() + ".part";
-  std::ofstream file(whole);
+  const std::filesystem::path partial = file_.string() + ".part";
+  std::ofstream file(partial);
   file << "{\"traceEvents\":[";
   TraceWriter writer(file, rank_, epoch_);
   writer.name("process_name", 0, "rank " + std::to_string(rank_));
@@ -160,7 +160,7 @@ void ReducerTrace::write() const {
   file << "\n]}\n";
   file.close();
   std::error_code failed;
-  if (file) std::filesystem::rename(whole, file_, failed);
+  if (file) std::filesystem::rename(partial, file_, failed);
   if (!file || failed) throw Error("the trace could not be written to \"" + file_.string() + "\"");
 }
 

@@ -55,7 +55,7 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
   const bool found = residuals.discard(parameters);
   const std::uint32_t steps = residuals.take_discarded();
   if (steps > 0) backend_->set_step(backend_->step() - steps);
-  steps_before_ -= steps;
+  step_offset_ -= steps;
   if (found || steps > 0) totals_.record_discarded(std::max(steps, 1u));
   parameters_.bind();
   return found || steps > 0;

@@ -12,12 +12,12 @@ class StepWeights {
  public:
   /// Sets this rank's number of samples. Throws InvalidArgumentError for an invalid number and for
   /// a second call in a step. Changes nothing then.
-  void give(double samples);
-  bool given() const { return state_ != State::kNone; }
+  void set(double samples);
+  bool is_set() const { return state_ != State::kNone; }
   /// Returns once the number to send to the other ranks.
-  std::optional<double> take_wanted();
+  std::optional<double> take_unsent();
   /// `samples`: the number of samples of each rank.
-  void learn(int rank, std::span<const double> samples);
+  void set_samples(int rank, std::span<const double> samples);
   bool known() const { return state_ == State::kKnown; }
   /// Throws InvalidArgumentError on all ranks if the samples have no mean. Ranks may then set other
   /// numbers.
@@ -29,7 +29,7 @@ class StepWeights {
   void end() { *this = {}; }
 
  private:
-  enum class State : std::uint8_t { kNone, kGiven, kSent, kKnown };
+  enum class State : std::uint8_t { kNone, kSet, kSent, kKnown };
   State state_ = State::kNone;
   double samples_ = 0;  ///< of this rank; of all ranks once known
   float factor_ = 1;

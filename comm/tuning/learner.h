@@ -54,7 +54,7 @@ class Learner {
   std::vector<std::size_t> chosen() const;
   bool settled() const { return trying_.empty(); }
   /// True if the next step's duration counts.
-  bool looks() const { return pause_ == 0 && warm_; }
+  bool is_measuring() const { return pause_ == 0 && warm_; }
 
   /// Adds the duration of a step. If the result is true, the ranks must now agree on the maximum of
   /// `seconds()` and call `agree`.

@@ -46,7 +46,7 @@ CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,
                             .columns = columns,
                             .dtype = parse_choice<Dtype>(dtype)};
   const RuleChoice choice = Rules(options).choose(subject);
-  if (choice.automatic()) return {"auto", choice.chooser()};
+  if (choice.automatic()) return {"auto", choice.reason_text()};
   CodecChoice told{choice.codec->spec().text(), choice.text(), choice.codec->has_feedback(),
                    works_by_value(*choice.codec, subject.dtype)};
   for (const RulePhase& phase : choice.phases)

@@ -88,7 +88,7 @@ TEST(Learner, TrialHasOneWarmupAndThreeTimedSteps) {
   for (const std::string codec : {"none", "int8"})
     for (int step = 0; step < 4; ++step) {
       EXPECT_EQ(run.codec(), codec) << step;
-      EXPECT_EQ(run.learner().looks(), step > 0) << step;
+      EXPECT_EQ(run.learner().is_measuring(), step > 0) << step;
       run.step(codec == "none" ? 1.0 : 2.0);
     }
   EXPECT_TRUE(run.learner().settled());

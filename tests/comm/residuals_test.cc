@@ -13,9 +13,9 @@ namespace {
 TEST(Residuals, UseMemoryResetsParameters) {
   const auto backend = make_memory_backend(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 1);
-  residuals.use_memory(*backend);
+  residuals.set_backend(*backend);
   residuals.add(100, 50);  // a failure in the next call
-  residuals.use_memory(*backend);
+  residuals.set_backend(*backend);
   residuals.add(100, 50);
   residuals.add(200, 0);
   EXPECT_EQ(residuals.parameters(), 2u);
@@ -28,7 +28,7 @@ TEST(Residuals, UseMemoryResetsParameters) {
 TEST(Residuals, DiscardRestoresValuesBeforeJoinedSteps) {
   const auto backend = make_memory_backend(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 2);
-  residuals.use_memory(*backend);
+  residuals.set_backend(*backend);
   residuals.add(1, 0);
   residuals.add(1, 0);
   const auto value = [&](std::size_t i) { return residuals.current_sender(i).as<float>()[0]; };

@@ -26,16 +26,16 @@ class Steps : public ::testing::Test {
   void learn() {
     for (const std::uint32_t parameter : {3u, 2u, 1u, 0u}) step_.ready(parameter);
     step_.close();
-    step_.take_order_wanted();
-    step_.learn({3, 2, 1, 0}, {{3, 2}, {1, 0}});
+    step_.take_order_request();
+    step_.set_order({3, 2, 1, 0}, {{3, 2}, {1, 0}});
     taken();
     complete();
   }
 
   void complete() {
-    step_.set_back(0);
-    step_.set_back(1);
-    ASSERT_TRUE(step_.all_back());
+    step_.set_done(0);
+    step_.set_done(1);
+    ASSERT_TRUE(step_.all_done());
     step_.complete();
   }
 
@@ -44,15 +44,15 @@ class Steps : public ::testing::Test {
 
 TEST_F(Steps, FirstStepRequestsNothingUntilOrderIsLearned) {
   for (const std::uint32_t parameter : {2u, 0u, 3u}) EXPECT_FALSE(step_.ready(parameter));
-  EXPECT_FALSE(step_.wanted());
+  EXPECT_FALSE(step_.has_work());
   EXPECT_FALSE(step_.ready(1));
   step_.close();
-  EXPECT_TRUE(step_.wanted());
-  EXPECT_TRUE(step_.take_order_wanted());
-  EXPECT_FALSE(step_.take_order_wanted()) << "told once";
+  EXPECT_TRUE(step_.has_work());
+  EXPECT_TRUE(step_.take_order_request());
+  EXPECT_FALSE(step_.take_order_request()) << "told once";
   EXPECT_EQ(step_.sequence(), (ReducerStep::Order{2, 0, 3, 1}));
-  EXPECT_FALSE(step_.all_back());
-  EXPECT_TRUE(step_.learn({2, 0, 3, 1}, {{2, 0, 3}, {1}}));
+  EXPECT_FALSE(step_.all_done());
+  EXPECT_TRUE(step_.set_order({2, 0, 3, 1}, {{2, 0, 3}, {1}}));
   EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0, 1}));
 }
 
@@ -65,59 +65,59 @@ TEST_F(Steps, MessagesAreRequestedInOrderOnceReady) {
   EXPECT_TRUE(step_.ready(3));
   for (const std::uint32_t parameter : {0u, 1u, 2u, 3u}) EXPECT_TRUE(step_.is_requested(parameter));
   EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0, 1}));
-  EXPECT_FALSE(step_.wanted());
+  EXPECT_FALSE(step_.has_work());
 }
 
 TEST_F(Steps, CompleteOnceClosedAndAllResultsArrived) {
   learn();
   for (const std::uint32_t parameter : {3u, 2u, 1u, 0u}) step_.ready(parameter);
-  step_.set_back(0);
-  EXPECT_TRUE(step_.is_back(3, 1));
-  EXPECT_FALSE(step_.is_back(1, 1));
-  step_.set_back(1);
-  EXPECT_FALSE(step_.all_back()) << "it is open";
+  step_.set_done(0);
+  EXPECT_TRUE(step_.is_done(3, 1));
+  EXPECT_FALSE(step_.is_done(1, 1));
+  step_.set_done(1);
+  EXPECT_FALSE(step_.all_done()) << "it is open";
   step_.close();
-  EXPECT_FALSE(step_.take_order_wanted()) << "the order is known";
-  EXPECT_TRUE(step_.all_back());
+  EXPECT_FALSE(step_.take_order_request()) << "the order is known";
+  EXPECT_TRUE(step_.all_done());
   EXPECT_EQ(step_.number(), 1u);
   step_.complete();
   EXPECT_EQ(step_.number(), 2u);
   EXPECT_FALSE(step_.closed());
   EXPECT_FALSE(step_.is_ready(0));
-  EXPECT_TRUE(step_.is_back(0, 1));
-  EXPECT_FALSE(step_.is_back(0, 2));
+  EXPECT_TRUE(step_.is_done(0, 1));
+  EXPECT_FALSE(step_.is_done(0, 2));
   EXPECT_TRUE(step_.sequence().empty());
 }
 
 TEST_F(Steps, EndOnceForFlushFollowedByWait) {
-  EXPECT_TRUE(step_.ends());
+  EXPECT_TRUE(step_.can_close());
   step_.close();
-  EXPECT_FALSE(step_.ends());
+  EXPECT_FALSE(step_.can_close());
   step_.complete();
-  EXPECT_FALSE(step_.ends()) << "nobody waited since";
+  EXPECT_FALSE(step_.can_close()) << "nobody waited since";
   step_.set_awaited();
-  EXPECT_TRUE(step_.ends());
+  EXPECT_TRUE(step_.can_close());
   step_.close();
   step_.complete();
   step_.ready(1);
-  EXPECT_TRUE(step_.ends()) << "another one began";
+  EXPECT_TRUE(step_.can_close()) << "another one began";
 }
 
 TEST_F(Steps, RelearnOrderAfterForgettingIt) {
   learn();
-  step_.forget_order();
+  step_.reset_order();
   EXPECT_FALSE(step_.order_known());
   for (const std::uint32_t parameter : {0u, 1u, 2u, 3u}) EXPECT_FALSE(step_.ready(parameter));
   EXPECT_FALSE(step_.is_requested(0));
   step_.close();
-  EXPECT_FALSE(step_.all_back());
-  EXPECT_TRUE(step_.take_order_wanted());
+  EXPECT_FALSE(step_.all_done());
+  EXPECT_TRUE(step_.take_order_request());
 }
 
 TEST_F(Steps, LearnedOrderRequestsMessagesAlreadyReady) {
   step_.ready(1);
   step_.ready(0);
-  EXPECT_TRUE(step_.learn({0, 1, 2, 3}, {{0, 1}, {2, 3}}));
+  EXPECT_TRUE(step_.set_order({0, 1, 2, 3}, {{0, 1}, {2, 3}}));
   EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0}));
 }
 
@@ -125,8 +125,8 @@ TEST_F(Steps, SingleRankStepNeedsNoOrder) {
   for (std::uint32_t parameter = 0; parameter < 4; ++parameter) step_.ready(parameter);
   step_.close();
   step_.complete();  // of a single rank
-  EXPECT_FALSE(step_.wanted());
-  EXPECT_TRUE(step_.is_back(3, 0));
+  EXPECT_FALSE(step_.has_work());
+  EXPECT_TRUE(step_.is_done(3, 0));
 }
 
 TEST_F(Steps, ReadyOrderRequestsReadyMessagesImmediately) {
@@ -138,22 +138,22 @@ TEST_F(Steps, ReadyOrderRequestsReadyMessagesImmediately) {
     EXPECT_TRUE(step_.is_requested(2));
     EXPECT_FALSE(step_.is_requested(1));
     EXPECT_EQ(taken(), std::vector{both});
-    step_.set_back(both);
-    EXPECT_FALSE(step_.all_back()) << "it is open";
+    step_.set_done(both);
+    EXPECT_FALSE(step_.all_done()) << "it is open";
     EXPECT_TRUE(step_.request({1}, std::vector{one}));
     step_.close();
-    EXPECT_FALSE(step_.take_order_wanted());
-    EXPECT_FALSE(step_.all_back());
-    step_.set_back(one);
-    EXPECT_TRUE(step_.all_back()) << "parameter 0 takes no part";
+    EXPECT_FALSE(step_.take_order_request());
+    EXPECT_FALSE(step_.all_done());
+    step_.set_done(one);
+    EXPECT_TRUE(step_.all_done()) << "parameter 0 takes no part";
     EXPECT_FALSE(step_.is_ready(0));
     step_.complete();
     taken();
   }
-  step_.forget_order();
+  step_.reset_order();
   EXPECT_TRUE(step_.order_known()) << "there is nothing to learn again";
   step_.close();
-  EXPECT_TRUE(step_.all_back()) << "a step of nothing";
+  EXPECT_TRUE(step_.all_done()) << "a step of nothing";
 }
 
 TEST_F(Steps, KeepTheFirstError) {
@@ -174,7 +174,7 @@ void expect_woken(const std::function<void(ReducerStep&)>& change,
   SharedStep shared;
   LockedStep step = shared.lock();
   step->set_parameters(2, SendingOrder::kLearned);
-  step->learn({0, 1}, {{0}, {1}});
+  step->set_order({0, 1}, {{0}, {1}});
   std::thread other([&] { change(*shared.lock()); });
   while (!is_done(*step)) step.wait();
   step.unlock();
@@ -185,10 +185,10 @@ void expect_woken(const std::function<void(ReducerStep&)>& change,
 TEST(SharedStep, UnlockAfterChangeWakesWaiters) {
   expect_woken([](ReducerStep& step) { step.fail(std::make_exception_ptr(1)); },
                [](ReducerStep& step) { return step.failed(); });
-  expect_woken([](ReducerStep& step) { step.set_back(1); },
-               [](ReducerStep& step) { return step.is_back(1, 0); });
-  expect_woken([](ReducerStep& step) { step.set_parameter_back(0); },
-               [](ReducerStep& step) { return step.is_back(0, 0); });
+  expect_woken([](ReducerStep& step) { step.set_done(1); },
+               [](ReducerStep& step) { return step.is_done(1, 0); });
+  expect_woken([](ReducerStep& step) { step.set_parameter_done(0); },
+               [](ReducerStep& step) { return step.is_done(0, 0); });
   expect_woken([](ReducerStep& step) { step.complete(); },
                [](ReducerStep& step) { return step.number() == 1; });
 }

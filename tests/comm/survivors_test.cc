@@ -17,7 +17,7 @@ TEST(Survivors, LateRankIsNotifiedOfExclusion) {
   run_ranks(3, {}, [&](Transport& transport) {
     Survivors survivors(transport, 0);
     if (transport.rank() < 2) {
-      const Survivors::Agreed found = survivors.agree(3);
+      const Survivors::Decision found = survivors.agree(3);
       EXPECT_EQ(found.members, (std::vector<int>{0, 1}));
       EXPECT_EQ(found.lost, std::vector<int>{2});
       agreed.count_down();

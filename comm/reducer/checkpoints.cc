@@ -41,8 +41,8 @@ ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_
 }
 
 // The single residual of a portable state includes the residuals of owners.
-void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Parameters& parameters,
-                    StreamView stream) {
+void load_parameter(const ReducerState& state, HeldBy holders, std::size_t i,
+                    Parameters& parameters, StreamView stream) {
   const ReducerState::Parameter& found = state.parameters[i];
   const ExchangeParameter& param = parameters.params[i];
   const ValueSpan residual = parameters.residuals.current_sender(i);
@@ -50,7 +50,7 @@ void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Param
     from_floats(found.residual, 1.0f, residual, stream);
     from_floats(found.owner, 1.0f, parameters.residuals.current_owner(i), stream);
   } else {
-    const float factor = loading_factor(state, whom, parameters, i);
+    const float factor = loading_factor(state, holders, parameters, i);
     from_floats(residual_part(found.residual, parameters.feedback[i], residual.count()), factor,
                 residual, stream);
   }
@@ -78,7 +78,7 @@ void fold(ReducerState& state, const Parameters& parameters) {
 }
 
 /// Combines the parts of all ranks. `sum` replaces values by their sum over ranks.
-void add_up(ReducerState& state, const std::function<void(std::vector<float>&)>& sum) {
+void sum_parts(ReducerState& state, const std::function<void(std::vector<float>&)>& sum) {
   std::vector<float> all;
   for (const ReducerState::Parameter& parameter : state.parameters)
     for (const std::vector<float>* values : {&parameter.residual, &parameter.memory})
@@ -91,12 +91,12 @@ void add_up(ReducerState& state, const std::function<void(std::vector<float>&)>&
 }
 
 /// The state was checked before. Parameters with "auto" already use the codecs of the state.
-void load_residuals(const ReducerState& state, OwedBy whom, Parameters& parameters,
+void load_residuals(const ReducerState& state, HeldBy holders, Parameters& parameters,
                     StreamView stream) {
   parameters.residuals.clear();
   for (std::size_t i = 0; i < parameters.count(); ++i)
-    load_parameter(state, whom, i, parameters, stream);
-  parameters.hand_over(stream);
+    load_parameter(state, holders, i, parameters, stream);
+  parameters.fold_unused_owners(stream);
 }
 
 }  // namespace
@@ -153,10 +153,10 @@ void GradientReducer::Impl::load(const ReducerState& state, std::uint64_t common
   check_unweighted("load_state()");
   finalize(step);
   check_state(state, parameters_);
-  steps_before_ = state.step - step->number();
-  follow_phases(step);
+  step_offset_ = state.step - step->number();
+  apply_phases(step);
   adopt_policy(step, state);
-  load_residuals(state, OwedBy::kAll, parameters_, stream());
+  load_residuals(state, HeldBy::kAll, parameters_, stream());
   backend_->set_step(state.step);
   const bool exact = state.form == ReducerState::Form::kExact;
   if (exact && !in_ready_order()) step->propose(state.order);
@@ -168,18 +168,18 @@ void GradientReducer::Impl::load(const ReducerState& state, std::uint64_t common
 // `state` is the exact state of a reducer over more ranks. A rank of a hierarchical reducer holds
 // part of the host's residual, and holds another part from now on. The remaining ranks therefore
 // add up all parts, and codecs start without memory.
-void GradientReducer::Impl::take_over(LockedStep& step, ReducerState& state, const Impl& before) {
-  fold(state, before.parameters_);
-  const bool hierarchical = before.hierarchy_ != nullptr;
+void GradientReducer::Impl::inherit(LockedStep& step, ReducerState& state, const Impl& previous) {
+  fold(state, previous.parameters_);
+  const bool hierarchical = previous.hierarchy_ != nullptr;
   if (hierarchical) {
     for (ReducerState::Parameter& one : state.parameters) std::ranges::fill(one.memory, 0.0f);
-    fail_together(step, [&] { add_up(state, [&](std::vector<float>& values) { sum(values); }); });
+    run_or_fail(step, [&] { sum_parts(state, [&](std::vector<float>& values) { sum(values); }); });
   }
-  load_residuals(state, hierarchical ? OwedBy::kAll : OwedBy::kThisRank, parameters_, stream());
+  load_residuals(state, hierarchical ? HeldBy::kAll : HeldBy::kThisRank, parameters_, stream());
 }
 
 void GradientReducer::relearn_order() {
-  OnDevice(*impl_)->between_steps("relearn_order()")->forget_order();
+  OnDevice(*impl_)->between_steps("relearn_order()")->reset_order();
 }
 
 std::vector<std::byte> GradientReducer::save_state() const {
@@ -196,7 +196,7 @@ std::vector<std::byte> GradientReducer::save_portable_state() const {
   for (std::size_t i = 0; i < state.parameters.size(); ++i)
     if (!has_codec_memory(impl.context_, impl.parameters_.params[i]))
       std::ranges::fill(state.parameters[i].memory, 0.0f);
-  add_up(state, [&](std::vector<float>& values) { impl.sum(values); });
+  sum_parts(state, [&](std::vector<float>& values) { impl.sum(values); });
   return write_state(state);
 }
 
