@@ -19,9 +19,9 @@
 namespace tersor {
 
 enum class GossipMessage : std::uint32_t {
-  kFrame = 0,    // followed by a frame and the lost edges
-  kWaiting = 1,  // a heartbeat: the sender waits for another rank
-  kGaveUp = 2,   // the sender has lost the receiver
+  kFrame = 0,      // followed by a frame and the lost edges
+  kHeartbeat = 1,  // the sender waits for another rank
+  kDropped = 2,    // the sender has lost the receiver
 };
 
 // The first bytes of each message, little-endian.
@@ -67,8 +67,8 @@ struct Neighbour {
   Edge edge;
   std::optional<Mailbox<GossipHeader>::Message> frame;  // of this step
   Clock::time_point last_message =
-      {};               // arrival of the neighbour's last message, or begin of the step
-  bool counts = false;  // True if `around` includes the neighbour's y of this epoch
+      {};                 // arrival of the neighbour's last message, or begin of the step
+  bool included = false;  // True if `neighbour_sums` includes the neighbour's y of this epoch
   bool is_lost = false;
 };
 
@@ -80,13 +80,13 @@ struct Gossip::State {
         step_size(step_size_of(chosen)),
         rank(transport.rank()),
         timeout(std::min<std::chrono::milliseconds>(chosen.timeout, std::chrono::hours(24 * 365))),
-        everybody(transport.channel()),
+        shared_channel(transport.channel()),
         channel(transport.isolated_channel()),
         lost_edges(topology) {
     if (topology.ranks() != transport.ranks())
       throw InvalidArgumentError("gossip: the topology has " + std::to_string(topology.ranks()) +
                                  " ranks, the transport " + std::to_string(transport.ranks()));
-    for (const Edge& edge : topology.edges(rank)) links.push_back({.edge = edge});
+    for (const Edge& edge : topology.edges(rank)) neighbours.push_back({.edge = edge});
   }
 
   const Topology topology;
@@ -95,27 +95,27 @@ struct Gossip::State {
   const double step_size;
   const int rank;
   const std::chrono::milliseconds timeout;
-  const std::unique_ptr<Transport> everybody, channel;
+  const std::unique_ptr<Transport> shared_channel, channel;
   LostEdges lost_edges;
   std::optional<Mailbox<GossipHeader>> mailbox;  // from the first step
   Clock::time_point next_heartbeat = {};
-  std::vector<Neighbour> links;
+  std::vector<Neighbour> neighbours;
   std::vector<std::string> names;
   std::vector<ValueSpan> weights;
   std::vector<Segment> segments;
-  // `known` is y. `around` is the sum of weight * (y of a neighbour - y). Both are f64, because
+  // `estimates` is y. `neighbour_sums` is the sum of weight * (y of a neighbour - y). Both are f64:
   // each rounding error stays in the sum, and every later step moves the weights by the error.
-  std::vector<std::vector<double>> known, around;
-  std::vector<std::vector<float>> changed;  // x - y; later a decoded q
+  std::vector<std::vector<double>> estimates, neighbour_sums;
+  std::vector<std::vector<float>> differences;  // x - y; later a decoded q
   Plan plan;
   std::shared_ptr<Buffer> message;
   Buffer workspace;
   std::uint32_t epoch = 0;
   std::uint64_t signature = 0;
-  bool is_settled = false;
-  bool is_under_way = false;
-  bool is_broken = false;  // True if a neighbour was lost in this step
-  GossipStatistics seen;
+  bool is_initialized = false;
+  bool in_progress = false;
+  bool has_new_loss = false;  // True if a neighbour was lost in this step
+  GossipStatistics statistics;
 
   FrameIdentity identity() const { return {signature, options.checksum}; }
   Execution execution() const { return {.workspace = workspace.span()}; }
@@ -125,20 +125,20 @@ struct Gossip::State {
   }
 
   // Called before the first step.
-  void settle() {
-    if (is_settled) return;
+  void initialize() {
+    if (is_initialized) return;
     plan = plan_local(*codec, segments, "gossip");
     message =
-        std::make_shared<Buffer>(sizeof(GossipHeader) + plan.frame_bytes + lost_edges.most_bytes());
+        std::make_shared<Buffer>(sizeof(GossipHeader) + plan.frame_bytes + lost_edges.max_bytes());
     workspace = Buffer(plan.workspace_bytes);
     mailbox.emplace(*channel, "gossip", message->bytes() - sizeof(GossipHeader));
     agree();
     for (const ValueSpan& one : weights) {
-      known.emplace_back(one.count());
-      around.emplace_back(one.count());
-      changed.emplace_back(one.count());
+      estimates.emplace_back(one.count());
+      neighbour_sums.emplace_back(one.count());
+      differences.emplace_back(one.count());
     }
-    is_settled = true;
+    is_initialized = true;
   }
 
   Agreement own_agreement() const {
@@ -163,9 +163,9 @@ struct Gossip::State {
     const Operation operation{.name = "gossip",
                               .signature = signature,
                               .agreement = own,
-                              .tag = everybody->reserve_tags(1),
+                              .tag = shared_channel->reserve_tags(1),
                               .timeout = options.timeout};
-    everybody->barrier(operation).wait_synchronize();
+    shared_channel->barrier(operation).wait_synchronize();
   }
 
   void encode() {
@@ -173,13 +173,13 @@ struct Gossip::State {
       const auto now = weights[i].as<float>();
       if (!std::ranges::all_of(now, [](float one) { return std::isfinite(one); }))
         throw InvalidArgumentError(names[i] + " is not finite: this rank sent nothing");
-      std::ranges::transform(now, known[i], changed[i].begin(),
+      std::ranges::transform(now, estimates[i], differences[i].begin(),
                              [](double x, double y) { return static_cast<float>(x - y); });
     }
     // After an error, the network may still read the last message.
     if (message.use_count() > 1) message = std::make_shared<Buffer>(message->bytes());
-    const std::vector<ConstValueSpan> changes(changed.begin(), changed.end());
-    const auto step = static_cast<std::uint32_t>(seen.steps);
+    const std::vector<ConstValueSpan> changes(differences.begin(), differences.end());
+    const auto step = static_cast<std::uint32_t>(statistics.steps);
     const GossipHeader head{.epoch = epoch, .step = step};
     std::memcpy(message->pointer(), &head, sizeof(head));
     codec->encode({.segments = segments,
@@ -193,7 +193,7 @@ struct Gossip::State {
 
   // Decodes to `changed`.
   void decode(ConstByteSpan frame) {
-    std::vector<ValueSpan> outputs(changed.begin(), changed.end());
+    std::vector<ValueSpan> outputs(differences.begin(), differences.end());
     codec->decode({.segments = segments,
                    .frames = {&frame, 1},
                    .outputs = outputs,
@@ -202,7 +202,7 @@ struct Gossip::State {
   }
 
   void begin() {
-    settle();
+    initialize();
     encode();
     const ConstByteSpan bytes =
         message->span().first(sizeof(GossipHeader) + own_frame().size() + lost_edges.bytes());
@@ -212,33 +212,33 @@ struct Gossip::State {
       mailbox->expect(link.edge.rank);
       link.frame.reset();
       link.last_message = Clock::now();
-      seen.sent_bytes += bytes.size();
+      statistics.sent_bytes += bytes.size();
     });
-    is_under_way = true;
+    in_progress = true;
   }
 
   // Throws PeerLostError if the neighbour is lost, has lost this rank, or is silent for too long.
   void wait_for(Neighbour& link) {
     while (!has_frame(link) || mailbox->unsent(link.edge.rank) != 0) {
-      const Clock::time_point latest = link.last_message + timeout;
-      if (Clock::now() >= latest)
+      const Clock::time_point deadline = link.last_message + timeout;
+      if (Clock::now() >= deadline)
         throw PeerLostError("gossip: no message from rank " + std::to_string(link.edge.rank) +
                                 " within " + std::to_string(timeout.count()) + " ms",
                             link.edge.rank);
-      channel->wait_activity(std::min(latest, next_heartbeat));
+      channel->wait_activity(std::min(deadline, next_heartbeat));
       if (Clock::now() >= next_heartbeat) send_heartbeats();
     }
   }
 
   bool has_frame(Neighbour& link) {
     while (!link.frame.has_value()) {
-      auto came = mailbox->receive(link.edge.rank);
-      if (!came.has_value()) return false;
-      if (came->header.type == GossipMessage::kGaveUp)
+      auto received = mailbox->receive(link.edge.rank);
+      if (!received.has_value()) return false;
+      if (received->header.type == GossipMessage::kDropped)
         throw PeerLostError("gossip: dropped by rank " + std::to_string(link.edge.rank),
                             link.edge.rank);
-      if (came->header.type == GossipMessage::kFrame)
-        link.frame = std::move(came);
+      if (received->header.type == GossipMessage::kFrame)
+        link.frame = std::move(received);
       else
         link.last_message = Clock::now();
     }
@@ -248,21 +248,21 @@ struct Gossip::State {
   // Without heartbeats, the neighbours would lose this rank together with the late rank.
   void send_heartbeats() {
     next_heartbeat = Clock::now() + timeout / 4;
-    for (Neighbour& link : links) try {
+    for (Neighbour& link : neighbours) try {
         // At most the frame and one heartbeat are under way.
         if (link.is_lost || mailbox->unsent(link.edge.rank) > 1) continue;
-        mailbox->send(link.edge.rank, {.type = GossipMessage::kWaiting});
+        mailbox->send(link.edge.rank, {.type = GossipMessage::kHeartbeat});
       } catch (const PeerLostError&) {  // wait_for reports the loss
       }
   }
 
-  void give_up(Neighbour& link) {
+  void remove(Neighbour& link) {
     link.is_lost = true;
-    seen.lost.push_back(link.edge.rank);
+    statistics.lost.push_back(link.edge.rank);
     lost_edges.add(rank, link.edge.rank);
     mailbox->cancel(link.edge.rank);
     try {
-      mailbox->send(link.edge.rank, {.type = GossipMessage::kGaveUp});
+      mailbox->send(link.edge.rank, {.type = GossipMessage::kDropped});
     } catch (const PeerLostError&) {  // the neighbour is lost
     }
   }
@@ -270,45 +270,45 @@ struct Gossip::State {
   // Removes the neighbours lost during `work`.
   template <typename Work>
   void for_each_neighbour(const Work& work) {
-    for (Neighbour& link : links) try {
+    for (Neighbour& link : neighbours) try {
         work(link);
       } catch (const PeerLostError&) {
-        give_up(link);
+        remove(link);
       }
-    if (std::erase_if(links, [](const Neighbour& link) { return link.is_lost; }) != 0)
-      is_broken = true;
+    if (std::erase_if(neighbours, [](const Neighbour& link) { return link.is_lost; }) != 0)
+      has_new_loss = true;
   }
 
   void mix() {
-    if (!is_under_way) begin();
-    is_under_way = false;
+    if (!in_progress) begin();
+    in_progress = false;
     try {
       receive();
     } catch (...) {  // only some estimates include this step's differences
-      forget(epoch + 1);
+      begin_epoch(epoch + 1);
       throw;
     }
-    ++seen.steps;
-    find_split();
+    ++statistics.steps;
+    check_partition();
   }
 
   void receive() {
     for_each_neighbour([this](Neighbour& link) { wait_for(link); });
-    std::uint32_t newest = epoch + (std::exchange(is_broken, false) ? 1 : 0);
-    for (const Neighbour& link : links) newest = std::max(newest, link.frame->header.epoch);
-    const bool anew = newest != epoch;
-    if (anew) forget(newest);
-    take(anew);
+    std::uint32_t newest = epoch + (std::exchange(has_new_loss, false) ? 1 : 0);
+    for (const Neighbour& link : neighbours) newest = std::max(newest, link.frame->header.epoch);
+    const bool new_epoch = newest != epoch;
+    if (new_epoch) begin_epoch(newest);
+    apply_frames(new_epoch);
   }
 
   // Called after a complete step.
-  void find_split() {
-    std::vector<int> now = lost_edges.cut_off(rank);
-    const bool is_new = !std::ranges::includes(seen.cut_off, now);
-    seen.cut_off = std::move(now);
+  void check_partition() {
+    std::vector<int> now = lost_edges.unreachable_from(rank);
+    const bool is_new = !std::ranges::includes(statistics.cut_off, now);
+    statistics.cut_off = std::move(now);
     if (!is_new || options.on_split == OnSplit::kContinue) return;
     std::string ranks;
-    for (const int one : seen.cut_off) ranks += " " + std::to_string(one);
+    for (const int one : statistics.cut_off) ranks += " " + std::to_string(one);
     throw PeerLostError("gossip: no path connects rank " + std::to_string(rank) + " to ranks" +
                             ranks + " any more; later calls mix without these ranks",
                         -1);
@@ -316,36 +316,36 @@ struct Gossip::State {
 
   // Starts a new epoch and forgets the shared state of neighbours. The next message announces the
   // epoch.
-  void forget(std::uint32_t newest) {
+  void begin_epoch(std::uint32_t newest) {
     epoch = newest;
-    for (auto* all : {&known, &around})
+    for (auto* all : {&estimates, &neighbour_sums})
       for (auto& one : *all) std::ranges::fill(one, 0.0);
-    for (Neighbour& link : links) link.counts = false;
+    for (Neighbour& link : neighbours) link.included = false;
   }
 
   // Applies the frames of the current epoch. At the start of an epoch, no weights change yet,
   // because this rank's frame belongs to the previous epoch.
-  void take(bool anew) {
+  void apply_frames(bool new_epoch) {
     double own_weight = 0;
-    for (Neighbour& link : links) {
+    for (Neighbour& link : neighbours) {
       const ConstByteSpan body = link.frame->body, frame = body.first(frame_bytes(body));
       lost_edges.read(body.subspan(frame.size()));
       if (link.frame->header.epoch == epoch) {
-        if (!std::exchange(link.counts, true)) add(around, -link.edge.weight, known);
+        if (!std::exchange(link.included, true)) add(neighbour_sums, -link.edge.weight, estimates);
         decode(frame);
-        add(around, link.edge.weight, changed);
+        add(neighbour_sums, link.edge.weight, differences);
         own_weight += link.edge.weight;
       }
       link.frame.reset();
     }
-    if (anew) return;
+    if (new_epoch) return;
     decode(own_frame());
-    add(known, 1, changed);
-    add(around, -own_weight, changed);
+    add(estimates, 1, differences);
+    add(neighbour_sums, -own_weight, differences);
     for (std::size_t i = 0; i < weights.size(); ++i)
       std::ranges::transform(
-          weights[i].as<float>(), around[i], weights[i].as<float>().begin(),
-          [this](double x, double move) { return static_cast<float>(x + step_size * move); });
+          weights[i].as<float>(), neighbour_sums[i], weights[i].as<float>().begin(),
+          [this](double x, double step) { return static_cast<float>(x + step_size * step); });
   }
 
   template <typename T>
@@ -362,7 +362,7 @@ Gossip::~Gossip() = default;
 
 void Gossip::add(std::string name, ValueSpan weights) {
   State& state = *state_;
-  if (state.is_settled)
+  if (state.is_initialized)
     throw InvalidArgumentError("gossip: add \"" + name + "\" before the first step");
   (void)weights.as<float>();
   state.segments.push_back(
@@ -372,10 +372,10 @@ void Gossip::add(std::string name, ValueSpan weights) {
 }
 
 void Gossip::begin() {
-  if (!state_->is_under_way) state_->begin();
+  if (!state_->in_progress) state_->begin();
 }
 void Gossip::mix() { state_->mix(); }
 double Gossip::step_size() const { return state_->step_size; }
-GossipStatistics Gossip::statistics() const { return state_->seen; }
+GossipStatistics Gossip::statistics() const { return state_->statistics; }
 
 }  // namespace tersor

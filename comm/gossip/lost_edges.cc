@@ -16,7 +16,7 @@ using EdgeRanks = std::array<std::int32_t, 2>;  // two ranks in a message, littl
 
 void LostEdges::add(int one, int other) { edges_.insert(std::minmax({one, other})); }
 
-std::size_t LostEdges::most_bytes() const {
+std::size_t LostEdges::max_bytes() const {
   std::size_t ends = 0;
   for (int rank = 0; rank < topology_.ranks(); ++rank) ends += topology_.edges(rank).size();
   return ends / 2 * kEdgeBytes;
@@ -45,22 +45,22 @@ void LostEdges::read(ConstByteSpan message) {
   }
 }
 
-std::vector<int> LostEdges::cut_off(int rank) const {
-  std::vector<int> joined = {rank}, others;
-  std::set<int> next_to_joined;
-  for (std::size_t i = 0; i < joined.size(); ++i)
-    for (const Edge& edge : topology_.edges(joined[i]))
-      if (edges_.contains(std::minmax({joined[i], edge.rank})))
-        next_to_joined.insert(edge.rank);
-      else if (std::ranges::count(joined, edge.rank) == 0)
-        joined.push_back(edge.rank);
-  bool is_apart = joined.size() == 1;
+std::vector<int> LostEdges::unreachable_from(int rank) const {
+  std::vector<int> component = {rank}, others;
+  std::set<int> adjacent;
+  for (std::size_t i = 0; i < component.size(); ++i)
+    for (const Edge& edge : topology_.edges(component[i]))
+      if (edges_.contains(std::minmax({component[i], edge.rank})))
+        adjacent.insert(edge.rank);
+      else if (std::ranges::count(component, edge.rank) == 0)
+        component.push_back(edge.rank);
+  bool is_partitioned = component.size() == 1;
   for (int one = 0; one < topology_.ranks(); ++one) {
-    if (std::ranges::count(joined, one) != 0) continue;
+    if (std::ranges::count(component, one) != 0) continue;
     others.push_back(one);
-    is_apart |= !next_to_joined.contains(one);
+    is_partitioned |= !adjacent.contains(one);
   }
-  return is_apart ? others : std::vector<int>();
+  return is_partitioned ? others : std::vector<int>();
 }
 
 }  // namespace tersor

@@ -22,7 +22,7 @@ class LostEdges {
 
   /// Message bytes of the lost edges, and of all edges of the topology.
   std::size_t bytes() const { return edges_.size() * kEdgeBytes; }
-  std::size_t most_bytes() const;
+  std::size_t max_bytes() const;
   void write(ByteSpan message) const;
   /// Adds the edges of a neighbour's message. Throws WireError for an edge outside the topology.
   void read(ConstByteSpan message);
@@ -30,7 +30,7 @@ class LostEdges {
   /// The ranks without a path to `rank`, ascending. Empty if all unreachable ranks are next to
   /// joined ranks: only lost ranks are missing then. A rank without neighbours is cut off from all
   /// ranks.
-  std::vector<int> cut_off(int rank) const;
+  std::vector<int> unreachable_from(int rank) const;
 
  private:
   static constexpr std::size_t kEdgeBytes = 8;

@@ -12,12 +12,12 @@ namespace {
 
 using Edges = std::vector<std::vector<Edge>>;
 
-std::string named(std::size_t rank) { return "rank " + std::to_string(rank); }
+std::string rank_text(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 // Connects each rank to the given neighbours. All neighbours and the rank itself have equal
 // weights.
 template <typename Neighbours>
-Edges alike(int ranks, const Neighbours& neighbours_of) {
+Edges uniform_edges(int ranks, const Neighbours& neighbours_of) {
   Edges edges(static_cast<std::size_t>(std::max(ranks, 0)));
   for (int rank = 0; rank < ranks; ++rank) {
     std::set<int> others = neighbours_of(rank);
@@ -31,7 +31,7 @@ Edges alike(int ranks, const Neighbours& neighbours_of) {
 
 // Connects each rank to the ranks at the given distances, in both directions.
 Edges circulant(int ranks, const std::set<int>& distances) {
-  return alike(ranks, [&](int rank) {
+  return uniform_edges(ranks, [&](int rank) {
     std::set<int> others;
     for (const int distance : distances) {
       others.insert((rank + distance) % ranks);
@@ -52,30 +52,30 @@ void check_rank(const Edges& edges, std::size_t rank) {
   for (const Edge& edge : edges[rank]) {
     if (edge.rank < 0 || static_cast<std::size_t>(edge.rank) >= edges.size() ||
         !seen.insert(edge.rank).second)
-      throw InvalidArgumentError("topology: " + named(rank) + " lists neighbour " +
+      throw InvalidArgumentError("topology: " + rank_text(rank) + " lists neighbour " +
                                  std::to_string(edge.rank) + ": give other ranks from 0 to " +
                                  std::to_string(edges.size() - 1) + ", each once");
-    const double back = weight_of(edges[static_cast<std::size_t>(edge.rank)], rank);
-    if (!(edge.weight > 0) || back != edge.weight)
-      throw InvalidArgumentError("topology: the weight of " + named(rank) + " for rank " +
+    const double reverse = weight_of(edges[static_cast<std::size_t>(edge.rank)], rank);
+    if (!(edge.weight > 0) || reverse != edge.weight)
+      throw InvalidArgumentError("topology: the weight of " + rank_text(rank) + " for rank " +
                                  std::to_string(edge.rank) + " is " + std::to_string(edge.weight) +
-                                 ", the weight in the other direction " + std::to_string(back) +
+                                 ", the weight in the other direction " + std::to_string(reverse) +
                                  ": give equal weights above 0");
     sum += edge.weight;
   }
   if (sum > 1 + 1e-9)
-    throw InvalidArgumentError("topology: the weights of " + named(rank) +
+    throw InvalidArgumentError("topology: the weights of " + rank_text(rank) +
                                "'s neighbours add up to " + std::to_string(sum) +
                                ": give weights with a sum of at most 1");
 }
 
 std::set<int> component_of(const Edges& edges, int rank) {
   std::set<int> found = {rank};
-  for (std::vector<int> left = {rank}; !left.empty();) {
-    const int next = left.back();
-    left.pop_back();
+  for (std::vector<int> pending = {rank}; !pending.empty();) {
+    const int next = pending.back();
+    pending.pop_back();
     for (const Edge& edge : edges[static_cast<std::size_t>(next)])
-      if (found.insert(edge.rank).second) left.push_back(edge.rank);
+      if (found.insert(edge.rank).second) pending.push_back(edge.rank);
   }
   return found;
 }
@@ -114,7 +114,7 @@ Topology Topology::exponential(int ranks) {
 }
 
 Topology Topology::torus(int rows, int columns) {
-  return Topology(alike(std::max(rows, 0) * std::max(columns, 0), [&](int rank) {
+  return Topology(uniform_edges(std::max(rows, 0) * std::max(columns, 0), [&](int rank) {
     const int row = rank / columns, column = rank % columns;
     const auto at = [&](int r, int c) {
       return (r + rows) % rows * columns + (c + columns) % columns;
