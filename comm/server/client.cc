@@ -77,27 +77,27 @@ void WorkerFrames::decode(ConstByteSpan frame, std::span<const ValueSpan> weight
 }
 
 // A server from a worker's point of view.
-class ServerSeen {
+class ServerConnection {
  public:
-  ServerSeen(const ServerAt& at, WorkerFrames frames, std::chrono::milliseconds timeout)
+  ServerConnection(const ServerAt& at, WorkerFrames frames, std::chrono::milliseconds timeout)
       : at_(at),
         frames_(std::move(frames)),
         timeout_(timeout),
         mailbox_(*at.isolated_channel, kServerMailbox,
-                 std::max(frames_.pull_capacity(), kMostText)) {
-    if (is_here()) own_frame_ = Buffer(std::max(frames_.push_capacity(), frames_.pull_capacity()));
+                 std::max(frames_.pull_capacity(), kMaxText)) {
+    if (is_local()) own_frame_ = Buffer(std::max(frames_.push_capacity(), frames_.pull_capacity()));
   }
 
-  ClientStatistics seen;
+  ClientStatistics statistics;
 
-  bool is_here() const { return at_.own != nullptr; }
+  bool is_local() const { return at_.own != nullptr; }
   int worker() const { return at_.isolated_channel->rank(); }
 
   std::uint32_t clock() const { return clock_; }
 
   void join() {
-    if (is_here()) {
-      if (at_.own->signature() != frames_.signature()) refuse(at_.own->agreement());
+    if (is_local()) {
+      if (at_.own->signature() != frames_.signature()) throw_mismatch(at_.own->agreement());
       clock_ = at_.own->join(worker());
       return;
     }
@@ -107,65 +107,65 @@ class ServerSeen {
   }
 
   void push(std::span<const ConstValueSpan> gradients) {
-    wait([&] { return unanswered() < kMostUnanswered; });
+    wait([&] { return pending() < kMaxPendingPushes; });
     const auto fill = [&](ByteSpan space) { return frames_.encode(gradients, clock_, space); };
-    if (is_here()) {
+    if (is_local()) {
       at_.own->push(worker(), clock_, own_frame_.span().first(fill(own_frame_.span())));
     } else {
       guard([&] {
-        seen.sent_bytes += mailbox_.send(at_.rank, {.type = ServerMessage::kPush, .clock = clock_},
-                                         frames_.push_capacity(), fill);
+        statistics.sent_bytes +=
+            mailbox_.send(at_.rank, {.type = ServerMessage::kPush, .clock = clock_},
+                          frames_.push_capacity(), fill);
       });
       pushed_.push_back(clock_);
     }
     ++clock_;
   }
 
-  void ask() {
-    if (!is_here()) send({.type = ServerMessage::kPull, .clock = clock_});
+  void request_weights() {
+    if (!is_local()) send({.type = ServerMessage::kPull, .clock = clock_});
   }
 
   void pull(std::span<const ValueSpan> weights) {
-    if (is_here()) {
+    if (is_local()) {
       wait([&] { return at_.own->may_pull(worker(), clock_); });
       const std::size_t bytes = at_.own->pull(worker(), clock_, own_frame_.span());
       return frames_.decode(own_frame_.span().first(bytes), weights);
     }
     wait([&] { return weights_.has_value(); });
     const auto message = std::exchange(weights_, std::nullopt);
-    seen.received_bytes += sizeof(ServerHeader) + message->body.size();
+    statistics.received_bytes += sizeof(ServerHeader) + message->body.size();
     frames_.decode(message->body, weights);
   }
 
   /// The timeout applies to each push, because each push waits for another step of the slowest
   /// worker.
   void flush() {
-    for (std::size_t left = unanswered(); left > 0; --left)
-      wait([&] { return unanswered() < left; });
+    for (std::size_t left = pending(); left > 0; --left) wait([&] { return pending() < left; });
   }
 
   /// Leaving would drop pushes that wait for other workers, so `flush` comes first.
   void leave() {
     flush();
-    say_goodbye();
+    send_leave();
   }
 
   /// Call after an error, when the server may no longer receive.
-  void leave_at_once() try {
+  void leave_immediately() try {
     timeout_ = std::min<std::chrono::milliseconds>(timeout_, std::chrono::seconds(1));
-    say_goodbye();
+    send_leave();
   } catch (const std::exception&) {
   }
 
  private:
-  void say_goodbye() {
-    if (is_here()) return at_.own->leave(worker());
-    leaves_ = true;
+  void send_leave() {
+    if (is_local()) return at_.own->leave(worker());
+    leaving_ = true;
     send({.type = ServerMessage::kLeave});
     wait([&] { return mailbox_.unsent(at_.rank) == 0; });
   }
 
-  std::size_t unanswered() const { return is_here() ? at_.own->waiting(worker()) : pushed_.size(); }
+  std::size_t pending() const { return is_local() ? at_.own->waiting(worker()) : pushed_.size(); }
 
   void send(const ServerHeader& header) {
     guard([&] { mailbox_.send(at_.rank, header); });
@@ -175,7 +175,7 @@ class ServerSeen {
   template <typename Done>
   void wait(const Done& done) {
     const auto until = Clock::now() + timeout_;
-    if (is_here()) {
+    if (is_local()) {
       at_.own->wait(done, until);
     } else {
       guard([&] {
@@ -191,7 +191,7 @@ class ServerSeen {
   }
 
   // The server and this worker have different options.
-  [[noreturn]] void refuse(const Agreement& server) const {
+  [[noreturn]] void throw_mismatch(const Agreement& server) const {
     auto differences = frames_.agreement().differences(server, worker(), at_.rank);
     throw TransportError("the server on rank " + std::to_string(at_.rank) +
                              " has other options: " + text_of(differences),
@@ -206,7 +206,7 @@ class ServerSeen {
       case ServerMessage::kJoined:
         joined_ = header.clock;
         break;
-      case ServerMessage::kTaken:
+      case ServerMessage::kApplied:
         if (pushed_.empty())
           throw WireError("parameter server: an answer to a push that this worker did not send");
         pushed_.pop_front();
@@ -216,9 +216,9 @@ class ServerSeen {
           weights_ = std::move(message);  // else: an answer to an earlier pull
         break;
       case ServerMessage::kOptions:
-        refuse(Agreement::parse(unpack(rest)));
-      case ServerMessage::kRefused:
-        if (leaves_) break;
+        throw_mismatch(Agreement::parse(unpack(rest)));
+      case ServerMessage::kRejected:
+        if (leaving_) break;
         throw InvalidArgumentError(
             "the server on rank " + std::to_string(at_.rank) + ": " +
             std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
@@ -245,7 +245,7 @@ class ServerSeen {
   std::optional<ServerMailbox::Message> weights_;
   std::deque<std::uint32_t> pushed_;  // without an answer
   std::optional<std::uint32_t> joined_;
-  bool leaves_ = false;
+  bool leaving_ = false;
 };
 
 namespace {
@@ -262,7 +262,7 @@ void check_finite(std::span<const ConstValueSpan> gradients, std::uint32_t clock
 }  // namespace
 
 struct ParameterClient::State {
-  std::deque<ServerSeen> servers;
+  std::deque<ServerConnection> servers;
   std::vector<std::size_t> counts;
   bool left = false;
   std::exception_ptr failed;  // after an error, the servers' state is unknown
@@ -301,7 +301,7 @@ ParameterClient::ParameterClient(std::vector<ServerAt> servers, std::span<const 
     state.servers.emplace_back(
         at, WorkerFrames(counts, options, at.isolated_channel->rank(), server, all), timeout);
   }
-  for (ServerSeen& server : state.servers) server.join();
+  for (ServerConnection& server : state.servers) server.join();
 }
 
 ParameterClient::~ParameterClient() {
@@ -317,8 +317,8 @@ std::uint32_t ParameterClient::clock() const { return state_->servers.front().cl
 void ParameterClient::pull(std::span<const ValueSpan> weights) {
   state_->check(weights, "pull");
   state_->attempt([&] {
-    for (ServerSeen& server : state_->servers) server.ask();
-    for (ServerSeen& server : state_->servers) server.pull(weights);
+    for (ServerConnection& server : state_->servers) server.request_weights();
+    for (ServerConnection& server : state_->servers) server.pull(weights);
   });
 }
 
@@ -326,35 +326,35 @@ void ParameterClient::push(std::span<const ConstValueSpan> gradients) {
   state_->check(gradients, "push");
   check_finite(gradients, clock());
   state_->attempt([&] {
-    for (ServerSeen& server : state_->servers) server.push(gradients);
+    for (ServerConnection& server : state_->servers) server.push(gradients);
   });
 }
 
 void ParameterClient::flush() {
   state_->attempt([&] {
-    for (ServerSeen& server : state_->servers) server.flush();
+    for (ServerConnection& server : state_->servers) server.flush();
   });
 }
 
 ClientStatistics ParameterClient::statistics() const {
   ClientStatistics all;
-  for (const ServerSeen& server : state_->servers) {
-    all.sent_bytes += server.seen.sent_bytes;
-    all.received_bytes += server.seen.received_bytes;
+  for (const ServerConnection& server : state_->servers) {
+    all.sent_bytes += server.statistics.sent_bytes;
+    all.received_bytes += server.statistics.received_bytes;
   }
   return all;
 }
 
 void ParameterClient::abandon() noexcept {
   if (std::exchange(state_->left, true)) return;
-  for (ServerSeen& server : state_->servers) server.leave_at_once();
+  for (ServerConnection& server : state_->servers) server.leave_immediately();
 }
 
 void ParameterClient::leave() {
   if (std::exchange(state_->left, true)) return;
-  for (ServerSeen& server : state_->servers)
+  for (ServerConnection& server : state_->servers)
     if (state_->failed)
-      server.leave_at_once();
+      server.leave_immediately();
     else
       server.leave();
 }

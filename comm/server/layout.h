@@ -13,7 +13,7 @@
 
 namespace tersor {
 
-inline constexpr std::size_t kMostUnanswered = 2;  ///< pushes per worker; a server accepts no more
+inline constexpr std::size_t kMaxPendingPushes = 2;  ///< per worker; a server accepts no more
 
 /// One server's part, with a segment per parameter. A segment is empty if other servers own the
 /// whole parameter.

@@ -1,4 +1,4 @@
-// The messages between servers and workers on an isolated channel: a header (Note), followed by a
+// The messages between servers and workers on an isolated channel: a header, followed by a
 // frame or a text for some types.
 #pragma once
 
@@ -15,11 +15,11 @@ enum class ServerMessage : std::uint32_t {
   kPush,      // with the worker's clock and a frame
   kPull,      // with the worker's clock
   kLeave,
-  kJoined,   // from a server, with the first clock
-  kTaken,    // with a push's clock: the push was applied to the weights
-  kWeights,  // with the pull's clock and a frame
-  kRefused,  // with a text
-  kOptions,  // from a server: options that differ from the options of the worker that joins
+  kJoined,    // from a server, with the first clock
+  kApplied,   // with a push's clock: the push was applied to the weights
+  kWeights,   // with the pull's clock and a frame
+  kRejected,  // with a text
+  kOptions,   // from a server: options that differ from the options of the worker that joins
 };
 
 /// The header before each message's frame or text. Little-endian.
@@ -32,8 +32,8 @@ struct ServerHeader {
 };
 static_assert(sizeof(ServerHeader) == 32);
 
-inline constexpr std::size_t kMostText = std::size_t{1}
-                                         << 20;  ///< maximum bytes of a text or of options
+inline constexpr std::size_t kMaxText = std::size_t{1}
+                                        << 20;  ///< maximum bytes of a text or of options
 
 /// Messages between a server and its workers.
 using ServerMailbox = Mailbox<ServerHeader>;

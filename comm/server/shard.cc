@@ -57,16 +57,16 @@ struct ParameterShard::State {
   struct Worker {
     std::uint32_t clock = 0;  // number of pushes since the server's first clock
     std::deque<Buffer>
-        pending_frames;  // frames waiting for the other workers' frames of the same clock
-    bool wants = false;  // True if the worker waits for the weights of its clock
-    Clock::time_point active = Clock::now();  // time of the last call, or end of the last wait
+        pending_frames;    // frames waiting for the other workers' frames of the same clock
+    bool pulling = false;  // True if the worker waits for the weights of its clock
+    Clock::time_point last_active = Clock::now();  // time of the last call, or end of the last wait
   };
 
-  State(std::span<const ConstValueSpan> parameters, Update with, const ServerOptions& chosen,
+  State(std::span<const ConstValueSpan> parameters, Update rule, const ServerOptions& chosen,
         int server, int servers)
       : options(chosen),
         layout(server_layout(counts_of(parameters), chosen, server, servers)),
-        update(std::move(with)),
+        update(std::move(rule)),
         workspace(std::max(layout.push_plan.workspace_bytes, layout.pull_plan.workspace_bytes)),
         pulled(layout.pull_plan.frame_bytes) {
     for (const Segment& part : layout.segments) {
@@ -83,52 +83,52 @@ struct ParameterShard::State {
   Buffer workspace;
   std::vector<std::vector<float>> weights, gradients;
   std::map<int, Worker> workers;
-  std::set<int> come;            // workers that have joined or were lost, at any time
+  std::set<int> arrived;         // workers that have joined or were lost, at any time
   std::uint32_t clock = 0;       // first clock of a worker that joins while no worker is present
   Buffer pulled;                 // the encoded weights
   std::size_t pulled_bytes = 0;  // 0 after a change of the weights
-  ServerStatistics seen;
+  ServerStatistics statistics;
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   std::uint64_t changes = 0;
-  std::function<void()> progressed;
-  std::exception_ptr broken;  // exception of an update, which may have changed only some weights
+  std::function<void()> on_progress;
+  std::exception_ptr update_error;  // the update may have changed only some weights
 
-  bool is_whole() const { return options.staleness == 0; }
+  bool is_synchronous() const { return options.staleness == 0; }
   bool has_begun() const {
-    return std::ranges::all_of(options.workers, [this](int one) { return come.contains(one); });
+    return std::ranges::all_of(options.workers, [this](int one) { return arrived.contains(one); });
   }
 
-  Worker& at(int worker) {
+  Worker& worker_at(int worker) {
     const auto found = workers.find(worker);
     if (found == workers.end())
-      throw refusal(named(worker) + " has not joined, or was left out because it was silent");
+      throw rejected(named(worker) + " has not joined, or was left out because it was silent");
     return found->second;
   }
-  InvalidArgumentError refusal(const std::string& why) {
-    ++seen.refused;
-    return InvalidArgumentError(why);
+  InvalidArgumentError rejected(const std::string& reason) {
+    ++statistics.refused;
+    return InvalidArgumentError(reason);
   }
 
   std::uint32_t slowest() const {
-    std::uint32_t least = workers.empty() ? clock : kNoBound;
-    for (const auto& [rank, worker] : workers) least = std::min(least, worker.clock);
-    return least;
+    std::uint32_t minimum = workers.empty() ? clock : kNoBound;
+    for (const auto& [rank, worker] : workers) minimum = std::min(minimum, worker.clock);
+    return minimum;
   }
 
   bool may_pull(int worker, std::uint32_t at) {
     const auto found = workers.find(worker);
     if (found == workers.end()) return false;
-    found->second.wants = at == found->second.clock;
-    return has_begun() && is_near(at);
+    found->second.pulling = at == found->second.clock;
+    return has_begun() && within_staleness(at);
   }
-  bool is_near(std::uint32_t at) const {
+  bool within_staleness(std::uint32_t at) const {
     return std::uint64_t{slowest()} + options.staleness >= at;
   }
 
   // True if other workers hold up this worker.
   bool waits(const Worker& worker) const {
-    return !worker.pending_frames.empty() || (worker.wants && !is_near(worker.clock));
+    return !worker.pending_frames.empty() || (worker.pulling && !within_staleness(worker.clock));
   }
 
   void decode(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
@@ -147,54 +147,54 @@ struct ParameterShard::State {
     if (options.require_finite == FiniteCheck::kOff) return;
     for (std::size_t i = 0; i < gradients.size(); ++i)
       if (!std::ranges::all_of(gradients[i], [](float one) { return std::isfinite(one); }))
-        throw refusal(named(worker) + "'s push for clock " + std::to_string(clock) +
-                      ": the gradient of parameter " + std::to_string(i) +
-                      " is not finite, and was not added");
+        throw rejected(named(worker) + "'s push for clock " + std::to_string(clock) +
+                       ": the gradient of parameter " + std::to_string(i) +
+                       " is not finite, and was not added");
   }
 
-  void move_by(std::size_t frames) {
+  void apply_update(std::size_t frames) {
     std::vector<UpdatePart> parts;
     for (std::size_t i = 0; i < weights.size(); ++i)
       if (!weights[i].empty()) parts.push_back({i, weights[i], gradients[i]});
     pulled_bytes = 0;
-    seen.pushes += frames;
+    statistics.pushes += frames;
     try {
       if (!parts.empty()) update(parts);
     } catch (...) {
-      broken = std::current_exception();
+      update_error = std::current_exception();
     }
   }
 
-  bool keeps() const { return is_whole() || !has_begun(); }
+  bool queues_pushes() const { return is_synchronous() || !has_begun(); }
 
   // Applies all frames that may change the weights now, in the order of workers. At staleness 0, a
   // single call applies the frames of all workers.
   void apply_pending() {
     const auto has = [](const auto& one) { return !one.second.pending_frames.empty(); };
-    while (!broken && has_begun() && std::ranges::any_of(workers, has)) {
-      if (is_whole() && !std::ranges::all_of(workers, has)) return;
+    while (!update_error && has_begun() && std::ranges::any_of(workers, has)) {
+      if (is_synchronous() && !std::ranges::all_of(workers, has)) return;
       std::vector<ConstByteSpan> frames;
       for (const auto& [rank, worker] : workers)
         if (!worker.pending_frames.empty()) frames.push_back(worker.pending_frames.front().span());
-      if (is_whole()) {
+      if (is_synchronous()) {
         decode(frames, frames.size());
-        move_by(frames.size());
+        apply_update(frames.size());
       } else {
         for (const ConstByteSpan& frame : frames) {
           decode({&frame, 1}, workers.size());
-          move_by(1);
+          apply_update(1);
         }
       }
       for (auto& [rank, worker] : workers) {
         if (worker.pending_frames.empty()) continue;
         worker.pending_frames.pop_front();
-        worker.active = Clock::now();
+        worker.last_active = Clock::now();
       }
     }
   }
 
   void notify(std::unique_lock<std::mutex>& lock) {
-    const auto call = progressed;
+    const auto call = on_progress;
     ++changes;
     changed.notify_all();
     lock.unlock();
@@ -203,7 +203,7 @@ struct ParameterShard::State {
   }
 
   void check() const {
-    if (broken) std::rethrow_exception(broken);
+    if (update_error) std::rethrow_exception(update_error);
   }
 };
 
@@ -219,10 +219,11 @@ std::size_t ParameterShard::push_capacity() const { return state_->layout.push_p
 
 std::uint32_t ParameterShard::join(int worker) {
   std::unique_lock lock(state_->mutex);
-  if (state_->workers.contains(worker)) throw state_->refusal(named(worker) + " has joined before");
+  if (state_->workers.contains(worker))
+    throw state_->rejected(named(worker) + " has joined before");
   const std::uint32_t clock = state_->has_begun() ? state_->slowest() : state_->clock;
   state_->workers[worker].clock = clock;
-  state_->come.insert(worker);
+  state_->arrived.insert(worker);
   state_->apply_pending();
   state_->notify(lock);
   return clock;
@@ -231,11 +232,11 @@ std::uint32_t ParameterShard::join(int worker) {
 void ParameterShard::leave(int worker, bool lost) {
   std::unique_lock lock(state_->mutex);
   State& state = *state_;
-  const bool was_wanted = std::ranges::count(state.options.workers, worker) != 0;
-  const bool was_here = state.workers.contains(worker);
-  if (lost && (was_here || (was_wanted && !state.come.contains(worker))))
-    state.seen.lost.push_back(worker);
-  state.come.insert(worker);
+  const bool was_expected = std::ranges::count(state.options.workers, worker) != 0;
+  const bool had_joined = state.workers.contains(worker);
+  if (lost && (had_joined || (was_expected && !state.arrived.contains(worker))))
+    state.statistics.lost.push_back(worker);
+  state.arrived.insert(worker);
   if (state.has_begun()) state.clock = state.slowest();
   state.workers.erase(worker);
   state.apply_pending();
@@ -246,29 +247,29 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
   std::unique_lock lock(state_->mutex);
   State& state = *state_;
   state.check();
-  State::Worker& from = state.at(worker);
+  State::Worker& from = state.worker_at(worker);
   if (clock != from.clock)
-    throw state.refusal(named(worker) + " pushes for clock " + std::to_string(clock) +
-                        ", but its next clock is " + std::to_string(from.clock));
-  if (from.pending_frames.size() >= kMostUnanswered)
-    throw state.refusal(named(worker) + " pushes while " + std::to_string(kMostUnanswered) +
-                        " of its pushes wait for other workers; wait for an answer first");
-  const bool keeps = state.keeps();
+    throw state.rejected(named(worker) + " pushes for clock " + std::to_string(clock) +
+                         ", but its next clock is " + std::to_string(from.clock));
+  if (from.pending_frames.size() >= kMaxPendingPushes)
+    throw state.rejected(named(worker) + " pushes while " + std::to_string(kMaxPendingPushes) +
+                         " of its pushes wait for other workers; wait for an answer first");
+  const bool queued = state.queues_pushes();
   try {  // also before a push is kept, so other workers never see damaged frames
-    state.decode({&frame, 1}, keeps ? 1 : state.workers.size());
+    state.decode({&frame, 1}, queued ? 1 : state.workers.size());
   } catch (const WireError&) {
-    ++state.seen.refused;
+    ++state.statistics.refused;
     throw;
   }
   state.check_finite(worker, clock);
-  if (keeps)
+  if (queued)
     from.pending_frames.push_back(copy_of(frame.first(frame_bytes(frame))));
   else
-    state.move_by(1);
-  state.seen.pushed_bytes += frame_bytes(frame);
+    state.apply_update(1);
+  state.statistics.pushed_bytes += frame_bytes(frame);
   ++from.clock;
-  from.wants = false;
-  from.active = Clock::now();
+  from.pulling = false;
+  from.last_active = Clock::now();
   state.apply_pending();
   state.notify(lock);
 }
@@ -291,8 +292,8 @@ std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame
   State& state = *state_;
   state.check();
   if (!state.may_pull(worker, clock))
-    throw state.refusal(named(worker) + " at clock " + std::to_string(clock) +
-                        " is ahead of the others, or has not joined");
+    throw state.rejected(named(worker) + " at clock " + std::to_string(clock) +
+                         " is ahead of the others, or has not joined");
   if (state.pulled_bytes == 0) {
     std::vector<ConstValueSpan> weights(state.weights.begin(), state.weights.end());
     state.layout.pull->encode({.segments = state.layout.segments,
@@ -304,10 +305,10 @@ std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame
     state.pulled_bytes = frame_bytes(state.pulled.span());
   }
   std::memcpy(frame.data(), state.pulled.pointer(), state.pulled_bytes);
-  state.at(worker).wants = false;
-  state.at(worker).active = Clock::now();
-  ++state.seen.pulls;
-  state.seen.pulled_bytes += state.pulled_bytes;
+  state.worker_at(worker).pulling = false;
+  state.worker_at(worker).last_active = Clock::now();
+  ++state.statistics.pulls;
+  state.statistics.pulled_bytes += state.pulled_bytes;
   return state.pulled_bytes;
 }
 
@@ -319,8 +320,8 @@ std::vector<int> ParameterShard::leave_out_silent(Clock::time_point since) {
     const auto waits = [&](const auto& one) { return state.waits(one.second); };
     if (!state.has_begun() || std::ranges::none_of(state.workers, waits)) return {};
     for (const auto& [rank, worker] : state.workers)
-      if (worker.clock == state.slowest() && worker.pending_frames.empty() && !worker.wants &&
-          worker.active < since)
+      if (worker.clock == state.slowest() && worker.pending_frames.empty() && !worker.pulling &&
+          worker.last_active < since)
         silent.push_back(rank);
   }
   for (const int worker : silent) leave(worker, true);
@@ -331,7 +332,7 @@ std::vector<int> ParameterShard::missing() const {
   const std::lock_guard lock(state_->mutex);
   std::vector<int> missing;
   for (const int worker : state_->options.workers)
-    if (!state_->come.contains(worker)) missing.push_back(worker);
+    if (!state_->arrived.contains(worker)) missing.push_back(worker);
   return missing;
 }
 
@@ -343,7 +344,7 @@ bool ParameterShard::has_begun() const {
 bool ParameterShard::is_over() const {
   const std::lock_guard lock(state_->mutex);
   state_->check();
-  return state_->has_begun() && !state_->come.empty() && state_->workers.empty();
+  return state_->has_begun() && !state_->arrived.empty() && state_->workers.empty();
 }
 
 Segment ParameterShard::part(std::size_t parameter) const {
@@ -357,12 +358,12 @@ std::vector<float> ParameterShard::weights(std::size_t parameter) const {
 
 ServerStatistics ParameterShard::statistics() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->seen;
+  return state_->statistics;
 }
 
 void ParameterShard::on_progress(std::function<void()> call) {
   const std::lock_guard lock(state_->mutex);
-  state_->progressed = std::move(call);
+  state_->on_progress = std::move(call);
 }
 
 void ParameterShard::wait(const std::function<bool()>& done, Clock::time_point until) const {

@@ -141,7 +141,7 @@ TEST(Damage, ClientRejectsInvalidServerReplies) {
           isolated->wait_activity(Clock::now() + std::chrono::milliseconds(10));
         worker.send(1, {.type = ServerMessage::kJoined, .clock = 3});
         worker.send(
-            1, {.type = to_push ? ServerMessage::kTaken : ServerMessage::kWeights, .clock = 2});
+            1, {.type = to_push ? ServerMessage::kApplied : ServerMessage::kWeights, .clock = 2});
         while (worker.unsent(1) != 0)
           isolated->wait_activity(Clock::now() + std::chrono::milliseconds(10));
         transport.barrier({.tag = transport.reserve_tags(1)}).wait_synchronize();
