@@ -122,29 +122,28 @@ class Predictor {
                                                       : measured_message_seconds()),
         link_(figures_of(options.link, message_seconds_)),
         local_(figures_of(options.local, message_seconds_)),
-        add_seconds_(measure_adding()) {}
+        add_seconds_(measure_addition()) {}
 
   PredictRow predict(const std::string& spec, int ranks, std::size_t count) {
     const auto codec = make_codec(spec);
     const CostFigures costs = figures(spec, ranks);
-    CostQuestion question{.codec = codec.get(),
-                          .dtype = dtype_,
-                          .count = count,
-                          .ranks = ranks,
-                          .chunk_count = options_.chunk_count,
-                          .dims = options_.dims,
-                          .error_growth = options_.error_growth};
+    CostQuery query{.codec = codec.get(),
+                    .dtype = dtype_,
+                    .count = count,
+                    .ranks = ranks,
+                    .chunk_count = options_.chunk_count,
+                    .dims = options_.dims,
+                    .error_growth = options_.error_growth};
     PredictRow row{.codec = spec,
                    .ranks = ranks,
                    .hosts = ranks / costs.network.ranks_per_host,
                    .count = count,
                    .bytes = static_cast<double>(count * dtype_bytes(dtype_))};
     for (const Algorithm algorithm : possible_algorithms(*codec, dtype_)) {
-      question.algorithm = algorithm;
-      keep_quicker(row, predict_on_best_grid(question, costs),
-                   std::string(algorithm_name(algorithm)));
+      query.algorithm = algorithm;
+      keep_quicker(row, predict_on_best_grid(query, costs), std::string(algorithm_name(algorithm)));
       if (algorithm == Algorithm::kTwoShot && costs.network.ranks_per_host > 1)
-        keep_quicker(row, {{}, predict_hierarchical(question, costs)}, "hierarchical");
+        keep_quicker(row, {{}, predict_hierarchical(query, costs)}, "hierarchical");
     }
     return row;
   }
@@ -152,8 +151,8 @@ class Predictor {
   /// The fastest algorithm for raw values.
   PredictRow best_raw(int ranks, std::size_t count) {
     PredictRow row = predict("none", ranks, count);
-    const CostQuestion question{.dtype = dtype_, .count = count, .ranks = ranks};
-    keep_quicker(row, {{}, predict_halving_doubling(question, figures("none", ranks))},
+    const CostQuery query{.dtype = dtype_, .count = count, .ranks = ranks};
+    keep_quicker(row, {{}, predict_halving_doubling(query, figures("none", ranks))},
                  "halving and doubling");
     return row;
   }

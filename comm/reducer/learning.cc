@@ -36,7 +36,7 @@ void GradientReducer::Impl::change_policy(LockedStep& step) {
 void GradientReducer::Impl::agree_on_policy(LockedStep& step) {
   run_or_fail(step, [&] {
     auto slowest = static_cast<float>(policy_.seconds());
-    agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature,
+    agree_on_maximum(control(), {&slowest, 1}, options_.timeout, context_.signature,
                      context_.call.agreement);
     if (!policy_.agree(double{slowest})) return;
     totals_.record_codec_change();

@@ -63,24 +63,24 @@ std::vector<std::size_t> hull(const AllocationParameter& parameter) {
 class Allocator {
  public:
   explicit Allocator(std::span<const AllocationParameter> parameters) : parameters_(parameters) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) begin(i, hull(parameters[i]));
+    for (std::size_t i = 0; i < parameters.size(); ++i) add_parameter(i, hull(parameters[i]));
     std::ranges::stable_sort(steps_, {}, &Upgrade::price);
   }
 
   Allocation run(double bits) {
     if (result_.count == 0)
       throw InvalidArgumentError("the parameters have no values: give parameters with gradients");
-    const double wanted = std::round(bits * static_cast<double>(result_.count) / 8);
+    const double budget = std::round(bits * static_cast<double>(result_.count) / 8);
     for (const Upgrade& step : steps_)
-      if (!fits(wanted)) take(step);
-    if (!fits(wanted)) refuse(bits);
-    while (const std::optional<Upgrade> step = best_that_fits(wanted)) take(*step);
+      if (!fits(budget)) apply(step);
+    if (!fits(budget)) reject_budget(bits);
+    while (const std::optional<Upgrade> step = best_upgrade(budget)) apply(*step);
     write_rules();
     return std::move(result_);
   }
 
  private:
-  void begin(std::size_t i, const std::vector<std::size_t>& corners) {
+  void add_parameter(std::size_t i, const std::vector<std::size_t>& corners) {
     const AllocationCandidate& first = parameters_[i].candidates[corners.front()];
     result_.chosen.push_back(corners.front());
     result_.count += parameters_[i].count;
@@ -97,9 +97,9 @@ class Allocator {
   }
 
   // False for a NaN budget.
-  bool fits(double wanted) const { return static_cast<double>(result_.bytes) <= wanted; }
+  bool fits(double budget) const { return static_cast<double>(result_.bytes) <= budget; }
 
-  void take(const Upgrade& step) {
+  void apply(const Upgrade& step) {
     result_.bytes -= chosen(step.parameter).bytes;
     result_.chosen[step.parameter] = step.to;
     result_.bytes += chosen(step.parameter).bytes;
@@ -107,21 +107,21 @@ class Allocator {
 
   /// The upgrade with the largest error reduction per byte. Only candidates with a smaller error
   /// than now count.
-  std::optional<Upgrade> best_that_fits(double wanted) const {
+  std::optional<Upgrade> best_upgrade(double budget) const {
     std::optional<Upgrade> best;
-    const double left = wanted - static_cast<double>(result_.bytes);
+    const double left = budget - static_cast<double>(result_.bytes);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       for (std::size_t k = 0; k < parameters_[i].candidates.size(); ++k) {
         const AllocationCandidate &now = chosen(i), &other = parameters_[i].candidates[k];
         if (!(other.energy_lost < now.energy_lost)) continue;
         if (static_cast<double>(other.bytes) - static_cast<double>(now.bytes) > left) continue;
-        const double won = other.bytes <= now.bytes ? INFINITY : price(other, now);
-        if (!best || won > best->price) best = Upgrade{i, k, won};
+        const double gain = other.bytes <= now.bytes ? INFINITY : price(other, now);
+        if (!best || gain > best->price) best = Upgrade{i, k, gain};
       }
     return best;
   }
 
-  [[noreturn]] void refuse(double bits) const {
+  [[noreturn]] void reject_budget(double bits) const {
     throw InvalidArgumentError("bits is " + std::to_string(bits) + " per value: give at least " +
                                std::to_string(std::ceil(result_.bits() * 1e6) / 1e6) +
                                ", or add codecs that send less");

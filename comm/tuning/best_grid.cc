@@ -9,7 +9,7 @@ namespace tersor {
 namespace {
 
 // Maximum relative duration: a dimension costs a quantization.
-constexpr double kWorthADimension = 0.95;
+constexpr double kMaxRelativeDuration = 0.95;
 
 }  // namespace
 
@@ -25,16 +25,16 @@ std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype) {
   return algorithms;
 }
 
-GridPrediction predict_on_best_grid(const CostQuestion& question, const CostFigures& figures) {
-  if (question.algorithm != Algorithm::kTwoShot) return {{}, predict_allreduce(question, figures)};
-  if (!question.dims.empty()) return {question.dims, predict_allreduce(question, figures)};
+GridPrediction predict_on_best_grid(const CostQuery& query, const CostFigures& figures) {
+  if (query.algorithm != Algorithm::kTwoShot) return {{}, predict_allreduce(query, figures)};
+  if (!query.dims.empty()) return {query.dims, predict_allreduce(query, figures)};
   GridPrediction best;
-  for (const Grid& grid : Grid::candidates(question.ranks, question.error_growth)) {
-    CostQuestion tried = question;
-    tried.dims.assign(grid.digits().begin(), grid.digits().end());
-    const Prediction prediction = predict_allreduce(tried, figures);
-    if (best.dims.empty() || prediction.seconds < kWorthADimension * best.prediction.seconds)
-      best = {std::move(tried.dims), prediction};
+  for (const Grid& grid : Grid::candidates(query.ranks, query.error_growth)) {
+    CostQuery candidate = query;
+    candidate.dims.assign(grid.digits().begin(), grid.digits().end());
+    const Prediction prediction = predict_allreduce(candidate, figures);
+    if (best.dims.empty() || prediction.seconds < kMaxRelativeDuration * best.prediction.seconds)
+      best = {std::move(candidate.dims), prediction};
   }
   return best;
 }

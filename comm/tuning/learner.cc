@@ -8,7 +8,7 @@
 namespace tersor {
 namespace {
 
-constexpr double kTick = 1e-9;  // seconds; 0 means not measured
+constexpr double kMinDuration = 1e-9;  // seconds; 0 means not measured
 
 }  // namespace
 
@@ -23,7 +23,7 @@ bool Learner::has_choice() const {
 }
 
 std::size_t Learner::candidate(std::size_t group) const {
-  return !settled() && group == group_ ? trying_[next_] : groups_[group].chosen;
+  return !settled() && group == group_ ? remaining_[next_] : groups_[group].chosen;
 }
 
 std::vector<std::size_t> Learner::candidates() const {
@@ -38,14 +38,14 @@ std::vector<std::size_t> Learner::chosen() const {
   return all;
 }
 
-void Learner::begin_look(std::size_t pause) {
+void Learner::begin_measurement(std::size_t pause) {
   pause_ = pause;
-  warm_ = false;
+  warmed_up_ = false;
   seconds_.clear();
 }
 
 void Learner::begin_trials() {
-  before_ = chosen();
+  previous_choice_ = chosen();
   for (Group& group : groups_)
     for (Candidate& candidate : group.candidates) candidate.measured = 0;
   group_ = 0;
@@ -54,18 +54,18 @@ void Learner::begin_trials() {
 
 // Starts with the chosen alternative, because the measured time may rule out others.
 void Learner::begin_group() {
-  while (group_ < groups_.size() && tried().candidates.size() < 2) ++group_;
-  trying_.clear();
+  while (group_ < groups_.size() && current().candidates.size() < 2) ++group_;
+  remaining_.clear();
   round_ = next_ = 0;
   if (group_ == groups_.size()) {
     settled_at_ = steps_;
-    usual_ = 0;
-    return begin_look(0);
+    baseline_ = 0;
+    return begin_measurement(0);
   }
-  trying_.push_back(tried().chosen);
-  for (std::size_t candidate = 0; candidate < tried().candidates.size(); ++candidate)
-    if (candidate != tried().chosen) trying_.push_back(candidate);
-  begin_look(0);
+  remaining_.push_back(current().chosen);
+  for (std::size_t candidate = 0; candidate < current().candidates.size(); ++candidate)
+    if (candidate != current().chosen) remaining_.push_back(candidate);
+  begin_measurement(0);
 }
 
 bool Learner::add(double seconds) {
@@ -74,8 +74,8 @@ bool Learner::add(double seconds) {
     --pause_;
     return false;
   }
-  if (!warm_) {
-    warm_ = true;
+  if (!warmed_up_) {
+    warmed_up_ = true;
     return false;
   }
   seconds_.push_back(seconds);
@@ -89,14 +89,14 @@ double Learner::seconds() const {
 }
 
 void Learner::agree(double seconds) {
-  seconds = std::max(seconds, kTick);
-  if (settled()) return watch(seconds);
-  double& measured = tried().candidates[trying_[next_]].measured;
+  seconds = std::max(seconds, kMinDuration);
+  if (settled()) return check_drift(seconds);
+  double& measured = current().candidates[remaining_[next_]].measured;
   measured = measured > 0 ? std::min(measured, seconds) : seconds;
-  begin_look(0);
+  begin_measurement(0);
   do {
-    if (++next_ == trying_.size()) return end_round();
-  } while (hopeless(tried(), tried().candidates[trying_[next_]]));
+    if (++next_ == remaining_.size()) return end_round();
+  } while (is_too_slow(current(), current().candidates[remaining_[next_]]));
 }
 
 // Scales predictions: the chosen alternative's messages took at most the duration of its step.
@@ -106,11 +106,11 @@ double Learner::expected(const Group& group, const Candidate& candidate) {
   return candidate.predicted * chosen.measured / chosen.predicted;
 }
 
-bool Learner::hopeless(const Group& group, const Candidate& candidate) const {
-  return candidate.measured <= 0 && expected(group, candidate) > terms_.hopeless * quickest(group);
+bool Learner::is_too_slow(const Group& group, const Candidate& candidate) const {
+  return candidate.measured <= 0 && expected(group, candidate) > terms_.max_ratio * fastest(group);
 }
 
-double Learner::quickest(const Group& group) {
+double Learner::fastest(const Group& group) {
   double seconds = 0;
   for (const Candidate& candidate : group.candidates)
     if (candidate.measured > 0 && (seconds <= 0 || candidate.measured < seconds))
@@ -121,39 +121,39 @@ double Learner::quickest(const Group& group) {
 // Drops slow alternatives. The others are measured again until a single alternative is left or the
 // rest is close enough.
 void Learner::end_round() {
-  const double limit = kLeft[round_] * quickest(tried());
-  std::erase_if(trying_, [&](std::size_t candidate) {
-    const double measured = tried().candidates[candidate].measured;
+  const double limit = kRoundLimits[round_] * fastest(current());
+  std::erase_if(remaining_, [&](std::size_t candidate) {
+    const double measured = current().candidates[candidate].measured;
     return measured <= 0 || measured > limit;
   });
   next_ = 0;
-  if (++round_ < std::size(kLeft) && trying_.size() > 1) return;
+  if (++round_ < std::size(kRoundLimits) && remaining_.size() > 1) return;
   choose();
   ++group_;
   begin_group();
 }
 
 void Learner::choose() {
-  const double limit = kAsQuick * quickest(tried());
-  const auto found = std::ranges::find_if(tried().candidates, [&](const Candidate& candidate) {
+  const double limit = kTolerance * fastest(current());
+  const auto found = std::ranges::find_if(current().candidates, [&](const Candidate& candidate) {
     return candidate.measured > 0 && candidate.measured <= limit;
   });
-  tried().chosen = static_cast<std::size_t>(found - tried().candidates.begin());
+  current().chosen = static_cast<std::size_t>(found - current().candidates.begin());
 }
 
 // Tries all alternatives again, because the link, the machine or the model's input may have
 // changed. While measurements find no change, the pauses grow.
-void Learner::watch(double seconds) {
-  if (usual_ > 0 && (seconds > kDrift * usual_ || seconds * kDrift < usual_)) {
-    drift_ = "; tried again as " + terms_.timed + " of " + seconds_text(usual_) + " took " +
-             seconds_text(seconds);
+void Learner::check_drift(double seconds) {
+  if (baseline_ > 0 && (seconds > kDrift * baseline_ || seconds * kDrift < baseline_)) {
+    drift_text_ = "; tried again as " + terms_.timed + " of " + seconds_text(baseline_) + " took " +
+                  seconds_text(seconds);
     return begin_trials();
   }
-  const bool changed = usual_ <= 0 && before_ != chosen();
+  const bool changed = baseline_ <= 0 && previous_choice_ != chosen();
   next_pause_ =
-      changed ? terms_.first_pause : std::min(2 * next_pause_, kLongestPause * terms_.first_pause);
-  if (usual_ <= 0) usual_ = seconds;
-  begin_look(next_pause_);
+      changed ? terms_.first_pause : std::min(2 * next_pause_, kMaxPauses * terms_.first_pause);
+  if (baseline_ <= 0) baseline_ = seconds;
+  begin_measurement(next_pause_);
 }
 
 void Learner::begin_with(const std::vector<std::size_t>& chosen) {
@@ -167,10 +167,10 @@ std::string Learner::reason(const Group& group, const Candidate& candidate) cons
   if (candidate.measured <= 0) return "not tried: predicted to take several times as long";
   const std::string steps = terms_.timed + " of " + seconds_text(candidate.measured);
   if (!settled()) return steps;
-  const double more = candidate.measured / quickest(group) - 1;
+  const double more = candidate.measured / fastest(group) - 1;
   if (&candidate == &group.candidates[group.chosen])
     return steps + (more > 0 ? ", as quick as any, and loses less" : ", the quickest");
-  return steps + (more > kAsQuick - 1 ? ", " + percent_text(more) + " slower" : ", no quicker");
+  return steps + (more > kTolerance - 1 ? ", " + percent_text(more) + " slower" : ", no quicker");
 }
 
 std::string Learner::explain() const {
@@ -180,7 +180,7 @@ std::string Learner::explain() const {
     text += "auto, " + group.name + ": " + group.candidates[candidate(i)].name + ", " +
             (settled() ? "settled after " + std::to_string(settled_at_)
                        : "still trying after " + std::to_string(steps_)) +
-            " " + terms_.timed + drift_ + "\n";
+            " " + terms_.timed + drift_text_ + "\n";
     for (const Candidate& candidate : group.candidates)
       text += "  " + candidate.name + ": " + terms_.predicted + " of " +
               seconds_text(candidate.predicted) + " predicted; " + reason(group, candidate) + "\n";

@@ -16,20 +16,20 @@ namespace tersor {
 
 class Learner {
  public:
-  static constexpr double kAsQuick = 1.01;  ///< times the fastest duration
-  static constexpr double kDrift = 1.2;     ///< change of a step's duration, up or down
+  static constexpr double kTolerance = 1.01;  ///< times the fastest duration
+  static constexpr double kDrift = 1.2;       ///< change of a step's duration, up or down
   /// Alternatives slower by this factor after the first, second, … round are dropped.
-  static constexpr double kLeft[] = {1.4, 1.1, 1.05};
+  static constexpr double kRoundLimits[] = {1.4, 1.1, 1.05};
   static constexpr std::size_t kTimedSteps = 3;  ///< per measurement, after a warm-up step
   /// Maximum pause between measurements, in multiples of the first pause.
-  static constexpr std::size_t kLongestPause = 64;
+  static constexpr std::size_t kMaxPauses = 64;
 
   /// The differences between training steps and calls.
   struct Terms {
     std::string timed = "steps";         ///< name of the measured unit
     std::string predicted = "messages";  ///< name of the predicted unit
     /// An alternative is not tried if its prediction exceeds this multiple of the fastest duration.
-    double hopeless = 6;
+    double max_ratio = 6;
     std::size_t first_pause = 16;  ///< steps between the first two measurements
   };
   struct Candidate {
@@ -52,9 +52,9 @@ class Learner {
   std::size_t candidate(std::size_t group) const;
   std::vector<std::size_t> candidates() const;
   std::vector<std::size_t> chosen() const;
-  bool settled() const { return trying_.empty(); }
+  bool settled() const { return remaining_.empty(); }
   /// True if the next step's duration counts.
-  bool is_measuring() const { return pause_ == 0 && warm_; }
+  bool is_measuring() const { return pause_ == 0 && warmed_up_; }
 
   /// Adds the duration of a step. If the result is true, the ranks must now agree on the maximum of
   /// `seconds()` and call `agree`.
@@ -70,33 +70,33 @@ class Learner {
   std::string explain() const;
 
  private:
-  void begin_look(std::size_t pause);
+  void begin_measurement(std::size_t pause);
   void begin_trials();
   void begin_group();
   void end_round();
   void choose();
-  void watch(double seconds);
-  static double quickest(const Group& group);
+  void check_drift(double seconds);
+  static double fastest(const Group& group);
   static double expected(const Group& group, const Candidate& candidate);
-  bool hopeless(const Group& group, const Candidate& candidate) const;
+  bool is_too_slow(const Group& group, const Candidate& candidate) const;
   std::string reason(const Group& group, const Candidate& candidate) const;
-  Group& tried() { return groups_[group_]; }
+  Group& current() { return groups_[group_]; }
 
   Terms terms_;
   std::vector<Group> groups_;
-  std::size_t group_ = 0;            ///< index of the group being tried
-  std::size_t round_ = 0;            ///< round of the trial
-  std::size_t next_ = 0;             ///< index in `trying_`
-  std::vector<std::size_t> trying_;  ///< alternatives of this round; empty once settled
+  std::size_t group_ = 0;               ///< index of the group being tried
+  std::size_t round_ = 0;               ///< round of the trial
+  std::size_t next_ = 0;                ///< index in `remaining_`
+  std::vector<std::size_t> remaining_;  ///< alternatives of this round; empty once settled
 
   std::size_t pause_ = 0;        ///< steps until the next measurement
-  bool warm_ = false;            ///< True after the measurement's first step
+  bool warmed_up_ = false;       ///< True after the measurement's first step
   std::vector<double> seconds_;  ///< durations of the current measurement
   std::size_t steps_ = 0, settled_at_ = 0;
-  double usual_ = 0;  ///< duration of a settled step; 0 if not measured
+  double baseline_ = 0;  ///< duration of a settled step; 0 if not measured
   std::size_t next_pause_ = terms_.first_pause;
-  std::vector<std::size_t> before_;  ///< choice before the trials
-  std::string drift_;                ///< reason for restarting the trials
+  std::vector<std::size_t> previous_choice_;  ///< choice before the trials
+  std::string drift_text_;                    ///< reason for restarting the trials
 };
 
 }  // namespace tersor

@@ -19,12 +19,12 @@ namespace tersor {
 namespace {
 
 constexpr std::size_t kTinyBytes = 16;
-constexpr std::size_t kFirstBytes = 4096;                 // to each peer
-constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // to each peer
-constexpr std::size_t kApart = 64;    // distinct bytes per peer, so no bytes are sent twice
-constexpr double kLongEnough = 2e-3;  // seconds per exchange
+constexpr std::size_t kFirstBytes = 4096;                // to each peer
+constexpr std::size_t kMaxBytes = std::size_t{4} << 20;  // to each peer
+constexpr std::size_t kPeerStride = 64;  // distinct bytes per peer, so no bytes are sent twice
+constexpr double kMinSeconds = 2e-3;     // seconds per exchange
 // Or this multiple of the latency, because ranks start up to a latency apart.
-constexpr double kLatencies = 16;
+constexpr double kMinLatencies = 16;
 constexpr std::size_t kRepeats = 3;
 constexpr std::size_t kTinyRepeats = 15;
 constexpr int kExchangesAtOnce = 8;
@@ -76,7 +76,7 @@ class Probe {
   Probe(Transport& transport, Memory memory, std::chrono::milliseconds timeout)
       : transport_(transport),
         timeout_(timeout),
-        memory_(kMostBytes + kApart * static_cast<std::size_t>(transport.ranks()), memory) {
+        memory_(kMaxBytes + kPeerStride * static_cast<std::size_t>(transport.ranks()), memory) {
     if (memory == Memory::kDevice) stream_ = std::make_unique<Stream>();
     fill();
   }
@@ -116,7 +116,7 @@ class Probe {
     const auto ranks = static_cast<std::size_t>(transport_.ranks());
     std::vector<ConstByteSpan> sends;
     for (std::size_t rank = 0; rank < ranks; ++rank)
-      sends.push_back(ConstByteSpan(memory_.span()).subspan(rank * kApart, bytes));
+      sends.push_back(ConstByteSpan(memory_.span()).subspan(rank * kPeerStride, bytes));
     const std::vector<std::size_t> capacities(ranks, bytes);
     Operation operation = operation_of(transport_, timeout_);
     operation.memory = memory_.memory();
@@ -143,7 +143,7 @@ ExchangeTimes times_per_byte(Probe& probe, const ExchangeTimes& tiny) {
   std::size_t bytes = kFirstBytes;
   for (;; bytes *= 2) {
     times = probe.exchange(bytes, 1, kRepeats);
-    if (bytes >= kMostBytes || times.seconds > std::max(kLongEnough, kLatencies * tiny.seconds))
+    if (bytes >= kMaxBytes || times.seconds > std::max(kMinSeconds, kMinLatencies * tiny.seconds))
       break;
   }
   const double more = probe.peers() * static_cast<double>(bytes - kTinyBytes);
@@ -153,7 +153,7 @@ ExchangeTimes times_per_byte(Probe& probe, const ExchangeTimes& tiny) {
 
 }  // namespace
 
-void agree_on_largest(Transport& transport, std::span<float> values,
+void agree_on_maximum(Transport& transport, std::span<float> values,
                       std::chrono::milliseconds timeout, std::uint64_t signature,
                       std::shared_ptr<const Agreement> agreement) {
   reduce_floats(transport, &Transport::maximum, values, timeout, signature, std::move(agreement));

@@ -16,7 +16,7 @@ LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::millise
 
 /// Replaces each value by the maximum over ranks, in place. Throws TransportError if signatures
 /// differ.
-void agree_on_largest(Transport& transport, std::span<float> values,
+void agree_on_maximum(Transport& transport, std::span<float> values,
                       std::chrono::milliseconds timeout, std::uint64_t signature = 0,
                       std::shared_ptr<const Agreement> agreement = {});
 

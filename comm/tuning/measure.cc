@@ -19,11 +19,11 @@ namespace tersor {
 namespace {
 
 constexpr std::size_t kFew = 1024;  // values
-constexpr std::size_t kLeastMany = 16 * kFew, kMany = std::size_t{1} << 20;
-constexpr std::size_t kFrames = 4;  // of a reduce
-constexpr double kTarget = 2e-3;    // maximum seconds per figure
-constexpr double kLong = 20e-3;     // for a single call: disturbances matter little
-constexpr int kLeastCalls = 3, kMostCalls = 200;
+constexpr std::size_t kMinMany = 16 * kFew, kMany = std::size_t{1} << 20;
+constexpr std::size_t kFrames = 4;   // of a reduce
+constexpr double kTarget = 2e-3;     // maximum seconds per figure
+constexpr double kLongCall = 20e-3;  // for a single call: disturbances matter little
+constexpr int kMinCalls = 3, kMaxCalls = 200;
 constexpr int kBurst = 16;
 
 /// The mean duration of `calls` calls.
@@ -38,14 +38,14 @@ double time_of(Function&& function, int calls, const Stream* stream) {
 /// The minimum of several calls, because disturbances only add time. On a device, several bursts
 /// share the cost of waiting.
 template <typename Function>
-double shortest(Function&& function, const Stream* stream = nullptr) {
+double min_seconds(Function&& function, const Stream* stream = nullptr) {
   const auto start = Clock::now();
   double best = time_of(function, 1, stream);
-  if (best > kLong) return best;
-  for (int call = 1; call < kMostCalls; ++call) {
+  if (best > kLongCall) return best;
+  for (int call = 1; call < kMaxCalls; ++call) {
     best = std::min(best, time_of(function, stream == nullptr ? 1 : kBurst, stream));
     const bool enough = best <= 0 || seconds_since(start) > kTarget;
-    if (call + 1 >= kLeastCalls && enough) break;
+    if (call + 1 >= kMinCalls && enough) break;
   }
   return best;
 }
@@ -60,7 +60,7 @@ Buffer zeros(std::size_t bytes, Memory memory = Memory::kHost, StreamView stream
 }
 
 // Sums of four uniform numbers: close enough to a normal distribution for sparse codecs.
-std::vector<float> numbers(std::size_t count) {
+std::vector<float> sample_values(std::size_t count) {
   std::uint64_t state = 0x9e3779b97f4a7c15;
   const auto uniform = [&state] {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -99,7 +99,7 @@ class CodecRun {
         words_memory_(site.zeros(sizeof(StateWords))),
         gradient_(gradient_memory_.values(count, dtype)),
         output_(output_memory_.values(count, dtype)) {
-    from_floats(numbers(count), 1.0f, gradient_memory_.values(count, dtype), site.view());
+    from_floats(sample_values(count), 1.0f, gradient_memory_.values(count, dtype), site.view());
     if (codec_.codec().has_feedback())
       state_ = in_place(residual_memory_.values(count, Dtype::kF32));
     encode();
@@ -139,8 +139,8 @@ class CodecRun {
 /// The cost of a call, from a small and a large gradient. Both results are at least 0.
 template <typename Call>
 WorkCost cost_of(CodecRun& few, CodecRun& many, Call call) {
-  const double few_seconds = shortest([&] { call(few); }, few.stream());
-  const double many_seconds = shortest([&] { call(many); }, many.stream());
+  const double few_seconds = min_seconds([&] { call(few); }, few.stream());
+  const double many_seconds = min_seconds([&] { call(many); }, many.stream());
   const auto further = static_cast<double>(many.count() - few.count());
   const double per_value = std::max(0.0, (many_seconds - few_seconds) / further);
   return {std::max(0.0, few_seconds - per_value * static_cast<double>(few.count())), per_value};
@@ -148,22 +148,22 @@ WorkCost cost_of(CodecRun& few, CodecRun& many, Call call) {
 
 /// Enough values to measure the cost per value.
 std::size_t many_values(const std::string& spec, Dtype dtype, Site site) {
-  for (std::size_t count = kLeastMany; count < kMany; count *= 8) {
+  for (std::size_t count = kMinMany; count < kMany; count *= 8) {
     CodecRun run(spec, dtype, count, site);
-    if (time_of([&] { run.encode(); }, 1, site.stream) > kLong) return count;
+    if (time_of([&] { run.encode(); }, 1, site.stream) > kLongCall) return count;
   }
   return kMany;
 }
 
 /// The cost of each payload after the first, for a decode or a reduction.
-WorkCost further(WorkCost all, WorkCost first) {
+WorkCost marginal_cost(WorkCost all, WorkCost first) {
   constexpr double kOthers = kFrames - 1;
   return {std::max(0.0, all.per_call - first.per_call) / kOthers,
           std::max(0.0, all.per_value - first.per_value) / kOthers};
 }
 
 // True if the codec sends the gradient's own values unchanged.
-bool travels_itself(const std::string& spec) { return make_codec(spec)->traits().lossless; }
+bool sends_raw_gradient(const std::string& spec) { return make_codec(spec)->traits().lossless; }
 
 }  // namespace
 
@@ -175,22 +175,22 @@ CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory) {
   costs.encode = cost_of(few, many, [](CodecRun& run) { run.encode(); });
   costs.decode = cost_of(few, many, [](CodecRun& run) { run.decode(1); });
   const WorkCost all = cost_of(few, many, [](CodecRun& run) { run.decode(kFrames); });
-  costs.decode_more = further(all, costs.decode);
+  costs.decode_more = marginal_cost(all, costs.decode);
   if (many.allows(Exchange::kTwoShot)) {
     costs.reduce = cost_of(few, many, [](CodecRun& run) { run.reduce(1); });
     const WorkCost sum = cost_of(few, many, [](CodecRun& run) { run.reduce(kFrames); });
-    costs.reduce_more = further(sum, costs.reduce);
+    costs.reduce_more = marginal_cost(sum, costs.reduce);
   }
-  if (!many.allows(Exchange::kNativeSum) || travels_itself(spec)) return costs;
+  if (!many.allows(Exchange::kNativeSum) || sends_raw_gradient(spec)) return costs;
   costs.encode_native = cost_of(few, many, [](CodecRun& run) { run.encode_native(); });
   costs.decode_native = cost_of(few, many, [](CodecRun& run) { run.decode_native(); });
   return costs;
 }
 
-double measure_adding() {
+double measure_addition() {
   const Buffer sums = zeros(kMany * sizeof(float)), values = zeros(kMany * sizeof(float));
-  const double seconds =
-      shortest([&] { kernels::add_values(sums.pointer(), values.pointer(), Dtype::kF32, kMany); });
+  const double seconds = min_seconds(
+      [&] { kernels::add_values(sums.pointer(), values.pointer(), Dtype::kF32, kMany); });
   return seconds / static_cast<double>(sums.bytes());
 }
 

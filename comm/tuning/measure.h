@@ -12,6 +12,6 @@ namespace tersor {
 CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory = Memory::kHost);
 
 /// Measures the seconds per byte for adding received values in a native sum.
-double measure_adding();
+double measure_addition();
 
 }  // namespace tersor

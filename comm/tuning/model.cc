@@ -1,5 +1,5 @@
 // Implements model.h. Each chunk's *stages* are sums. `work` is the codec's time. During `wire`,
-// the sender's link is busy. During `latency`, no part of the chunk is sent. `moving` is core time
+// the sender's link is busy. During `latency`, no part of the chunk is sent. `core` is core time
 // for the sent bytes, contained in the wire's time if a chunk is alone.
 #include "comm/tuning/model.h"
 
@@ -22,10 +22,10 @@ namespace {
 constexpr double kEnvelope = sizeof(host::Envelope);
 
 struct Stages {
-  double work = 0, wire = 0, latency = 0, moving = 0;
+  double work = 0, wire = 0, latency = 0, core = 0;
   double bytes = 0;  ///< sent
 
-  double chain() const { return work + wire + latency; }
+  double total() const { return work + wire + latency; }
 };
 
 /// The shape of an exchange: shards, and the number of chunks per shard.
@@ -36,35 +36,35 @@ struct Shape {
 };
 
 /// Each rank owns a shard of a native sum.
-Grid grid_of(const CostQuestion& question) {
-  if (question.algorithm != Algorithm::kTwoShot) return Grid(question.ranks);
-  if (question.dims.empty()) return Grid::standard(question.ranks, question.error_growth);
-  return {question.dims, question.ranks};
+Grid grid_of(const CostQuery& query) {
+  if (query.algorithm != Algorithm::kTwoShot) return Grid(query.ranks);
+  if (query.dims.empty()) return Grid::standard(query.ranks, query.error_growth);
+  return {query.dims, query.ranks};
 }
 
-Shape shape_of(const CostQuestion& question) {
-  const Grid grid = grid_of(question);
+Shape shape_of(const CostQuery& query) {
+  const Grid grid = grid_of(query);
   const auto shards =
-      static_cast<std::size_t>(question.algorithm == Algorithm::kOneShot ? 1 : grid.owners());
-  const CodecTraits traits = question.codec->traits();
-  const std::size_t units_of_shard = ceil_div(ceil_div(question.count, traits.unit), shards);
-  const std::size_t longest = std::min(question.count, units_of_shard * traits.unit);
+      static_cast<std::size_t>(query.algorithm == Algorithm::kOneShot ? 1 : grid.owners());
+  const CodecTraits traits = query.codec->traits();
+  const std::size_t units_of_shard = ceil_div(ceil_div(query.count, traits.unit), shards);
+  const std::size_t longest = std::min(query.count, units_of_shard * traits.unit);
   const std::size_t step =
-      shard_length(question.chunk_count, shards, traits.unit, grid.max_shards_of_chunk(), longest);
+      shard_length(query.chunk_count, shards, traits.unit, grid.max_shards_of_chunk(), longest);
   const auto whole = static_cast<double>(longest), shard = static_cast<double>(step);
   if (traits.divisible && step < longest) return {shard, 1, whole / shard};
-  return {whole, static_cast<double>(question.count) / (whole * static_cast<double>(shards)), 1};
+  return {whole, static_cast<double>(query.count) / (whole * static_cast<double>(shards)), 1};
 }
 
-Plan plan_of(const CostQuestion& question, double count) {
+Plan plan_of(const CostQuery& query, double count) {
   const Segment segment{.count = static_cast<std::size_t>(std::ceil(count))};
-  return question.codec->plan({.segments = {&segment, 1},
-                               .dtype = question.dtype,
-                               .contributions = static_cast<std::size_t>(question.ranks)});
+  return query.codec->plan({.segments = {&segment, 1},
+                            .dtype = query.dtype,
+                            .contributions = static_cast<std::size_t>(query.ranks)});
 }
 
-double frame_bytes_of(const CostQuestion& question, double count) {
-  return static_cast<double>(plan_of(question, count).frame_bytes);
+double frame_bytes_of(const CostQuery& query, double count) {
+  return static_cast<double>(plan_of(query, count).frame_bytes);
 }
 
 /// The time a sender is busy with a message, including the envelope.
@@ -91,14 +91,14 @@ Stages ring_sum(const CostFigures& figures, int ranks, double part_bytes) {
   const double messages = ring_messages(part_bytes), steps = 2.0 * (ranks - 1);
   const double bytes = part_bytes / messages;
   const double busy = message_seconds(link, bytes + kEnvelope);
-  const double passed_on = link.latency + bytes * figures.add_seconds_per_byte;
-  const double step = std::max(messages * busy, busy + passed_on);
-  const double seconds = (steps - 1) * step + messages * busy + passed_on;
+  const double forwarding = link.latency + bytes * figures.add_seconds_per_byte;
+  const double step = std::max(messages * busy, busy + forwarding);
+  const double seconds = (steps - 1) * step + messages * busy + forwarding;
   const double wire = steps * messages * busy;
   const double sent = steps * messages * (bytes + kEnvelope);
   return {.wire = wire,
           .latency = seconds - wire,
-          .moving = sent * (link.core_seconds_per_byte + figures.add_seconds_per_byte / 2),
+          .core = sent * (link.core_seconds_per_byte + figures.add_seconds_per_byte / 2),
           .bytes = sent};
 }
 
@@ -119,17 +119,17 @@ struct Load {
 
 /// Messages of equal length, sent or received by rank 0 in a step.
 struct Traffic {
-  double near = 0;  ///< within the host
-  double far = 0;
+  double local = 0;  ///< within the host
+  double remote = 0;
   double bytes = 0;  ///< per message, including the envelope
 };
 
 /// Sums up the activity of rank 0 in the steps of a chunk. Host i holds the ranks from i *
 /// ranks_per_host. All ranks of a host do the same at the same time and share the host's link.
-class Walk {
+class CostAccumulator {
  public:
-  Walk(const CostQuestion& question, const CostFigures& figures, std::vector<Load> shards)
-      : question_(question), figures_(figures), shards_(std::move(shards)) {}
+  CostAccumulator(const CostQuery& query, const CostFigures& figures, std::vector<Load> shards)
+      : query_(query), figures_(figures), shards_(std::move(shards)) {}
 
   Stages stages(const Schedule& schedule) {
     for (std::size_t i = 0; i < schedule.size(); ++i) {
@@ -145,11 +145,11 @@ class Walk {
 
   /// Adds rank 0's steps of a sum over `ranks` equally distant ranks.
   void add_steps(const host::HostSteps& steps, int ranks, double value_bytes) {
-    const int apart = question_.ranks / ranks;
+    const int stride = query_.ranks / ranks;
     for (const host::HostStep& step : steps) {
       const bool sends = step.to != host::HostStep::kNoRank;
       const std::size_t count = sends ? step.sent.count : step.received.count;
-      const StepMessage message{apart * (sends ? step.to : step.from)};
+      const StepMessage message{stride * (sends ? step.to : step.from)};
       add_wire(traffic_of({message}, {.bytes = static_cast<double>(count) * value_bytes}), {});
       if (step.combines)
         stages_.latency +=
@@ -181,7 +181,7 @@ class Walk {
     Traffic traffic;
     for (const StepMessage& message : messages) {
       if (message.peer == 0) continue;
-      (message.peer < figures_.network.ranks_per_host ? traffic.near : traffic.far) += 1;
+      (message.peer < figures_.network.ranks_per_host ? traffic.local : traffic.remote) += 1;
       traffic.bytes = load.bytes_of(message.shards) + kEnvelope;
     }
     return traffic;
@@ -190,18 +190,18 @@ class Walk {
   // Ranks use the local link and the host's link concurrently.
   double seconds_of(const Traffic& traffic) const {
     const LinkFigures &link = figures_.network.link, &local = figures_.network.local;
-    const int sharing = std::min(figures_.network.ranks_per_host, question_.ranks);
-    return std::max(traffic.far * message_seconds(link, sharing * traffic.bytes),
-                    traffic.near * message_seconds(local, traffic.bytes));
+    const int sharing = std::min(figures_.network.ranks_per_host, query_.ranks);
+    return std::max(traffic.remote * message_seconds(link, sharing * traffic.bytes),
+                    traffic.local * message_seconds(local, traffic.bytes));
   }
 
-  void add_wire(const Traffic& sent, const Traffic& taken) {
+  void add_wire(const Traffic& sent, const Traffic& received) {
     const LinkFigures &link = figures_.network.link, &local = figures_.network.local;
-    stages_.wire += std::max(seconds_of(sent), seconds_of(taken));
-    const double far = sent.far + taken.far, near = sent.near + taken.near;
+    stages_.wire += std::max(seconds_of(sent), seconds_of(received));
+    const double far = sent.remote + received.remote, near = sent.local + received.local;
     if (near + far > 0) stages_.latency += far > 0 ? link.latency : local.latency;
-    const double all = (sent.near + sent.far) * sent.bytes;
-    stages_.moving += all * link.core_seconds_per_byte;
+    const double all = (sent.local + sent.remote) * sent.bytes;
+    stages_.core += all * link.core_seconds_per_byte;
     stages_.bytes += all;
   }
 
@@ -225,9 +225,9 @@ class Walk {
   void add_sum(const Step& step) {
     const auto ranks = static_cast<int>(step.shard_count);
     const double count = shards_[step.first_shard].count;
-    const Round round = plan_of(question_, count).rounds[step.round];
+    const Round round = plan_of(query_, count).rounds[step.round];
     const auto value_bytes = static_cast<double>(dtype_bytes(round.native_dtype));
-    const double all = std::min(count * ranks, static_cast<double>(question_.count));
+    const double all = std::min(count * ranks, static_cast<double>(query_.count));
     const double bytes = all * value_bytes;
     const host::SumAlgorithm algorithm = algorithm_of_sum(ranks, bytes, value_bytes);
     if (algorithm == host::SumAlgorithm::kDirect)
@@ -244,11 +244,11 @@ class Walk {
   // The algorithm the ranks choose: a single gradient's order is free, but not between hosts.
   host::SumAlgorithm algorithm_of_sum(int ranks, double bytes, double value_bytes) const {
     const auto algorithm = [&](double of) {
-      return host::sum_algorithm(ranks, question_.ranks <= figures_.network.ranks_per_host,
+      return host::sum_algorithm(ranks, query_.ranks <= figures_.network.ranks_per_host,
                                  static_cast<std::size_t>(of));
     };
-    const double whole = static_cast<double>(question_.count) * value_bytes;
-    if (ranks == question_.ranks && algorithm(whole) != host::SumAlgorithm::kRing)
+    const double whole = static_cast<double>(query_.count) * value_bytes;
+    if (ranks == query_.ranks && algorithm(whole) != host::SumAlgorithm::kRing)
       return algorithm(bytes);
     return bytes <= host::SumTuning::kMaxDirectBytes ? host::SumAlgorithm::kDirect
                                                      : host::SumAlgorithm::kRing;
@@ -257,7 +257,7 @@ class Walk {
   // A few KiB are sent to all ranks at once, and each rank adds all values.
   void add_direct_sum(int ranks, double bytes) {
     std::vector<StepMessage> sends;
-    for (int i = 0; i < ranks; ++i) sends.push_back({i * (question_.ranks / ranks), 0});
+    for (int i = 0; i < ranks; ++i) sends.push_back({i * (query_.ranks / ranks), 0});
     add_wire(traffic_of(sends, {.bytes = bytes}), {});
     stages_.latency += ranks * bytes * figures_.add_seconds_per_byte;
   }
@@ -265,17 +265,17 @@ class Walk {
   // A ring over all ranks, or over one rank per host. The neighbours' rings then run concurrently.
   void add_ring(int ranks, double part_bytes) {
     CostFigures figures = figures_;
-    const int rings = question_.ranks / ranks;
+    const int rings = query_.ranks / ranks;
     figures.network.link.seconds_per_byte *= rings;
     if (rings > 1) figures.network.ranks_per_host = 1;
     const Stages ring = ring_sum(figures, ranks, part_bytes);
     stages_.wire += ring.wire;
     stages_.latency += ring.latency;
-    stages_.moving += ring.moving;
+    stages_.core += ring.core;
     stages_.bytes += ring.bytes;
   }
 
-  const CostQuestion& question_;
+  const CostQuery& query_;
   const CostFigures& figures_;
   std::vector<Load> shards_;
   Stages stages_;
@@ -284,9 +284,9 @@ class Walk {
 /// The bottleneck determines the interval between chunks.
 Prediction pipelined(Stages stages, double chunks, double crowding) {
   stages.work *= crowding;
-  const double apart = std::max({stages.work + crowding * stages.moving, stages.wire,
-                                 stages.chain() / double{Pipeline::kWindow}});
-  return {.seconds = stages.chain() + (chunks - 1) * apart,
+  const double interval = std::max({stages.work + crowding * stages.core, stages.wire,
+                                    stages.total() / double{Pipeline::kWindow}});
+  return {.seconds = stages.total() + (chunks - 1) * interval,
           .work_seconds = chunks * stages.work,
           .sent_bytes = chunks * stages.bytes};
 }
@@ -297,50 +297,48 @@ void check_cost(double value, std::string_view name) {
                              ": give a finite number of at least 0");
 }
 
-void check_figures(const CostQuestion& question, const CostFigures& figures) {
+void check_figures(const CostQuery& query, const CostFigures& figures) {
   check_link(figures.network.link, "the link");
   check_link(figures.network.local, "the local link");
   check_cost(figures.crowding, "the crowding");
   check_cost(figures.add_seconds_per_byte, "the time to add a byte");
-  if (question.ranks < 1 || figures.network.ranks_per_host < 1)
-    throw InvalidArgumentError("ranks is " + std::to_string(question.ranks) + ", ranks_per_host " +
+  if (query.ranks < 1 || figures.network.ranks_per_host < 1)
+    throw InvalidArgumentError("ranks is " + std::to_string(query.ranks) + ", ranks_per_host " +
                                std::to_string(figures.network.ranks_per_host) +
                                ": give at least 1");
 }
 
 /// Hosts with equal numbers of consecutive ranks.
-HostGroups equal_hosts(const CostQuestion& question, int ranks_per_host) {
+HostGroups equal_hosts(const CostQuery& query, int ranks_per_host) {
   std::vector<int> hosts;
-  for (int rank = 0; rank < question.ranks; ++rank) hosts.push_back(rank / ranks_per_host);
-  return {hosts, question.ranks, question.error_growth};
+  for (int rank = 0; rank < query.ranks; ++rank) hosts.push_back(rank / ranks_per_host);
+  return {hosts, query.ranks, query.error_growth};
 }
 
 // The shards of `count` values: within a host (raw), between hosts, and within a host on the way
 // back.
-std::vector<Load> loads_of(const CostQuestion& question, int near, int shards_between,
-                           double count) {
+std::vector<Load> loads_of(const CostQuery& query, int near, int shards_between, double count) {
   const double share = count / near, between = std::ceil(share / shards_between);
-  const Load within{share, share * static_cast<double>(dtype_bytes(question.dtype)), false};
+  const Load within{share, share * static_cast<double>(dtype_bytes(query.dtype)), false};
   std::vector<Load> loads(static_cast<std::size_t>(near), within);
   loads.insert(loads.end(), static_cast<std::size_t>(shards_between),
-               {between, frame_bytes_of(question, between)});
+               {between, frame_bytes_of(query, between)});
   loads.insert(loads.end(), static_cast<std::size_t>(near), within);
   return loads;
 }
 
 template <typename ScheduleBy>
-Prediction predict(const CostQuestion& question, const CostFigures& figures,
+Prediction predict(const CostQuery& query, const CostFigures& figures,
                    const ScheduleBy& schedule_by) {
-  check_figures(question, figures);
-  if (question.ranks == 1 || question.count == 0) return {};
-  const Shape shape = shape_of(question);
-  const Load load{shape.shard_count, frame_bytes_of(question, shape.shard_count), true,
-                  shape.filled};
-  const Grid grid = grid_of(question);
-  const auto rounds =
-      exchanges_of(*question.codec, question.dtype, question.ranks, question.algorithm);
-  Walk walk(question, figures, std::vector<Load>(static_cast<std::size_t>(grid.owners()), load));
-  return pipelined(walk.stages(schedule_by(rounds, full_group(0, grid))), shape.chunks,
+  check_figures(query, figures);
+  if (query.ranks == 1 || query.count == 0) return {};
+  const Shape shape = shape_of(query);
+  const Load load{shape.shard_count, frame_bytes_of(query, shape.shard_count), true, shape.filled};
+  const Grid grid = grid_of(query);
+  const auto rounds = exchanges_of(*query.codec, query.dtype, query.ranks, query.algorithm);
+  CostAccumulator costs(query, figures,
+                        std::vector<Load>(static_cast<std::size_t>(grid.owners()), load));
+  return pipelined(costs.stages(schedule_by(rounds, full_group(0, grid))), shape.chunks,
                    figures.crowding);
 }
 
@@ -354,45 +352,45 @@ void check_link(const LinkFigures& link, std::string_view name) {
   check_cost(link.core_seconds_per_byte, "core_seconds_per_byte" + of);
 }
 
-Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures) {
-  return predict(question, figures, allreduce_by);
+Prediction predict_allreduce(const CostQuery& query, const CostFigures& figures) {
+  return predict(query, figures, allreduce_by);
 }
 
-Prediction predict_reduce_scatter(const CostQuestion& question, const CostFigures& figures) {
-  CostQuestion direct = question;
-  direct.dims = {question.ranks};
+Prediction predict_reduce_scatter(const CostQuery& query, const CostFigures& figures) {
+  CostQuery direct = query;
+  direct.dims = {query.ranks};
   return predict(direct, figures, reduce_scatter_by);
 }
 
-Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures) {
-  check_figures(question, figures);
+Prediction predict_hierarchical(const CostQuery& query, const CostFigures& figures) {
+  check_figures(query, figures);
   const int near = figures.network.ranks_per_host;
-  if (question.ranks % near != 0)
-    throw InvalidArgumentError("ranks is " + std::to_string(question.ranks) +
+  if (query.ranks % near != 0)
+    throw InvalidArgumentError("ranks is " + std::to_string(query.ranks) +
                                ": give a multiple of ranks_per_host, " + std::to_string(near));
-  if (question.ranks == 1 || question.count == 0) return {};
-  const HostGroups groups = equal_hosts(question, near);
+  if (query.ranks == 1 || query.count == 0) return {};
+  const HostGroups groups = equal_hosts(query, near);
   const int hosts = groups.hosts();
-  const auto all = static_cast<double>(question.count);
+  const auto all = static_cast<double>(query.count);
   const std::size_t shard =
-      shard_length(question.chunk_count / static_cast<std::size_t>(near),
-                   static_cast<std::size_t>(hosts), question.codec->traits().unit);
+      shard_length(query.chunk_count / static_cast<std::size_t>(near),
+                   static_cast<std::size_t>(hosts), query.codec->traits().unit);
   const double chunk = std::min(all, static_cast<double>(shard) * hosts * near);
-  const std::vector<Exchange> between =
-      exchanges_of(*question.codec, question.dtype, hosts,
-                   choose_algorithm({question.codec, question.dtype,
-                                     static_cast<std::size_t>(all / near), hosts}));
-  Walk walk(question, figures,
-            loads_of(question, near, shards_of(between.back(), hosts, groups.grid()), chunk));
-  return pipelined(walk.stages(hierarchical(groups, 0, between)), all / chunk, figures.crowding);
+  const std::vector<Exchange> between = exchanges_of(
+      *query.codec, query.dtype, hosts,
+      choose_algorithm({query.codec, query.dtype, static_cast<std::size_t>(all / near), hosts}));
+  CostAccumulator costs(
+      query, figures,
+      loads_of(query, near, shards_of(between.back(), hosts, groups.grid()), chunk));
+  return pipelined(costs.stages(hierarchical(groups, 0, between)), all / chunk, figures.crowding);
 }
 
-Prediction predict_halving_doubling(const CostQuestion& question, const CostFigures& figures) {
-  check_figures(question, figures);
-  Walk walk(question, figures, {});
-  walk.add_steps(host::halving_doubling(0, question.ranks, question.count), question.ranks,
-                 static_cast<double>(dtype_bytes(question.dtype)));
-  return pipelined(walk.stages(), 1, figures.crowding);
+Prediction predict_halving_doubling(const CostQuery& query, const CostFigures& figures) {
+  check_figures(query, figures);
+  CostAccumulator costs(query, figures, {});
+  costs.add_steps(host::halving_doubling(0, query.ranks, query.count), query.ranks,
+                  static_cast<double>(dtype_bytes(query.dtype)));
+  return pipelined(costs.stages(), 1, figures.crowding);
 }
 
 }  // namespace tersor

@@ -45,7 +45,7 @@ struct Network {
   int ranks_per_host = 1;
 };
 
-/// All inputs of a prediction, except for the question.
+/// All inputs of a prediction, except for the query.
 struct CostFigures {
   Network network;
   CodecCosts codec;
@@ -54,7 +54,7 @@ struct CostFigures {
 };
 
 /// Describes the allreduce to predict.
-struct CostQuestion {
+struct CostQuery {
   const Codec* codec = nullptr;
   Algorithm algorithm = Algorithm::kTwoShot;  ///< not kAuto
   Dtype dtype = Dtype::kF32;
@@ -73,7 +73,7 @@ struct Prediction {
 
 /// Predicts an allreduce. Throws InvalidArgumentError if a figure is negative or not finite, or if
 /// the codec does not support the algorithm.
-Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures);
+Prediction predict_allreduce(const CostQuery& query, const CostFigures& figures);
 
 /// The fastest two-shot grid and its prediction.
 struct GridPrediction {
@@ -81,22 +81,22 @@ struct GridPrediction {
   Prediction prediction;
 };
 
-/// Predicts an allreduce on the fastest grid allowed by `question.error_growth`. A grid with more
-/// dimensions must be at least 5 % faster. Given `question.dims` and algorithms other than two-shot
+/// Predicts an allreduce on the fastest grid allowed by `query.error_growth`. A grid with more
+/// dimensions must be at least 5 % faster. Given `query.dims` and algorithms other than two-shot
 /// leave no choice of a grid.
-GridPrediction predict_on_best_grid(const CostQuestion& question, const CostFigures& figures);
+GridPrediction predict_on_best_grid(const CostQuery& query, const CostFigures& figures);
 
 /// Predicts a reduce-scatter: the first half of a two-shot allreduce.
-Prediction predict_reduce_scatter(const CostQuestion& question, const CostFigures& figures);
+Prediction predict_reduce_scatter(const CostQuery& query, const CostFigures& figures);
 
 /// Predicts the hierarchical allreduce: raw sums within hosts, two-shot of each rank's shard
-/// between hosts, then the distribution within hosts. Ignores `question.algorithm`.
-Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures);
+/// between hosts, then the distribution within hosts. Ignores `query.algorithm`.
+Prediction predict_hierarchical(const CostQuery& query, const CostFigures& figures);
 
-/// Predicts a sum of raw values of `question.dtype` by halving and doubling (Thakur, Rabenseifner
+/// Predicts a sum of raw values of `query.dtype` by halving and doubling (Thakur, Rabenseifner
 /// and Gropp 2005). Other libraries use this algorithm. Here, the prediction is only a baseline for
-/// all alternatives. Ignores `question.codec` and `question.algorithm`.
-Prediction predict_halving_doubling(const CostQuestion& question, const CostFigures& figures);
+/// all alternatives. Ignores `query.codec` and `query.algorithm`.
+Prediction predict_halving_doubling(const CostQuery& query, const CostFigures& figures);
 
 /// The algorithms supported by the codec in an allreduce.
 std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype);

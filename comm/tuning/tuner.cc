@@ -28,14 +28,14 @@ std::array<std::size_t, 2> chunk_counts(const Transport& transport) {
   return {own, own / 4};
 }
 
-constexpr std::size_t kMostGradients = 1024;  // maximum number of remembered sizes
+constexpr std::size_t kMaxGradients = 1024;  // maximum number of remembered sizes
 
 // Calls are frequent, and the prediction of a call is complete.
 const Learner::Terms kCalls{
-    .timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64};
+    .timed = "calls", .predicted = "calls", .max_ratio = 2, .first_pause = 64};
 
 /// Equal for ranks sharing the cores of a machine.
-std::uint64_t machine_number() {
+std::uint64_t machine_id() {
   std::string name;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> name;
   if (name.empty()) {
@@ -53,7 +53,7 @@ void append(std::vector<float>& figures, CodecCosts costs) {
   }
 }
 
-CodecCosts take(std::span<const float>& figures) {
+CodecCosts read_costs(std::span<const float>& figures) {
   CodecCosts costs;
   for (WorkCost* cost : fields_of(costs)) {
     *cost = {double{figures[0]}, double{figures[1]}};
@@ -68,10 +68,10 @@ std::optional<std::vector<int>> local_ranks_on_hosts(const std::vector<int>& hos
   std::map<int, int> ranks_of;
   std::vector<int> local_ranks;
   for (const int host : hosts) local_ranks.push_back(ranks_of[host]++);
-  const int least = ranks_of.begin()->second;
+  const int first_size = ranks_of.begin()->second;
   const bool even = std::all_of(ranks_of.begin(), ranks_of.end(),
-                                [&](const auto& entry) { return entry.second == least; });
-  if (ranks_of.size() == 1 || least == 1 || !even) return std::nullopt;
+                                [&](const auto& entry) { return entry.second == first_size; });
+  if (ranks_of.size() == 1 || first_size == 1 || !even) return std::nullopt;
   return local_ranks;
 }
 
@@ -116,8 +116,8 @@ std::string shape_text(Dtype dtype, std::size_t count) {
 Tuner::Impl::Impl(Transport& transport, AutoOptions wanted)
     : options_(checked(std::move(wanted))), channel_(transport.channel()) {
   find_machines();
-  find_network();
-  learn(Dtype::kF32);
+  measure_network();
+  measure_costs(Dtype::kF32);
 }
 
 // False for device memory if the library below adds on the device: the measured link then includes
@@ -128,12 +128,12 @@ bool Tuner::Impl::adds_on_host() const {
 
 // Selects the measuring ranks, and determines how many ranks share a core if all ranks encode.
 void Tuner::Impl::find_machines() {
-  const std::uint64_t own = machine_number();
+  const std::uint64_t own = machine_id();
   Handle handle = channel_->all_gather(
       {.name = "auto (machines)", .tag = channel_->reserve_tags(1), .timeout = options_.timeout},
       std::as_bytes(std::span(&own, 1)), sizeof(own));
   handle.wait_synchronize();
-  int together = 1;
+  int ranks_on_machine = 1;
   for (int rank = 0; rank < channel_->ranks(); ++rank) {
     if (rank == channel_->rank()) continue;
     const ConstByteSpan received = handle.received(rank);
@@ -142,12 +142,12 @@ void Tuner::Impl::find_machines() {
       throw TransportError("auto: rank " + std::to_string(rank) + " sent no number of its machine");
     std::memcpy(&other, received.data(), sizeof(other));
     if (other != own) continue;
-    ++together;
+    ++ranks_on_machine;
     if (rank < channel_->rank()) measures_ = false;
   }
   const auto cores = static_cast<double>(std::max(1l, sysconf(_SC_NPROCESSORS_ONLN)));
-  auto crowding = static_cast<float>(std::max(1.0, together * options_.threads / cores));
-  agree_on_largest(*channel_, {&crowding, 1}, options_.timeout);
+  auto crowding = static_cast<float>(std::max(1.0, ranks_on_machine * options_.threads / cores));
+  agree_on_maximum(*channel_, {&crowding, 1}, options_.timeout);
   crowding_ = on_device() ? 1.0 : double{crowding} / options_.threads;
 }
 
@@ -163,23 +163,23 @@ std::vector<std::string> Tuner::Impl::candidates(Dtype dtype) const {
 }
 
 // All ranks use the speeds of the slowest machine.
-void Tuner::Impl::learn(Dtype dtype) {
+void Tuner::Impl::measure_costs(Dtype dtype) {
   const std::vector<std::string> specs = candidates(dtype);
   if (costs_.contains({specs.front(), dtype})) return;
   std::vector<float> figures;
   for (const std::string& spec : specs)
     append(figures, measures_ ? measure_codec(spec, dtype, options_.memory) : CodecCosts{});
-  figures.push_back(measures_ && adds_on_host() ? static_cast<float>(measure_adding()) : 0.0f);
-  agree_on_largest(*channel_, figures, options_.timeout);
+  figures.push_back(measures_ && adds_on_host() ? static_cast<float>(measure_addition()) : 0.0f);
+  agree_on_maximum(*channel_, figures, options_.timeout);
   std::span<const float> rest = figures;
-  for (const std::string& spec : specs) costs_[{spec, dtype}] = take(rest);
+  for (const std::string& spec : specs) costs_[{spec, dtype}] = read_costs(rest);
   add_seconds_per_byte_ = double{rest.front()};
 }
 
 // If hosts have equal numbers of several ranks, measures the link of a host and the link within
 // hosts. A single rank per host uses the host's link during the measurement. Otherwise, all ranks
 // are alike.
-void Tuner::Impl::find_network() {
+void Tuner::Impl::measure_network() {
   const std::vector<int> hosts = channel_->hosts();
   const auto local_ranks = local_ranks_on_hosts(hosts);
   if (options_.link.has_value() || !local_ranks.has_value()) {
@@ -199,19 +199,19 @@ LinkFigures Tuner::Impl::probe(const std::vector<int>& members) {
   std::array<float, 4> figures = {
       static_cast<float>(own.latency), static_cast<float>(own.seconds_per_byte),
       static_cast<float>(own.seconds_per_message), static_cast<float>(own.core_seconds_per_byte)};
-  agree_on_largest(*channel_, figures, options_.timeout);
+  agree_on_maximum(*channel_, figures, options_.timeout);
   return {figures[0], figures[1], figures[2], figures[3]};
 }
 
 // Encodes between hosts only. Uses the default chunk length, as chunks do.
-void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuestion question,
+void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuery query,
                                    const CostFigures& figures, std::vector<AutoPrediction>& all) {
-  const auto candidates = possible_algorithms(*question.codec, question.dtype);
+  const auto candidates = possible_algorithms(*query.codec, query.dtype);
   if (std::find(candidates.begin(), candidates.end(), Algorithm::kTwoShot) == candidates.end())
     return;
-  question.chunk_count = channel_->traits().chunk_count;
-  const double seconds = predict_hierarchical(question, figures).seconds;
-  all.push_back({{spec, Algorithm::kHierarchical, question.chunk_count}, seconds});
+  query.chunk_count = channel_->traits().chunk_count;
+  const double seconds = predict_hierarchical(query, figures).seconds;
+  all.push_back({{spec, Algorithm::kHierarchical, query.chunk_count}, seconds});
 }
 
 CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const {
@@ -222,25 +222,24 @@ CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const 
 }
 
 // A reduce-scatter has a single algorithm, determined by the codec.
-void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
+void Tuner::Impl::add_scatter(const std::string& spec, CostQuery query,
                               std::vector<AutoPrediction>& all) {
-  question.algorithm = choose_reduce_scatter(*question.codec, question.dtype, "reduce_scatter");
+  query.algorithm = choose_reduce_scatter(*query.codec, query.dtype, "reduce_scatter");
   for (const std::size_t chunk_count : chunk_counts(*channel_)) {
-    question.chunk_count = chunk_count;
-    const double seconds =
-        predict_reduce_scatter(question, figures_of(spec, question.dtype)).seconds;
+    query.chunk_count = chunk_count;
+    const double seconds = predict_reduce_scatter(query, figures_of(spec, query.dtype)).seconds;
     all.push_back({{spec, Algorithm::kAuto, chunk_count}, seconds});
   }
 }
 
 // Adds the fastest chunk length and grid for each algorithm.
-void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& question,
+void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuery& query,
                                    std::vector<AutoPrediction>& all) {
-  const CostFigures figures = figures_of(spec, question.dtype);
-  for (const Algorithm algorithm : possible_algorithms(*question.codec, question.dtype)) {
+  const CostFigures figures = figures_of(spec, query.dtype);
+  for (const Algorithm algorithm : possible_algorithms(*query.codec, query.dtype)) {
     AutoPrediction best{{spec, algorithm, channel_->traits().chunk_count}, INFINITY};
     for (const std::size_t chunk_count : chunk_counts(*channel_)) {
-      CostQuestion cut = question;
+      CostQuery cut = query;
       cut.algorithm = algorithm;
       cut.chunk_count = chunk_count;
       GridPrediction on_grid = predict_on_best_grid(cut, figures);
@@ -250,24 +249,24 @@ void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& 
     }
     all.push_back(std::move(best));
   }
-  if (figures.network.ranks_per_host > 1) add_hierarchical(spec, question, figures, all);
+  if (figures.network.ranks_per_host > 1) add_hierarchical(spec, query, figures, all);
 }
 
 std::vector<AutoPrediction> Tuner::Impl::alternatives(const Gradient& gradient) {
-  learn(gradient.dtype);
+  measure_costs(gradient.dtype);
   std::vector<AutoPrediction> all;
   for (const std::string& spec : candidates(gradient.dtype)) {
     const auto codec = make_codec(spec);
-    const CostQuestion question{.codec = codec.get(),
-                                .dtype = gradient.dtype,
-                                .count = gradient.count,
-                                .ranks = channel_->ranks(),
-                                .dims = gradient.dims,
-                                .error_growth = options_.error_growth};
+    const CostQuery query{.codec = codec.get(),
+                          .dtype = gradient.dtype,
+                          .count = gradient.count,
+                          .ranks = channel_->ranks(),
+                          .dims = gradient.dims,
+                          .error_growth = options_.error_growth};
     if (gradient.collective == Collective::kReduceScatter)
-      add_scatter(spec, question, all);
+      add_scatter(spec, query, all);
     else
-      add_alternatives(spec, question, all);
+      add_alternatives(spec, query, all);
   }
   return all;
 }
@@ -289,7 +288,7 @@ Tuner::Impl::Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
     group.candidates.push_back({choice_text(candidate.choice), candidate.seconds});
   group.chosen = static_cast<std::size_t>(
       std::ranges::min_element(candidates, {}, &AutoPrediction::seconds) - candidates.begin());
-  if (trials_.size() >= kMostGradients)
+  if (trials_.size() >= kMaxGradients)
     trials_.erase(
         std::ranges::min_element(trials_, {}, [](const auto& one) { return one.second.used; }));
   return trials_
@@ -301,23 +300,23 @@ void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
   Learner& learner = trials(dtype, count).learner;
   if (channel_->ranks() == 1 || !learner.add(seconds)) return;
   auto slowest = static_cast<float>(learner.seconds());
-  agree_on_largest(*channel_, {&slowest, 1}, options_.timeout);
+  agree_on_maximum(*channel_, {&slowest, 1}, options_.timeout);
   learner.agree(double{slowest});
 }
 
 // The alternatives of a single gradient, without hierarchical exchange: a reducer uses it for all
 // gradients or none.
 const std::vector<AutoPrediction>& Tuner::Impl::predicted(const Gradient& gradient) {
-  if (predicted_.size() >= kMostGradients && !predicted_.contains(gradient)) predicted_.clear();
-  std::vector<AutoPrediction>& known = predicted_[gradient];
-  if (known.empty()) {
-    known = alternatives(gradient);
-    std::erase_if(known, [](const AutoPrediction& candidate) {
+  if (predicted_.size() >= kMaxGradients && !predicted_.contains(gradient)) predicted_.clear();
+  std::vector<AutoPrediction>& cached = predicted_[gradient];
+  if (cached.empty()) {
+    cached = alternatives(gradient);
+    std::erase_if(cached, [](const AutoPrediction& candidate) {
       return candidate.choice.algorithm == Algorithm::kHierarchical;
     });
-    std::ranges::stable_sort(known, {}, &AutoPrediction::seconds);
+    std::ranges::stable_sort(cached, {}, &AutoPrediction::seconds);
   }
-  return known;
+  return cached;
 }
 
 std::vector<AutoPrediction> Tuner::Impl::predict_each(const Gradient& gradient) {

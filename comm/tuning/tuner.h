@@ -44,16 +44,15 @@ struct Tuner::Impl {
   bool on_device() const { return options_.memory == Memory::kDevice; }
   bool adds_on_host() const;
   void find_machines();
-  void find_network();
+  void measure_network();
   LinkFigures probe(const std::vector<int>& members);
-  void learn(Dtype dtype);
+  void measure_costs(Dtype dtype);
   std::vector<AutoPrediction> alternatives(const Gradient& gradient);
   CostFigures figures_of(const std::string& spec, Dtype dtype) const;
-  void add_alternatives(const std::string& spec, const CostQuestion& question,
+  void add_alternatives(const std::string& spec, const CostQuery& query,
                         std::vector<AutoPrediction>& all);
-  void add_scatter(const std::string& spec, CostQuestion question,
-                   std::vector<AutoPrediction>& all);
-  void add_hierarchical(const std::string& spec, CostQuestion question, const CostFigures& figures,
+  void add_scatter(const std::string& spec, CostQuery query, std::vector<AutoPrediction>& all);
+  void add_hierarchical(const std::string& spec, CostQuery query, const CostFigures& figures,
                         std::vector<AutoPrediction>& all);
   std::vector<std::string> candidates(Dtype dtype) const;
   const std::vector<AutoPrediction>& predicted(const Gradient& gradient);

@@ -13,7 +13,7 @@ TEST(MeasureCodec, CostsPerValueArePositive) {
     EXPECT_GT(costs.decode.per_value, 0) << spec;
     EXPECT_LT(costs.encode.seconds(1 << 20), 1.0) << spec;
   }
-  EXPECT_GT(measure_adding(), 0);
+  EXPECT_GT(measure_addition(), 0);
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ TEST(Learner, CallsSkipCandidatesPredictedOverTwiceAsSlow) {
   all.candidates[1].predicted = 3.9;
   all.candidates[2].predicted = 1.0;
   LearnedSteps run({all},
-                   {.timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64});
+                   {.timed = "calls", .predicted = "calls", .max_ratio = 2, .first_pause = 64});
   const auto tried = run.settle({{"none", 1.0}, {"bf16", 3.0}, {"int8", 2.0}});
   EXPECT_EQ(tried, (std::vector<std::string>{"int8", "bf16"}));
   EXPECT_NE(run.learner().explain().find("calls of 3.90 s predicted; calls of 3.00 s, 50 % slower"),

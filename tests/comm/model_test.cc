@@ -47,14 +47,14 @@ TEST(CostModel, LargeGradientsAreBandwidthBound) {
 TEST(CostModel, ReduceScatterCostsFirstHalfOfTwoShot) {
   const auto codec = make_codec("int8");
   for (const int ranks : {2, 4, 8}) {
-    const CostQuestion question{.codec = codec.get(), .count = 1 << 26, .ranks = ranks};
-    const Prediction both = predict_allreduce(question, figures(kGbit));
-    const Prediction half = predict_reduce_scatter(question, figures(kGbit));
+    const CostQuery query{.codec = codec.get(), .count = 1 << 26, .ranks = ranks};
+    const Prediction both = predict_allreduce(query, figures(kGbit));
+    const Prediction half = predict_reduce_scatter(query, figures(kGbit));
     EXPECT_NEAR(half.sent_bytes / both.sent_bytes, 0.5, 0.01) << ranks;
     EXPECT_NEAR(half.seconds / both.seconds, 0.5, 0.03) << ranks;
   }
   const auto topk = make_codec("topk:density=0.01");
-  const CostQuestion whole{
+  const CostQuery whole{
       .codec = topk.get(), .algorithm = Algorithm::kOneShot, .count = 1 << 20, .ranks = 4};
   EXPECT_EQ(predict_reduce_scatter(whole, figures(kGbit)).seconds,
             predict_allreduce(whole, figures(kGbit)).seconds);
@@ -93,18 +93,18 @@ TEST(CostModel, ReduceCostGrowsPerAdditionalPayload) {
   CostFigures sums = figures(kGbit);
   sums.codec = {.reduce = {1e-3, 0}, .reduce_more = {1e-5, 0}};
   const auto codec = make_codec("int8");
-  const CostQuestion question{.codec = codec.get(), .count = 1 << 16, .ranks = 16};
-  EXPECT_DOUBLE_EQ(predict_allreduce(question, sums).work_seconds, 1e-3 + 15 * 1e-5);
+  const CostQuery query{.codec = codec.get(), .count = 1 << 16, .ranks = 16};
+  EXPECT_DOUBLE_EQ(predict_allreduce(query, sums).work_seconds, 1e-3 + 15 * 1e-5);
 }
 
 TEST(CostModel, ChunkingOverlapsWorkWithTransfer) {
   CostFigures balanced = figures(kGbit);
   for (WorkCost* cost : fields_of(balanced.codec)) cost->per_value = 2e-9;
   const auto codec = make_codec("int8");
-  CostQuestion question{.codec = codec.get(), .count = std::size_t{1} << 24, .ranks = 4};
-  const double cut = predict_allreduce(question, balanced).seconds;
-  question.chunk_count = question.count;
-  const Prediction whole = predict_allreduce(question, balanced);
+  CostQuery query{.codec = codec.get(), .count = std::size_t{1} << 24, .ranks = 4};
+  const double cut = predict_allreduce(query, balanced).seconds;
+  query.chunk_count = query.count;
+  const Prediction whole = predict_allreduce(query, balanced);
   EXPECT_LT(cut, 0.8 * whole.seconds);
   EXPECT_GT(cut, whole.work_seconds);
 }
@@ -114,11 +114,11 @@ TEST(CostModel, HierarchyIsFasterOnASharedLink) {
   shared.network.ranks_per_host = 8;
   shared.network.local = {1e-6, kGbit / 100, 1e-7};
   const auto codec = make_codec("int8");
-  const CostQuestion question{.codec = codec.get(), .count = 1 << 24, .ranks = 32};
-  EXPECT_LT(predict_hierarchical(question, shared).seconds,
-            0.5 * predict_allreduce(question, shared).seconds);
+  const CostQuery query{.codec = codec.get(), .count = 1 << 24, .ranks = 32};
+  EXPECT_LT(predict_hierarchical(query, shared).seconds,
+            0.5 * predict_allreduce(query, shared).seconds);
   const double wire = 2 * 0.75 * 1.02 * (1 << 24) * kGbit;  // load of each host's link
-  EXPECT_NEAR(predict_hierarchical(question, shared).seconds / wire, 1, 0.15);
+  EXPECT_NEAR(predict_hierarchical(query, shared).seconds / wire, 1, 0.15);
 }
 
 /// 25 Gbit/s, 10 us latency, 3 us per message.
@@ -132,12 +132,12 @@ CostFigures quick_hosts() {
 double gain(std::size_t count, int ranks) {
   const CostFigures quick = quick_hosts();
   const auto int8 = make_codec("int8"), none = make_codec("none");
-  CostQuestion question{.codec = int8.get(), .count = count, .ranks = ranks};
-  const double encoded = predict_on_best_grid(question, quick).prediction.seconds;
-  question.codec = none.get();
-  question.algorithm = Algorithm::kNative;
-  return std::min(predict_allreduce(question, quick).seconds,
-                  predict_halving_doubling(question, quick).seconds) /
+  CostQuery query{.codec = int8.get(), .count = count, .ranks = ranks};
+  const double encoded = predict_on_best_grid(query, quick).prediction.seconds;
+  query.codec = none.get();
+  query.algorithm = Algorithm::kNative;
+  return std::min(predict_allreduce(query, quick).seconds,
+                  predict_halving_doubling(query, quick).seconds) /
          encoded;
 }
 
@@ -152,9 +152,8 @@ TEST(CostModel, SpeedupHoldsForManyRanks) {
 // 512 units on 1,024 ranks: half of the shards are empty.
 TEST(CostModel, EmptyShardsDoNotInflateTraffic) {
   const auto int8 = make_codec("int8");
-  const CostQuestion question{
-      .codec = int8.get(), .count = 1 << 18, .ranks = 1024, .dims = {32, 32}};
-  EXPECT_LT(predict_allreduce(question, quick_hosts()).sent_bytes, 2.5 * (1 << 18));
+  const CostQuery query{.codec = int8.get(), .count = 1 << 18, .ranks = 1024, .dims = {32, 32}};
+  EXPECT_LT(predict_allreduce(query, quick_hosts()).sent_bytes, 2.5 * (1 << 18));
 }
 
 std::vector<int> best_dims(std::size_t count, int ranks, double error_growth = 2) {
@@ -176,21 +175,21 @@ TEST(CostModel, ChoosesMoreDimensionsWhenMessagesDominate) {
 
 TEST(CostModel, KeepsGivenDimensions) {
   const auto int8 = make_codec("int8");
-  const CostQuestion question{
+  const CostQuery query{
       .codec = int8.get(), .count = 1 << 18, .ranks = 256, .dims = {256}, .error_growth = 1};
-  const GridPrediction direct = predict_on_best_grid(question, quick_hosts());
+  const GridPrediction direct = predict_on_best_grid(query, quick_hosts());
   EXPECT_EQ(direct.dims, std::vector{256});
-  EXPECT_EQ(direct.prediction.seconds, predict_allreduce(question, quick_hosts()).seconds);
+  EXPECT_EQ(direct.prediction.seconds, predict_allreduce(query, quick_hosts()).seconds);
 }
 
 // One of 37 ranks owns nothing: the 18 ranks of a group receive all of its values and send back the
 // whole sum.
 TEST(CostModel, RankWithoutPartsAddsCostToItsGroup) {
   const auto int8 = make_codec("int8");
-  CostQuestion question{.codec = int8.get(), .count = 1 << 26, .ranks = 36, .dims = {18, 2}};
-  const double all_own = predict_allreduce(question, figures(kGbit)).seconds;
-  question.ranks = 37;
-  EXPECT_NEAR(predict_allreduce(question, figures(kGbit)).seconds / all_own,
+  CostQuery query{.codec = int8.get(), .count = 1 << 26, .ranks = 36, .dims = {18, 2}};
+  const double all_own = predict_allreduce(query, figures(kGbit)).seconds;
+  query.ranks = 37;
+  EXPECT_NEAR(predict_allreduce(query, figures(kGbit)).seconds / all_own,
               1 + 2.0 / 18 / (2 * 35.0 / 36), 0.01);
 }
 
@@ -221,11 +220,11 @@ TEST(CostModel, ManyRanksPreferDenseCodecToSparse) {
 
 TEST(CostModel, HalvingDoublingCostsLatencyAndBytes) {
   const CostFigures figures_{.network = {.link = {1e-3, 1e-9}}};
-  CostQuestion question{.count = std::size_t{1} << 20, .ranks = 8};
+  CostQuery query{.count = std::size_t{1} << 20, .ranks = 8};
   const double wire = 2 * 7.0 / 8 * 4 * (1 << 20) * 1e-9;
-  EXPECT_NEAR(predict_halving_doubling(question, figures_).seconds, 6e-3 + wire, 1e-6);
-  question.ranks = 9;  // the ninth rank sends all values to another rank and receives the sum
-  EXPECT_NEAR(predict_halving_doubling(question, figures_).seconds,
+  EXPECT_NEAR(predict_halving_doubling(query, figures_).seconds, 6e-3 + wire, 1e-6);
+  query.ranks = 9;  // the ninth rank sends all values to another rank and receives the sum
+  EXPECT_NEAR(predict_halving_doubling(query, figures_).seconds,
               8e-3 + wire + 2 * 4 * (1 << 20) * 1e-9, 1e-6);
 }
 
