@@ -54,12 +54,12 @@ std::vector<Tensor> read_gradients(const std::string& file) {
   return read_tensors(file);
 }
 
-void check_alike(const AllocateOptions& options, const std::string& file,
-                 const std::vector<Tensor>& tensors, const std::vector<Tensor>& shapes) {
-  const auto alike = [](const Tensor& a, const Tensor& b) {
+void check_same_tensors(const AllocateOptions& options, const std::string& file,
+                        const std::vector<Tensor>& tensors, const std::vector<Tensor>& shapes) {
+  const auto equal = [](const Tensor& a, const Tensor& b) {
     return a.name == b.name && a.shape == b.shape;
   };
-  if (!std::ranges::equal(tensors, shapes, alike))
+  if (!std::ranges::equal(tensors, shapes, equal))
     throw InvalidArgumentError(
         fmt::format("{}: does not hold the tensors of {}: give the gradients of one "
                     "network, of several steps, with the same names and shapes",
@@ -72,7 +72,7 @@ MeasuredModel measure_all(const AllocateOptions& options) {
   for (const std::string& file : options.files) {
     std::vector<Tensor> tensors = read_gradients(file);
     const bool first = found.shapes.empty();
-    if (!first) check_alike(options, file, tensors, found.shapes);
+    if (!first) check_same_tensors(options, file, tensors, found.shapes);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const Tensor& tensor = tensors[i];
       AllocationParameter sample = measure_candidates(
@@ -174,12 +174,12 @@ class Writer {
                        {"squared", "error", 9}});
     for (const std::string& spec : options_.codecs)
       if (const std::optional<Total> all = uniform(measured_, spec))
-        table.print(beside(spec, *all));
+        table.print(comparison_row(spec, *all));
     file_.add_all(std::move(records_));
   }
 
  private:
-  std::vector<std::string> beside(const std::string& spec, const Total& all) {
+  std::vector<std::string> comparison_row(const std::string& spec, const Total& all) {
     std::vector<std::string> cells = {spec, fmt::format("{:.3f}", all.bits()),
                                       format_error(all.share()), "-", "-"};
     add(nullptr, spec, all, false);
@@ -239,7 +239,7 @@ std::string canonical(const std::string& spec) { return make_codec(spec)->spec()
 
 void run_allocate(AllocateOptions options) {
   std::ranges::transform(options.codecs, options.codecs.begin(), canonical);
-  options.codecs = without_repeats(options.codecs);
+  options.codecs = deduplicated(options.codecs);
   RecordFile file(options.json);
   const MeasuredModel measured = measure_all(options);
   const Allocation allocation = allocate(measured.parameters, options.bits);

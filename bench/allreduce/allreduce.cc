@@ -80,12 +80,12 @@ Record record_of(const AllreduceOptions& options, const SweepRow& row) {
   const CallResult& result = row.result;
   Record record = record_of(row, options.fleet.transport, options.fleet.link);
   add_parts(record, result, options);
-  if (!row.wanted.kind->sums_for_all) {
+  if (!row.config.kind->sums_for_all) {
     record["benchmark"] = "collectives";
-    record["columns"] = row.wanted.columns;
+    record["columns"] = row.config.columns;
     for (const char* of_sums : {"dims", "busbw", "identical"}) record.erase(of_sums);
   }
-  if (row.wanted.codec == kAutoCodec) record["chosen"] = result.codec;
+  if (row.config.codec == kAutoCodec) record["chosen"] = result.codec;
   if (!options.through_reducer()) return record;
   record["parameters"] = row.pass.parameters;
   record["backward_seconds"] = row.pass.seconds;
@@ -112,8 +112,8 @@ std::size_t codec_width(const AllreduceOptions& options, const std::vector<Colle
 
 /// "two-shot 16 x 16"
 std::string algorithm_text(const SweepRow& row) {
-  const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.wanted.dims.empty();
-  return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.wanted.dims) : "");
+  const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.config.dims.empty();
+  return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.config.dims) : "");
 }
 
 /// Only for the reducer's steps.
@@ -129,13 +129,13 @@ const SweepField kHiddenField{{"hidden", "of wire", 7},
 Table<SweepRow> print_head(const AllreduceOptions& options,
                            const std::vector<CollectiveCase>& cases) {
   const SweepField codec{{"codec", "", codec_width(options, cases), Align::kLeft},
-                         [](auto& row) { return codec_text(row.wanted.codec, row.result.codec); }};
+                         [](auto& row) { return codec_text(row.config.codec, row.result.codec); }};
   const SweepField wire{{"wire", "B", 10},
                         [](auto& row) { return std::to_string(row.result.sent_bytes); }};
   if (!sums_for_all(options))
     return Table<SweepRow>({kSizeField,
                             {{"collective", "", longest(kind_names()), Align::kLeft},
-                             [](auto& row) { return std::string(row.wanted.kind->name); }},
+                             [](auto& row) { return std::string(row.config.kind->name); }},
                             codec,
                             kTimeField,
                             kAlgbwField,
@@ -160,23 +160,23 @@ Table<SweepRow> print_head(const AllreduceOptions& options,
 }
 
 /// "wire" means the wire time of the same codec, measured by steps without a backward pass.
-double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const CollectiveCase& wanted,
+double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const CollectiveCase& config,
                         const RankGradients& gradients) {
   if (options.backward != "wire") return std::stod(options.backward);
-  return measure_reducer(fleet, wanted, {options.parameters, 0.0}, gradients).wire_seconds;
+  return measure_reducer(fleet, config, {options.parameters, 0.0}, gradients).wire_seconds;
 }
 
-SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const CollectiveCase& wanted,
+SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const CollectiveCase& config,
                  const RankGradients& gradients) {
-  SweepRow row{.wanted = wanted,
+  SweepRow row{.config = config,
                .dtype = gradients.dtype(),
                .count = gradients.count(),
                .ranks = gradients.ranks()};
   if (options.through_reducer()) {
-    row.pass = {options.parameters, backward_seconds(options, fleet, wanted, gradients)};
-    row.result = measure_reducer(fleet, wanted, row.pass, gradients);
+    row.pass = {options.parameters, backward_seconds(options, fleet, config, gradients)};
+    row.result = measure_reducer(fleet, config, row.pass, gradients);
   } else {
-    row.result = measure_collective(fleet, wanted, gradients);
+    row.result = measure_collective(fleet, config, gradients);
   }
   return row;
 }
@@ -187,7 +187,7 @@ void run(const AllreduceOptions& options) {
   std::vector<CollectiveCase> cases = cases_of(options, *fleet);
   const Dtype dtype = parse_gradient_dtype(options.dtype);
   const auto ranks = static_cast<std::size_t>(fleet->ranks());
-  RecordFile records(fleet->leads() ? options.json : "");
+  RecordFile records(fleet->has_rank0() ? options.json : "");
   fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
   const Table table = print_head(options, cases);
   for (const std::size_t bytes : sizes) {
@@ -198,9 +198,9 @@ void run(const AllreduceOptions& options) {
       count = (shard - shard % columns) * ranks;
     }
     const RankGradients gradients(count, dtype, fleet->ranks(), fleet->only_rank());
-    for (CollectiveCase& wanted : cases) {
-      wanted.columns = columns;
-      const SweepRow row = measure(options, *fleet, wanted, gradients);
+    for (CollectiveCase& config : cases) {
+      config.columns = columns;
+      const SweepRow row = measure(options, *fleet, config, gradients);
       table.print(row);
       records.add(record_of(options, row));
       if (options.explain) fmt::print("{}", row.result.explanation);
@@ -272,7 +272,7 @@ void add_reducer_options(CLI::App& command, AllreduceOptions& options) {
 }
 
 void add_options(CLI::App& command, AllreduceOptions& options) {
-  add_codecs(command, options.codecs, Automatic::kTaken);
+  add_codecs(command, options.codecs, Automatic::kAccepted);
   add_allowed(command, options.allowed);
   command.add_flag("--explain", options.explain, "Print why auto, or the reducer, chose so");
   add(command, "--collective", options.collectives.front(),

@@ -68,7 +68,7 @@ struct BackwardPass {
 
 /// A measured case with its result.
 struct SweepRow {
-  CollectiveCase wanted;
+  CollectiveCase config;
   Dtype dtype = Dtype::kF32;
   std::size_t count = 0;
   int ranks = 1;
@@ -79,14 +79,14 @@ struct SweepRow {
   double bytes() const { return static_cast<double>(count * dtype_bytes(dtype)); }
   double algbw() const { return bytes() / result.seconds / 1e9; }
   double busbw() const {
-    return algbw() * (wanted.kind->gets == Amount::kShard ? 1 : 2) * (ranks - 1) / ranks;
+    return algbw() * (config.kind->output == Amount::kShard ? 1 : 2) * (ranks - 1) / ranks;
   }
   /// The share of the wire time outside waiting.
   double hidden() const;
   double speed() const { return library_seconds / result.seconds; }
   /// "library" for the library's sum, whose algorithm is unknown.
   std::string_view algorithm() const {
-    return wanted.by_library ? "library" : algorithm_name(result.algorithm);
+    return config.by_library ? "library" : algorithm_name(result.algorithm);
   }
 };
 
@@ -103,7 +103,7 @@ Record record_of(const SweepRow& row, std::string_view transport, std::string_vi
 void add_parts(Record& record, const CallResult& result, const AllreduceOptions& options);
 
 /// Times steps of a GradientReducer with `pass.parameters` equal parameters.
-CallResult measure_reducer(Fleet& fleet, const CollectiveCase& wanted, const BackwardPass& pass,
+CallResult measure_reducer(Fleet& fleet, const CollectiveCase& config, const BackwardPass& pass,
                            const RankGradients& gradients);
 
 /// Times allreduces of device memory after checking a first call of each case. Rank 0 has the

@@ -16,22 +16,22 @@ namespace {
 /// Seconds of the slowest rank. Except for step times, seconds count from the killed rank's end.
 struct Loss {
   double plain = 0, elastic = 0;  ///< a step of all ranks
-  double told = 0;                ///< until RanksLostError is thrown
+  double notified = 0;            ///< until RanksLostError is thrown
   double resumed = 0;
   double next = 0;   ///< until a step of the remaining ranks is complete
   double later = 0;  ///< a step of the remaining ranks
-  int left = 0;
+  int remaining = 0;
 };
 
 /// A rank's two reducers, elastic and plain, over equal numbers of values.
 class LossRank {
  public:
-  LossRank(const CollectiveCase& wanted, const BackwardPass& pass, const RankGradients& gradients,
+  LossRank(const CollectiveCase& config, const BackwardPass& pass, const RankGradients& gradients,
            Rank& rank)
       : rank_(rank),
-        others_(rank.transport().channel()),
-        plain_(wanted, pass, gradients.of(rank.index()), *others_),
-        elastic_(wanted, pass, gradients.of(rank.index()), rank.transport(), Elastic::kOn) {}
+        plain_channel_(rank.transport().channel()),
+        plain_(config, pass, gradients.of(rank.index()), *plain_channel_),
+        elastic_(config, pass, gradients.of(rank.index()), rank.transport(), Elastic::kOn) {}
 
   Loss measure(const Kill& kill) {
     Loss loss;
@@ -40,28 +40,28 @@ class LossRank {
     const auto times = time_iterations(callers, rank_, kill.step);
     loss.plain = times[0].seconds;
     loss.elastic = times[1].seconds;
-    rank_.meet();
+    rank_.barrier();
     if (rank_.index() == kill.rank) std::raise(SIGKILL);
-    go_on(loss);
+    resume(loss);
     loss.later = later(kill.step);
     return loss;
   }
 
  private:
-  void go_on(Loss& loss) {
+  void resume(Loss& loss) {
     const Stopwatch watch;
     try {
       elastic_.call();
       throw Error("the killed rank took part in a step");
     } catch (const RanksLostError& lost) {
-      loss.left = static_cast<int>(lost.members().size());
+      loss.remaining = static_cast<int>(lost.members().size());
     }
-    loss.told = watch.seconds();
+    loss.notified = watch.seconds();
     elastic_.reducer().resume();
     loss.resumed = watch.seconds();
     elastic_.call();
     loss.next = watch.seconds();
-    for (double* each : {&loss.told, &loss.resumed, &loss.next}) *each = slowest(*each);
+    for (double* each : {&loss.notified, &loss.resumed, &loss.next}) *each = slowest(*each);
   }
 
   double later(std::size_t steps) {
@@ -86,7 +86,7 @@ class LossRank {
   }
 
   Rank& rank_;
-  std::unique_ptr<Transport> others_;
+  std::unique_ptr<Transport> plain_channel_;
   ReducerRank plain_, elastic_;
 };
 
@@ -106,8 +106,8 @@ void print(const Loss& loss, int ranks) {
   };
   line("a step", loss.plain);
   line("a step that may lose ranks", loss.elastic);
-  fmt::print("killed: {} of {} ranks are left\n", loss.left, ranks);
-  line("the others are told after", loss.told);
+  fmt::print("killed: {} of {} ranks are left\n", loss.remaining, ranks);
+  line("the others are told after", loss.notified);
   line("have resumed after", loss.resumed);
   line("have made a step after", loss.next);
   line("a step of theirs", loss.later);
@@ -135,28 +135,28 @@ void run_loss(const AllreduceOptions& options) {
       std::max<std::size_t>(byte_counts(options).front() / dtype_bytes(dtype), 1), dtype,
       fleet->ranks(), fleet->only_rank());
   const auto choices = choices_of(options);
-  const CollectiveCase& wanted =
+  const CollectiveCase& config =
       *std::ranges::find(choices, options.codecs.front(), &CollectiveCase::codec);
   const BackwardPass pass{std::max<std::size_t>(options.parameters, 1), 0.0};
   fmt::print("{}; {}; {} of {} {} values; times of the slowest rank\n\n", machine_name(),
-             fleet->text(), wanted.codec, gradients.count(), options.dtype);
-  RecordFile records(fleet->leads() ? options.json : "");
+             fleet->text(), config.codec, gradients.count(), options.dtype);
+  RecordFile records(fleet->has_rank0() ? options.json : "");
   const Loss loss = measure_on(
-      *fleet, [&](Rank& rank) { return LossRank(wanted, pass, gradients, rank).measure(kill); });
+      *fleet, [&](Rank& rank) { return LossRank(config, pass, gradients, rank).measure(kill); });
   print(loss, fleet->ranks());
   records.add({{"benchmark", "loss"},
                {"transport", options.fleet.transport},
                {"link", options.fleet.link},
                {"ranks", fleet->ranks()},
-               {"ranks_left", loss.left},
-               {"codec", wanted.codec},
+               {"ranks_left", loss.remaining},
+               {"codec", config.codec},
                {"count", gradients.count()},
                {"dtype", options.dtype},
                {"parameters", pass.parameters},
                {"steps", kill.step},
                {"step_seconds", loss.plain},
                {"elastic_step_seconds", loss.elastic},
-               {"told_seconds", loss.told},
+               {"told_seconds", loss.notified},
                {"resumed_seconds", loss.resumed},
                {"next_step_seconds", loss.next},
                {"later_step_seconds", loss.later}});

@@ -30,43 +30,43 @@ std::vector<CallResult> measure_cases(
     callers.push_back(ranks.emplace_back(make(one)).get());
     ranks.back()->check(*one.gradients);
   }
-  const std::size_t iterations = warm_up(callers, rank, cases.front().wanted.iterations);
+  const std::size_t iterations = warm_up(callers, rank, cases.front().config.iterations);
   const auto times = time_iterations(callers, rank, iterations);
   std::vector<CallResult> results;
   for (std::size_t i = 0; i < ranks.size(); ++i) results.push_back(ranks[i]->result(times[i]));
   return results;
 }
 
-CallResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
+CallResult measure_collective(Fleet& fleet, const CollectiveCase& config,
                               const RankGradients& gradients) {
-  const MeasuredCase one{wanted, &gradients};
+  const MeasuredCase one{config, &gradients};
   return measure_on(fleet, [&](Rank& rank) {
     const auto make = [&](const MeasuredCase&) {
-      return std::make_unique<CollectiveRank>(wanted, gradients.of(rank.index()), rank);
+      return std::make_unique<CollectiveRank>(config, gradients.of(rank.index()), rank);
     };
     return measure_cases(rank, {&one, 1}, make).front();
   });
 }
 
-CollectiveRank::CollectiveRank(const CollectiveCase& wanted, ConstValueSpan input, Rank& rank,
+CollectiveRank::CollectiveRank(const CollectiveCase& config, ConstValueSpan input, Rank& rank,
                                StreamView stream)
-    : wanted_(wanted),
+    : config_(config),
       rank_(rank),
       stream_(stream),
       input_(input),
       storage_(input.bytes(), input.memory()),
-      threads_(wanted.threads) {
-  if (wanted_.by_library) return;
-  if (wanted.codec == kAutoCodec)
-    tuner_ = std::make_unique<Tuner>(rank.transport(), wanted.automatic);
+      threads_(config.threads) {
+  if (config_.by_library) return;
+  if (config.codec == kAutoCodec)
+    tuner_ = std::make_unique<Tuner>(rank.transport(), config.automatic);
   const bool feedback =
-      wanted_.kind->sums_for_all && tuner_ == nullptr && make_codec(wanted.codec)->has_feedback();
+      config_.kind->sums_for_all && tuner_ == nullptr && make_codec(config.codec)->has_feedback();
   if (feedback) make_state();
-  options_ = {.codec = wanted_.codec,
-              .algorithm = wanted_.algorithm,
-              .dims = wanted_.dims,
+  options_ = {.codec = config_.codec,
+              .algorithm = config_.algorithm,
+              .dims = config_.dims,
               .state = feedback ? &state_ : nullptr,
-              .chunk_count = wanted_.chunk_count,
+              .chunk_count = config_.chunk_count,
               .threads = &threads_,
               .workspace = &workspace_,
               .statistics = &statistics_,
@@ -77,38 +77,38 @@ void CollectiveRank::check(const RankGradients& gradients) {
   while (tuner_ != nullptr && !tuner_->settled(input_.dtype(), input_.count()))
     time_iteration(*this, rank_);
   time_iteration(*this, rank_);
-  const CollectiveKind& kind = *wanted_.kind;
-  const bool in_shards = kind.sums_for_all && kind.gets == Amount::kShard;
+  const CollectiveKind& kind = *config_.kind;
+  const bool in_shards = kind.sums_for_all && kind.output == Amount::kShard;
   if (in_shards) allgather(rank_.transport(), shard(), whole(), {.codec = "none"}, stream_);
   const ValueSpan result = in_shards ? whole() : output();
   if (kind.sums_for_all) check_identical(rank_, {result.pointer(), result.bytes()}, codec());
   const double error = kind.error(gradients, rank_.index(), result);
-  require_within(error, rank_.from_first(rank_.first() ? gradients.error_limit(codec()) : 0.0),
-                 fmt::format("{} of {} values by {}", kind.name, gradients.count(), wanted_.codec));
-  relative_error_ = rank_.largest(error);
+  require_within(error, rank_.from_rank0(rank_.is_rank0() ? gradients.error_limit(codec()) : 0.0),
+                 fmt::format("{} of {} values by {}", kind.name, gradients.count(), config_.codec));
+  relative_error_ = rank_.maximum(error);
 }
 
 std::string CollectiveRank::codec() const {
-  if (wanted_.by_library) return "none";
-  return tuner_ == nullptr ? wanted_.codec : tuner_->choose(input_.dtype(), input_.count()).codec;
+  if (config_.by_library) return "none";
+  return tuner_ == nullptr ? config_.codec : tuner_->choose(input_.dtype(), input_.count()).codec;
 }
 
-ConstValueSpan CollectiveRank::given() const {
+ConstValueSpan CollectiveRank::input() const {
   return input_.subspan(0,
-                        wanted_.kind->gives == Amount::kWhole ? input_.count() : shard().count());
+                        config_.kind->input == Amount::kWhole ? input_.count() : shard().count());
 }
 
 // Also prepares the output, because a broadcast is in place.
 void CollectiveRank::restore() {
-  copy({given().pointer(), given().bytes()}, storage_.span(), input_.memory(), stream_);
+  copy({input().pointer(), input().bytes()}, storage_.span(), input_.memory(), stream_);
 }
 
 void CollectiveRank::call() {
-  const CollectiveKind& kind = *wanted_.kind;
-  if (!wanted_.by_library)
-    return kind.make({rank_.transport(), given(), output(), wanted_.columns, options_, stream_});
+  const CollectiveKind& kind = *config_.kind;
+  if (!config_.by_library)
+    return kind.run({rank_.transport(), input(), output(), config_.columns, options_, stream_});
   if (kind.sums_for_all) return rank_.library()->sum(output(), stream_);
-  rank_.library()->call(kind.library, given(), output());
+  rank_.library()->call(kind.library, input(), output());
 }
 
 ValueSpan CollectiveRank::shard() const {
@@ -119,12 +119,12 @@ ValueSpan CollectiveRank::shard() const {
 void CollectiveRank::make_state() {
   const std::size_t count = input_.count();
   const int rank = rank_.transport().rank();
-  const std::size_t unit = make_codec(wanted_.codec)->traits().unit;
+  const std::size_t unit = make_codec(config_.codec)->traits().unit;
   std::size_t encoded = count,
-              owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit, wanted_.dims);
-  if (wanted_.algorithm == Algorithm::kHierarchical) {
+              owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit, config_.dims);
+  if (config_.algorithm == Algorithm::kHierarchical) {
     const std::vector<int> hosts = rank_.transport().hosts();
-    const bool scatters = wanted_.kind->gets == Amount::kShard;
+    const bool scatters = config_.kind->output == Amount::kShard;
     encoded = scatters ? scattered_count(count, hosts) : encoded_count(count, rank, hosts, 0, unit);
     owned = owned_count(count, rank, hosts, 0, unit);
   }

@@ -37,8 +37,8 @@ struct CollectiveCall {
 struct CollectiveKind {
   std::string_view name;
   std::string_view library;
-  Amount gives, gets;  ///< for ranks that give or receive values
-  void (*make)(const CollectiveCall& call);
+  Amount input, output;  ///< for ranks with an input or output
+  void (*run)(const CollectiveCall& call);
   /// Returns the relative error of a rank's output; 0 for a rank without output.
   double (*error)(const RankGradients& gradients, int rank, ConstValueSpan output);
   bool sums_for_all = false;  ///< true if all ranks receive the sum, or together the sum
@@ -68,7 +68,7 @@ class CollectiveRank : public RankCall {
  public:
   /// `input` must outlive this object. Output and state use the memory of `input`. On a device, all
   /// calls are queued on the stream.
-  CollectiveRank(const CollectiveCase& wanted, ConstValueSpan input, Rank& rank,
+  CollectiveRank(const CollectiveCase& config, ConstValueSpan input, Rank& rank,
                  StreamView stream = {});
 
   /// The codec of the values: "none" for the library's collective.
@@ -89,7 +89,7 @@ class CollectiveRank : public RankCall {
   const CollectiveStatistics& statistics() const override { return statistics_; }
 
  protected:
-  const CollectiveCase wanted_;
+  const CollectiveCase config_;
   Rank& rank_;
   StreamView stream_;
   double relative_error_ = 0;
@@ -97,8 +97,8 @@ class CollectiveRank : public RankCall {
 
  private:
   void make_state();
-  ConstValueSpan given() const;
-  ValueSpan output() const { return wanted_.kind->gets == Amount::kWhole ? whole() : shard(); }
+  ConstValueSpan input() const;
+  ValueSpan output() const { return config_.kind->output == Amount::kWhole ? whole() : shard(); }
   ValueSpan shard() const;
   Buffer zeros(std::size_t bytes) const;
 
@@ -115,7 +115,7 @@ class CollectiveRank : public RankCall {
 
 /// A case and its gradients.
 struct MeasuredCase {
-  CollectiveCase wanted;
+  CollectiveCase config;
   const RankGradients* gradients = nullptr;
 };
 
@@ -127,15 +127,15 @@ std::vector<CallResult> measure_cases(
 /// Times a collective after checking the result of a first call. A whole is a rank's gradient; with
 /// shards, the number of ranks must divide the count. Throws the collective's exceptions, and Error
 /// for a wrong result.
-CallResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
+CallResult measure_collective(Fleet& fleet, const CollectiveCase& config,
                               const RankGradients& gradients);
 
 // The expected result of an allreduce on devices (wrong_values.cc). A sum of the library below must
 // agree within rounding errors. Any other result must equal the CPU's bits.
 
-/// Returns the result of `wanted` on threads of this process. `gradients` holds the gradients of
+/// Returns the result of `config` on threads of this process. `gradients` holds the gradients of
 /// all ranks.
-Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& wanted);
+Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& config);
 
 /// Returns the number of values that differ in at least one bit.
 std::size_t count_different(ConstValueSpan expected, ConstValueSpan actual);

@@ -13,21 +13,21 @@ namespace {
 /// The maximum over ranks of a sum over all steps, per step.
 template <typename Field>
 double largest_a_step(Rank& rank, const ReducerStatistics& statistics, Field field) {
-  return rank.largest(static_cast<double>(statistics.*field) /
+  return rank.maximum(static_cast<double>(statistics.*field) /
                       static_cast<double>(statistics.steps));
 }
 
-CallResult measure_rank(const CollectiveCase& wanted, const BackwardPass& pass,
+CallResult measure_rank(const CollectiveCase& config, const BackwardPass& pass,
                         const RankGradients& gradients, Rank& rank) {
-  ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
+  ReducerRank caller(config, pass, gradients.of(rank.index()), rank.transport());
   GradientReducer& reducer = caller.reducer();
   time_iteration(caller, rank);  // the reducer also learns the order of parameters
   const std::string codec = reducer.parameter_statistics().front().codec;
   const double error = check_reduced(gradients, rank, codec, caller.gradient());
   RankCall* const callers[] = {&caller};
-  const std::size_t steps = warm_up(callers, rank, wanted.iterations);
+  const std::size_t steps = warm_up(callers, rank, config.iterations);
   reducer.reset_statistics();
-  rank.meet();
+  rank.barrier();
   const IterationTimes times = time_iterations(callers, rank, steps).front();
   const ReducerStatistics all = reducer.statistics(),
                           first = reducer.parameter_statistics().front();
@@ -44,9 +44,9 @@ CallResult measure_rank(const CollectiveCase& wanted, const BackwardPass& pass,
 
 }  // namespace
 
-CallResult measure_reducer(Fleet& fleet, const CollectiveCase& wanted, const BackwardPass& pass,
+CallResult measure_reducer(Fleet& fleet, const CollectiveCase& config, const BackwardPass& pass,
                            const RankGradients& gradients) {
-  return measure_on(fleet, [&](Rank& rank) { return measure_rank(wanted, pass, gradients, rank); });
+  return measure_on(fleet, [&](Rank& rank) { return measure_rank(config, pass, gradients, rank); });
 }
 
 }  // namespace tersor::bench

@@ -21,18 +21,18 @@ namespace tersor::bench {
 /// A rank's gradients and reducer. A call is a step.
 class ReducerRank final : public RankCall {
  public:
-  ReducerRank(const CollectiveCase& wanted, const BackwardPass& pass, ConstValueSpan input,
+  ReducerRank(const CollectiveCase& config, const BackwardPass& pass, ConstValueSpan input,
               Transport& transport, Elastic elastic = Elastic::kOff)
       : pass_(pass),
         input_(input),
         storage_(input.bytes()),
-        reducer_(transport, {.rules = {{"*", wanted.codec}},
-                             .auto_codecs = wanted.automatic.codecs,
+        reducer_(transport, {.rules = {{"*", config.codec}},
+                             .auto_codecs = config.automatic.codecs,
                              .reduction = Reduction::kSum,
-                             .algorithm = wanted.algorithm,
-                             .chunk_count = wanted.chunk_count,
+                             .algorithm = config.algorithm,
+                             .chunk_count = config.chunk_count,
                              .elastic = elastic,
-                             .threads = wanted.threads}) {
+                             .threads = config.threads}) {
     const std::size_t each = ceil_div(input.count(), pass.parameters);
     for (std::size_t first = 0; first < input.count(); first += each) {
       names_.push_back(fmt::format("parameter{}", names_.size()));

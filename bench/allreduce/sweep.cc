@@ -21,7 +21,7 @@ void add_algorithm(CLI::App& command, std::string& algorithm) {
 std::vector<std::string> codecs_with_references(const AllreduceOptions& options) {
   std::vector<std::string> codecs = {"none", "bf16"};
   codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
-  return without_repeats(codecs);
+  return deduplicated(codecs);
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ void add_sweep(CLI::App& command, AllreduceOptions& options,
   add(command, "--min", options.min_bytes, "Smallest size; K, M and G are 1024s", "BYTES",
       size_suffix());
   add(command, "--max", options.max_bytes, "Largest size", "BYTES", size_suffix());
-  add(command, "--factor", options.factor, "From one size to the next", "N", from_to(2, 1024));
+  add(command, "--factor", options.factor, "From one size to the next", "N", within(2, 1024));
   add_fleet(command, options.fleet, transports);
   command
       .add_option("--chunk", options.chunk_count,
@@ -42,16 +42,16 @@ void add_sweep(CLI::App& command, AllreduceOptions& options,
   add(command, "--iterations", options.iterations,
       "Timed calls; 0: as many as fill about a second, 5 to 200", "N");
   add_dtype(command, options.dtype);
-  add(command, "--threads", options.threads, "Threads of each rank's codec", "N", from_to(1, 1024));
+  add(command, "--threads", options.threads, "Threads of each rank's codec", "N", within(1, 1024));
   add_json(command, options.json);
 }
 
 std::vector<CollectiveCase> choices_of(const AllreduceOptions& options) {
   std::vector<CollectiveCase> choices;
   for (const std::string& codec : codecs_with_references(options)) {
-    const bool asked = std::ranges::find(options.codecs, codec) != options.codecs.end();
+    const bool chosen = std::ranges::find(options.codecs, codec) != options.codecs.end();
     choices.push_back({.codec = codec,
-                       .algorithm = asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto,
+                       .algorithm = chosen ? parse_algorithm(options.algorithm) : Algorithm::kAuto,
                        .chunk_count = options.chunk_count,
                        .threads = options.threads,
                        .iterations = options.iterations});
@@ -102,10 +102,10 @@ const SweepField kErrorField{{"error", "relative", 8},
 
 Record record_of(const SweepRow& row, std::string_view transport, std::string_view link) {
   Record record = {{"benchmark", "allreduce"},
-                   {"collective", row.wanted.kind->name},
-                   {"codec", row.wanted.codec},
+                   {"collective", row.config.kind->name},
+                   {"codec", row.config.codec},
                    {"algorithm", row.algorithm()},
-                   {"dims", row.wanted.dims},
+                   {"dims", row.config.dims},
                    {"transport", transport},
                    {"link", link},
                    {"ranks", row.ranks},

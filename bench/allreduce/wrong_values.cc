@@ -36,13 +36,13 @@ std::vector<double> magnitudes(const RankGradients& gradients) {
 
 }  // namespace
 
-Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& wanted) {
+Buffer reduced_on_host(const RankGradients& gradients, const CollectiveCase& config) {
   Buffer result(gradients.of(0).bytes());
   make_thread_fleet(gradients.ranks(), Link{})->run([&](Rank& rank) {
-    CollectiveRank caller(wanted, gradients.of(rank.index()), rank);
+    CollectiveRank caller(config, gradients.of(rank.index()), rank);
     caller.restore();
     caller.call();
-    if (rank.first()) std::memcpy(result.pointer(), caller.whole().pointer(), result.bytes());
+    if (rank.is_rank0()) std::memcpy(result.pointer(), caller.whole().pointer(), result.bytes());
   });
   return result;
 }

@@ -94,7 +94,7 @@ std::vector<std::string> plain_codecs(const CodecsOptions& options) {
   for (const std::string& spec : options.all_codecs ? all_specs() : options.codecs)
     if (!options.all_codecs || !make_codec(spec)->traits().needs_shape)
       plain.push_back(with_feedback(spec, Feedback::kNone));
-  return without_repeats(plain);
+  return deduplicated(plain);
 }
 
 void measure_errors(const CodecsOptions& options) {

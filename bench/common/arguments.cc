@@ -26,7 +26,7 @@ std::vector<std::string> all_specs() {
         specs.push_back(
             make_codec(fmt::format("{}:{}={}", codec.name, option.key, value))->spec().text());
   }
-  return without_repeats(specs);
+  return deduplicated(specs);
 }
 
 std::string link_text(const std::string& text) { return parse_link(text).text(); }
@@ -65,11 +65,11 @@ void add_codecs(CLI::App& command, std::vector<std::string>& specs, Automatic au
     for (const CodecOption& option : codec.options)
       help += (&option == codec.options.data() ? " " : ", ") + option.help();
   }
-  if (automatic == Automatic::kTaken)
+  if (automatic == Automatic::kAccepted)
     help += "\n  auto   whichever of none, bf16 and --allow is quickest";
   const auto canonical = [automatic](const std::string& spec) {
-    const bool takes = automatic == Automatic::kTaken && spec == kAutoCodec;
-    return takes ? spec : make_codec(spec)->spec().text();
+    const bool accepted = automatic == Automatic::kAccepted && spec == kAutoCodec;
+    return accepted ? spec : make_codec(spec)->spec().text();
   };
   add(command, "--codec", specs, help, "SPEC", checked(canonical));
 }
@@ -82,7 +82,7 @@ void add_dtype(CLI::App& command, std::string& dtype) {
 }
 
 void add_codec_threads(CLI::App& command, unsigned& threads) {
-  add(command, "--threads", threads, "Threads of a codec; 0: one a core", "N", from_to(0, 1024));
+  add(command, "--threads", threads, "Threads of a codec; 0: one a core", "N", within(0, 1024));
 }
 
 void add_data(CLI::App& command, std::string& source) {

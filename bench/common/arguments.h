@@ -16,7 +16,7 @@
 namespace tersor::bench {
 
 /// Selects whether a command accepts "auto" as a codec.
-enum class Automatic : std::uint8_t { kRefused, kTaken };
+enum class Automatic : std::uint8_t { kRejected, kAccepted };
 
 /// All codecs of the registry: the defaults, and every value of each option. A numeric option takes
 /// a tenth, a hundredth and a thousandth of the maximum.
@@ -24,7 +24,7 @@ std::vector<std::string> all_specs();
 
 /// --codec SPEC…; specs become canonical text.
 void add_codecs(CLI::App& command, std::vector<std::string>& specs,
-                Automatic automatic = Automatic::kRefused);
+                Automatic automatic = Automatic::kRejected);
 
 /// --allow SPEC…: the codecs available to codec auto in addition to none and bf16.
 void add_allowed(CLI::App& command, std::vector<std::string>& specs);
@@ -54,7 +54,7 @@ Dtype parse_gradient_dtype(const std::string& name);
 
 /// Returns the values in their order without duplicates.
 template <typename T>
-std::vector<T> without_repeats(const std::vector<T>& values) {
+std::vector<T> deduplicated(const std::vector<T>& values) {
   std::vector<T> once;
   for (const T& value : values)
     if (std::ranges::find(once, value) == once.end()) once.push_back(value);

@@ -25,7 +25,7 @@ constexpr int kUsage = 2;
 
 /// CLI11's own ranges print the limits of double with 309 digits and accept NaN.
 template <typename Accepts>
-CLI::Validator number_that(std::string is, Accepts accepts) {
+CLI::Validator number_where(std::string is, Accepts accepts) {
   return checked([is = std::move(is), accepts](const std::string& text) {
     char* end = nullptr;
     const double number = std::strtod(text.c_str(), &end);
@@ -56,7 +56,7 @@ std::string command_names(const CLI::App& program) {
 }
 
 /// CLI11's message, except for unknown arguments.
-std::string what_was_wrong(const CLI::App& program, const CLI::ParseError& error) {
+std::string parse_error_text(const CLI::App& program, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = program.remaining(true);
   if (unknown.empty()) return error.what();
   return fmt::format("not known here: {}", fmt::join(unknown, " "));
@@ -80,13 +80,13 @@ std::string own_rank() {
   return "";
 }
 
-constexpr std::chrono::seconds kForOtherRanks{1};
+constexpr std::chrono::seconds kOutputGrace{1};
 
 /// All ranks make the same usage error. Rank 0 explains it, and a launcher then ends the others.
 void report_usage_once(const CLI::App& program, const std::string& message) {
   const std::string rank = own_rank();
   if (rank.empty() || rank == "0") return report_usage(program, message);
-  std::this_thread::sleep_for(kForOtherRanks);
+  std::this_thread::sleep_for(kOutputGrace);
   fmt::print(stderr, "{}: rank {}: {}\n", program.get_name(), rank, message);
 }
 
@@ -96,7 +96,7 @@ void report(const CLI::App& program, const std::string& message) {
   const std::string rank = own_rank();
   fmt::print(stderr, "{}: {}{}\n", program.get_name(),
              rank.empty() || rank == "0" ? "" : "rank " + rank + ": ", message);
-  if (!rank.empty()) std::this_thread::sleep_for(kForOtherRanks);
+  if (!rank.empty()) std::this_thread::sleep_for(kOutputGrace);
 }
 
 }  // namespace
@@ -123,12 +123,12 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
 }
 
 CLI::Validator above_zero() {
-  return number_that("above 0", [](double number) { return number > 0; });
+  return number_where("above 0", [](double number) { return number > 0; });
 }
 
-CLI::Validator from_to(double least, double most) {
-  return number_that(fmt::format("from {} to {}", least, most),
-                     [=](double number) { return number >= least && number <= most; });
+CLI::Validator within(double min, double max) {
+  return number_where(fmt::format("from {} to {}", min, max),
+                      [=](double number) { return number >= min && number <= max; });
 }
 
 CLI::Validator size_suffix(const CLI::Validator& check) {
@@ -146,7 +146,7 @@ int run_command(CLI::App& program, int argc, const char* const* argv) {
   } catch (const CLI::Success& success) {  // for --help
     return program.exit(success);
   } catch (const CLI::ParseError& error) {
-    report_usage_once(program, what_was_wrong(program, error));
+    report_usage_once(program, parse_error_text(program, error));
     return kUsage;
   } catch (const InvalidArgumentError& error) {
     report(program, error.what());

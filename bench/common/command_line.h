@@ -16,7 +16,7 @@ CLI::Validator one_of(const std::vector<std::string>& names);
 
 /// Accept numbers of a range. Errors name the range.
 CLI::Validator above_zero();
-CLI::Validator from_to(double least, double most);
+CLI::Validator within(double min, double max);
 
 /// Accepts numbers with the suffixes K, M, G (powers of 1024), e.g. 64K, and applies `check`.
 CLI::Validator size_suffix(const CLI::Validator& check = above_zero());

@@ -34,7 +34,7 @@ Header find_header(std::string_view bytes) {
   return {bytes.substr(begin, length), begin + length};
 }
 
-[[noreturn]] void refuse_header(const std::string& key) {
+[[noreturn]] void throw_damaged(const std::string& key) {
   throw InvalidArgumentError("the header is damaged at '" + key + "'");
 }
 
@@ -42,7 +42,7 @@ Header find_header(std::string_view bytes) {
 std::string_view after_key(std::string_view header, const std::string& key) {
   const std::string quoted = "'" + key + "':";
   const std::size_t at = header.find(quoted);
-  if (at == header.npos) refuse_header(key);
+  if (at == header.npos) throw_damaged(key);
   header.remove_prefix(at + quoted.size());
   header.remove_prefix(std::min(header.find_first_not_of(' '), header.size()));
   return header;
@@ -52,13 +52,13 @@ std::string_view after_key(std::string_view header, const std::string& key) {
 std::string_view enclosed(std::string_view header, const std::string& key, char open, char close) {
   const std::string_view rest = after_key(header, key);
   const std::size_t end = rest.find(close, 1);
-  if (!rest.starts_with(open) || end == rest.npos) refuse_header(key);
+  if (!rest.starts_with(open) || end == rest.npos) throw_damaged(key);
   return rest.substr(1, end - 1);
 }
 
 bool is_fortran_order(std::string_view header) {
   const std::string_view order = after_key(header, "fortran_order");
-  if (!order.starts_with("True") && !order.starts_with("False")) refuse_header("fortran_order");
+  if (!order.starts_with("True") && !order.starts_with("False")) throw_damaged("fortran_order");
   return order.starts_with("True");
 }
 
@@ -73,7 +73,7 @@ std::vector<std::size_t> dimensions_of(std::string_view header) {
     const auto [end, error] = std::from_chars(shape.begin(), shape.end(), size);
     shape.remove_prefix(static_cast<std::size_t>(end - shape.begin()));
     shape.remove_prefix(std::min(shape.find_first_not_of(' '), shape.size()));
-    if (error != std::errc() || !(shape.empty() || shape.starts_with(','))) refuse_header("shape");
+    if (error != std::errc() || !(shape.empty() || shape.starts_with(','))) throw_damaged("shape");
     if (!shape.empty()) shape.remove_prefix(1);
   }
   if (is_fortran_order(header)) std::ranges::reverse(dimensions);

@@ -64,11 +64,11 @@ std::size_t natural(const Json& value) {
   return value;
 }
 
-Entry entry_of(const std::string& name, const Json& stated) {
-  Entry entry{.name = name, .type = stated.at("dtype")};
-  for (const Json& size : stated.at("shape")) entry.shape.push_back(natural(size));
-  entry.begin = natural(stated.at("data_offsets").at(0));
-  entry.end = natural(stated.at("data_offsets").at(1));
+Entry entry_of(const std::string& name, const Json& description) {
+  Entry entry{.name = name, .type = description.at("dtype")};
+  for (const Json& size : description.at("shape")) entry.shape.push_back(natural(size));
+  entry.begin = natural(description.at("data_offsets").at(0));
+  entry.end = natural(description.at("data_offsets").at(1));
   return entry;
 }
 
@@ -79,8 +79,8 @@ std::vector<Entry> entries_of(std::string_view header) {
     const Json parsed = parse_header(header);
     if (!parsed.is_object())
       throw InvalidArgumentError("the header is damaged: it is not an object");
-    for (const auto& [name, said] : parsed.items())
-      if (name != kMetadata) entries.push_back(entry_of(name, said));
+    for (const auto& [name, value] : parsed.items())
+      if (name != kMetadata) entries.push_back(entry_of(name, value));
   } catch (const Json::exception& error) {
     throw InvalidArgumentError(fmt::format("the header is damaged: {}", error.what()));
   }
@@ -88,12 +88,12 @@ std::vector<Entry> entries_of(std::string_view header) {
   return entries;
 }
 
-void check_offsets(const Entry& entry, std::size_t expected_begin, std::size_t most) {
+void check_offsets(const Entry& entry, std::size_t expected_begin, std::size_t limit) {
   const auto fail = [&](const std::string& what) {
     throw InvalidArgumentError(fmt::format("tensor \"{}\" {}", entry.name, what));
   };
-  if (entry.begin > entry.end || entry.end > most)
-    fail(fmt::format("ends at byte {} of {}", entry.end, most));
+  if (entry.begin > entry.end || entry.end > limit)
+    fail(fmt::format("ends at byte {} of {}", entry.end, limit));
   if (entry.begin != expected_begin)
     fail(fmt::format("begins at byte {}, expected {}", entry.begin, expected_begin));
 }

@@ -64,22 +64,22 @@ std::vector<Tensor> read_by_extension(const std::filesystem::path& path) {
   return parse_safetensors(read_file(path));
 }
 
-std::string why_unfit(const Tensor& tensor) {
-  if (!tensor.unfit.empty()) return tensor.unfit;
+std::string find_defect(const Tensor& tensor) {
+  if (!tensor.defect.empty()) return tensor.defect;
   if (tensor.values.empty()) return "has no values";
   if (!std::ranges::all_of(tensor.values, [](float value) { return std::isfinite(value); }))
     return "holds values that are not finite in f32";
   return "";
 }
 
-void leave_out_unfit(const std::string& file, std::vector<Tensor>& tensors) {
+void remove_unusable(const std::string& file, std::vector<Tensor>& tensors) {
   for (Tensor& tensor : tensors)
-    if (const std::string why = why_unfit(tensor); !why.empty())
-      tensor.unfit = fmt::format("tensor \"{}\" {}", tensor.name, why);
-  const auto fit = [](const Tensor& tensor) { return tensor.unfit.empty(); };
-  if (std::ranges::none_of(tensors, fit)) throw InvalidArgumentError(tensors.front().unfit);
+    if (const std::string reason = find_defect(tensor); !reason.empty())
+      tensor.defect = fmt::format("tensor \"{}\" {}", tensor.name, reason);
+  const auto fit = [](const Tensor& tensor) { return tensor.defect.empty(); };
+  if (std::ranges::none_of(tensors, fit)) throw InvalidArgumentError(tensors.front().defect);
   for (const Tensor& tensor : tensors)
-    if (!fit(tensor)) fmt::print(stderr, "{}: left out: {}\n", file, tensor.unfit);
+    if (!fit(tensor)) fmt::print(stderr, "{}: left out: {}\n", file, tensor.defect);
   std::erase_if(tensors, std::not_fn(fit));
 }
 
@@ -97,7 +97,7 @@ bool is_tensor_file(const std::string& name) {
 std::vector<Tensor> read_tensors(const std::filesystem::path& path) try {
   std::vector<Tensor> tensors = read_by_extension(path);
   if (tensors.empty()) throw InvalidArgumentError("holds no tensors");
-  leave_out_unfit(path.string(), tensors);
+  remove_unusable(path.string(), tensors);
   return tensors;
 } catch (const InvalidArgumentError& error) {
   throw InvalidArgumentError(fmt::format("{}: {}", path.string(), error.what()));
@@ -109,7 +109,7 @@ Tensor make_tensor(const std::string& name, std::string_view type, std::vector<s
   if (known == std::end(kValueTypes))
     return {
         .name = name,
-        .unfit = fmt::format("is of {:.20}; F32, BF16 and F16, <f2, <f4 and <f8 are read", type)};
+        .defect = fmt::format("is of {:.20}; F32, BF16 and F16, <f2, <f4 and <f8 are read", type)};
   const std::size_t count = count_of(name, shape);
   if (bytes.size() % known->bytes != 0 || bytes.size() / known->bytes != count)
     throw InvalidArgumentError(

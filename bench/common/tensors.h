@@ -15,7 +15,7 @@ struct Tensor {
   std::vector<float> values;
   std::vector<std::size_t> shape = {};  ///< empty for a single value or an unknown shape
   /// reason why measurements cannot use the tensor; empty for a usable tensor
-  std::string unfit = {};
+  std::string defect = {};
 
   /// Rows and columns as in GradientReducer::add; further dimensions count as columns.
   std::size_t rows() const { return shape.empty() ? values.size() : shape.front(); }
@@ -43,8 +43,8 @@ Tensor parse_npy(const std::string& name, std::string_view bytes);
 std::vector<Tensor> parse_safetensors(std::string_view bytes);
 
 /// Makes a tensor of `bytes`. `type` is "<f2", "<f4" or "<f8" of .npy, or "F16", "BF16" or "F32" of
-/// .safetensors. A tensor of another type is unfit. Throws InvalidArgumentError if the shape does
-/// not match the number of bytes.
+/// .safetensors. Another type is a defect. Throws InvalidArgumentError if the shape does not match
+/// the number of bytes.
 Tensor make_tensor(const std::string& name, std::string_view type, std::vector<std::size_t> shape,
                    std::string_view bytes);
 

@@ -48,9 +48,9 @@ CodecBenchmarks::CodecBenchmarks(const MicroOptions& options)
   if (options_.counts.empty()) options_.counts = {source_->count().value_or(kDefaultCount)};
   if (options_.threads.empty()) options_.threads = {1, core_count()};
   for (std::string& spec : options_.codecs) spec = with_feedback(spec, Feedback::kNone);
-  options_.codecs = without_repeats(options_.codecs);
-  options_.counts = without_repeats(options_.counts);
-  options_.threads = without_repeats(options_.threads);
+  options_.codecs = deduplicated(options_.codecs);
+  options_.counts = deduplicated(options_.counts);
+  options_.threads = deduplicated(options_.threads);
 }
 
 void CodecBenchmarks::register_on(Machine& machine) {
@@ -70,32 +70,32 @@ void CodecBenchmarks::register_codec(Machine& machine, const std::string& spec, 
   }
 }
 
-void CodecBenchmarks::register_threads(CodecCase which) {
+void CodecBenchmarks::register_threads(CodecCase config) {
   const bool serial =
-      which.machine->on_device() || (which.operation != nullptr && !which.operation->parallel);
+      config.machine->on_device() || (config.operation != nullptr && !config.operation->parallel);
   for (const unsigned threads : serial ? std::vector{1u} : options_.threads) {
-    which.threads = threads;
-    which.checksum = Checksum::kOff;
-    register_case(which);
-    if (which.operation == nullptr || !which.operation->checksum) continue;
-    which.checksum = Checksum::kOn;
-    register_case(which);
+    config.threads = threads;
+    config.checksum = Checksum::kOff;
+    register_case(config);
+    if (config.operation == nullptr || !config.operation->checksum) continue;
+    config.checksum = Checksum::kOn;
+    register_case(config);
   }
 }
 
-void CodecBenchmarks::register_case(const CodecCase& which) {
+void CodecBenchmarks::register_case(const CodecCase& config) {
   auto* registered = benchmark::RegisterBenchmark(
-      which.name(dtype_).c_str(), [this, which](benchmark::State& state) { run(state, which); });
+      config.name(dtype_).c_str(), [this, config](benchmark::State& state) { run(state, config); });
   registered->Unit(benchmark::kMicrosecond);
-  if (which.machine->on_device())
+  if (config.machine->on_device())
     registered->UseManualTime();
   else
     registered->UseRealTime();
 }
 
-void CodecBenchmarks::run(benchmark::State& state, const CodecCase& which) {
+void CodecBenchmarks::run(benchmark::State& state, const CodecCase& config) {
   try {
-    time(state, prepare(which));
+    time(state, prepare(config));
   } catch (const std::exception& error) {
     prepared_.reset();
     failed_ = true;
@@ -106,12 +106,12 @@ void CodecBenchmarks::run(benchmark::State& state, const CodecCase& which) {
 /// The references are sampled before and after the timed calls. Drift of the machine then affects
 /// both sides of a ratio.
 void CodecBenchmarks::time(benchmark::State& state, Prepared& prepared) {
-  Machine& machine = *prepared.which.machine;
+  Machine& machine = *prepared.config.machine;
   const TimedCall& timed = prepared.timed;
   const auto before = sample_all(machine, prepared.references, prepared.reference_calls);
   double seconds = 0;
   if (machine.on_device()) {
-    const auto calls = static_cast<benchmark::IterationCount>(prepared.batch * timed.calls_inside);
+    const auto calls = static_cast<benchmark::IterationCount>(prepared.batch * timed.calls_per_run);
     while (state.KeepRunningBatch(calls)) {
       const double batch_seconds =
           machine.sample(timed, prepared.batch) * static_cast<double>(calls);
@@ -138,16 +138,16 @@ void CodecBenchmarks::time(benchmark::State& state, Prepared& prepared) {
   state.counters["workspace_bytes"] = static_cast<double>(prepared.operation->workspace_bytes());
 }
 
-CodecBenchmarks::Prepared& CodecBenchmarks::prepare(const CodecCase& which) {
-  if (prepared_ && prepared_->which == which) return *prepared_;
+CodecBenchmarks::Prepared& CodecBenchmarks::prepare(const CodecCase& config) {
+  if (prepared_ && prepared_->config == config) return *prepared_;
   prepared_.reset();
   Prepared& prepared = prepared_.emplace();
-  prepared.which = which;
-  if (which.operation == nullptr)
+  prepared.config = config;
+  if (config.operation == nullptr)
     prepare_loop(prepared);
   else
     prepare_operation(prepared);
-  Machine& machine = *which.machine;
+  Machine& machine = *config.machine;
   if (machine.on_device()) prepared.batch = machine.calls_per_sample(prepared.timed);
   for (const TimedCall& reference : prepared.references)
     prepared.reference_calls.push_back(machine.calls_per_sample(reference));
@@ -156,18 +156,18 @@ CodecBenchmarks::Prepared& CodecBenchmarks::prepare(const CodecCase& which) {
 
 /// Checks the result.
 void CodecBenchmarks::prepare_operation(Prepared& prepared) {
-  const CodecCase& which = prepared.which;
-  const ConstValueSpan gradient = gradient_of(which.count);
-  const bool on_device = which.machine->on_device();
+  const CodecCase& config = prepared.config;
+  const ConstValueSpan gradient = gradient_of(config.count);
+  const bool on_device = config.machine->on_device();
   prepared.operation =
-      which.operation->make({.codec = which.codec,
-                             .count = which.count,
-                             .source = source_,
-                             .storage = gradient_,
-                             .gradient = gradient,
-                             .checksum = which.checksum,
-                             .threads = &threads_of(on_device ? core_count() : which.threads),
-                             .machine = which.machine});
+      config.operation->make({.codec = config.codec,
+                              .count = config.count,
+                              .source = source_,
+                              .storage = gradient_,
+                              .gradient = gradient,
+                              .checksum = config.checksum,
+                              .threads = &threads_of(on_device ? core_count() : config.threads),
+                              .machine = config.machine});
   CodecOperation& operation = *prepared.operation;
   prepared.relative_error = operation.check();
   prepared.moved_bytes = operation.useful_bytes();
@@ -177,19 +177,19 @@ void CodecBenchmarks::prepare_operation(Prepared& prepared) {
 
 /// The loops of the machine for as many bytes as the gradient.
 void CodecBenchmarks::prepare_loop(Prepared& prepared) {
-  const CodecCase& which = prepared.which;
-  const ConstValueSpan gradient = gradient_of(which.count).subspan(0, which.count);
-  const std::vector<MemoryLoop>& loops = which.machine->traits().loops;
-  const auto loop = std::ranges::find(loops, which.codec, &MemoryLoop::name);
+  const CodecCase& config = prepared.config;
+  const ConstValueSpan gradient = gradient_of(config.count).subspan(0, config.count);
+  const std::vector<MemoryLoop>& loops = config.machine->traits().loops;
+  const auto loop = std::ranges::find(loops, config.codec, &MemoryLoop::name);
   MemoryWork work{.access = loop->access, .bytes = gradient.bytes()};
   prepared.moved_bytes = work.bytes;
   if (work.access == Access::kRead) {
     work.input = {gradient.pointer(), gradient.bytes()};
     work.written = work.bytes / 4;
-    if (which.codec == "share") prepared.moved_bytes += work.written;
+    if (config.codec == "share") prepared.moved_bytes += work.written;
   }
-  std::vector<TimedCall> calls = which.machine->baselines(work, threads_of(which.threads));
-  prepared.timed = *std::ranges::find(calls, which.codec, &TimedCall::name);
+  std::vector<TimedCall> calls = config.machine->baselines(work, threads_of(config.threads));
+  prepared.timed = *std::ranges::find(calls, config.codec, &TimedCall::name);
 }
 
 Threads& CodecBenchmarks::threads_of(unsigned count) {

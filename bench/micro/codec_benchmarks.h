@@ -49,7 +49,7 @@ class CodecBenchmarks {
  private:
   /// A checked case, ready for timing.
   struct Prepared {
-    CodecCase which;
+    CodecCase config;
     std::unique_ptr<CodecOperation> operation;  ///< null for a memory loop
     double relative_error = 0;
     std::size_t moved_bytes = 0;  ///< per call
@@ -60,13 +60,13 @@ class CodecBenchmarks {
   };
 
   void register_codec(Machine& machine, const std::string& spec, std::size_t count);
-  void register_case(const CodecCase& which);
-  void register_threads(CodecCase which);
+  void register_case(const CodecCase& config);
+  void register_threads(CodecCase config);
   /// Times the case. An exception ends the benchmark and, later, the program with an error.
-  void run(benchmark::State& state, const CodecCase& which);
+  void run(benchmark::State& state, const CodecCase& config);
   void time(benchmark::State& state, Prepared& prepared);
   /// Keeps only the last case, because a case may need gigabytes.
-  Prepared& prepare(const CodecCase& which);
+  Prepared& prepare(const CodecCase& config);
   void prepare_operation(Prepared& prepared);
   void prepare_loop(Prepared& prepared);
   Threads& threads_of(unsigned count);

@@ -97,7 +97,7 @@ ValueSpan HostState::values() const {
 
 ResidualStates::ResidualStates(const OperationInput& input, std::size_t sets)
     : count_(input.count),
-      begin_empty_(!input.machine->on_device()),
+      starts_at_zero_(!input.machine->on_device()),
       initial_(first_residual(input)),
       residuals_(sets, initial_.span(), *input.machine),
       words_(sizeof(StateWords), input.machine->traits().memory) {

@@ -133,7 +133,7 @@ class ResidualStates {
  public:
   ResidualStates(const OperationInput& input, std::size_t sets);
 
-  bool begin_empty() const { return begin_empty_; }
+  bool starts_at_zero() const { return starts_at_zero_; }
   ConstValueSpan initial() const { return initial_.values(count_, Dtype::kF32); }
   HostState on_host() const;
   ValueSpan residual(std::size_t call) const {
@@ -144,7 +144,7 @@ class ResidualStates {
 
  private:
   std::size_t count_;
-  bool begin_empty_;
+  bool starts_at_zero_;
   Buffer initial_;
   RotatedBuffer residuals_;
   Buffer words_;

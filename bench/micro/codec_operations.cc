@@ -71,7 +71,7 @@ class EncodeOperation : public PlannedOperation {
 
 /// The destination of residuals: in place or elsewhere. Elsewhere keeps every step as hard as the
 /// first step.
-enum class Residuals : std::uint8_t { kInPlace, kElsewhere };
+enum class Residuals : std::uint8_t { kInPlace, kOutOfPlace };
 
 class FeedbackOperation : public PlannedOperation {
  public:
@@ -83,7 +83,7 @@ class FeedbackOperation : public PlannedOperation {
         gradients_(input, sets_, Steps::kAll),
         states_(input, sets_),
         frames_(rotated(sets_, codec_.plan().frame_bytes)) {
-    if (residuals == Residuals::kElsewhere) written_ = rotated(sets_, residual_bytes());
+    if (residuals == Residuals::kOutOfPlace) written_ = rotated(sets_, residual_bytes());
   }
 
   double check() override {
@@ -94,11 +94,11 @@ class FeedbackOperation : public PlannedOperation {
     require_same(used_bytes(expected), frame, "encode: the frame");
     payload_bytes_ = tersor::payload_bytes(frame);
     require_same(state.residual.span(), on_host(written()), "encode: the residual");
-    if (states_.begin_empty()) check_same_payload(frame);
+    if (states_.starts_at_zero()) check_same_payload(frame);
     const Buffer values = decoded(host_codec_, frame);
     const double error = feedback_error(gradient(), states_.initial(), as_gradient(values));
     require_within(error, 1.0, "encode with feedback, then decode");
-    check_nothing_lost(as_gradient(values), state.values());
+    check_conservation(as_gradient(values), state.values());
     return error;
   }
 
@@ -125,7 +125,7 @@ class FeedbackOperation : public PlannedOperation {
   }
 
   /// Sent values plus new residual equal gradient plus old residual.
-  void check_nothing_lost(ConstValueSpan sent, ConstValueSpan selected) const {
+  void check_conservation(ConstValueSpan sent, ConstValueSpan selected) const {
     std::vector<double> sum(input_.count);
     add_values(1.0, sent, sum);
     add_values(1.0, selected, sum);
@@ -149,7 +149,7 @@ std::unique_ptr<CodecOperation> make_far_miss(const OperationInput& wanted) {
   input.source = std::make_shared<SampleSource>("narrow");
   input.storage = std::make_shared<Buffer>(sample_buffer(*input.source, count, dtype, 1));
   input.gradient = input.storage->values(count, dtype);
-  return std::make_unique<FeedbackOperation>(input, Residuals::kElsewhere);
+  return std::make_unique<FeedbackOperation>(input, Residuals::kOutOfPlace);
 }
 
 class DecodeOperation : public PlannedOperation {
@@ -176,9 +176,9 @@ class DecodeOperation : public PlannedOperation {
 
   /// Every second call subtracts the values that the set's previous call added.
   void call(std::size_t call) override {
-    const bool takes_off = mode_ == DecodeMode::kAdd && call / sets_ % 2 != 0;
+    const bool subtracts = mode_ == DecodeMode::kAdd && call / sets_ % 2 != 0;
     codec_.decode(frames_.at(call), outputs_.values(call, input_.count, input_.gradient.dtype()),
-                  mode_, takes_off ? -1.0f : 1.0f);
+                  mode_, subtracts ? -1.0f : 1.0f);
   }
 
  private:
@@ -269,7 +269,7 @@ class ReduceOperation : public PlannedOperation {
       add_values(1.0, as_gradient(decoded(encoder_, frame)), sum);
     add_values(1.0, states_.initial(), sum);
     const double error =
-        relative_error(states_.begin_empty() ? sum_of_gradients() : sum, as_gradient(reduced));
+        relative_error(states_.starts_at_zero() ? sum_of_gradients() : sum, as_gradient(reduced));
     add_values(-1.0, residual, sum);
     require_sum(sum, as_gradient(reduced), "reduce");
     return error;

@@ -23,7 +23,7 @@ class CpuMachine : public Machine {
                  .line_bytes = 64,
                  .reduced_frames = 4,
                  .sample_seconds = 1e-3,
-                 .most_calls = 1'000'000,
+                 .max_calls = 1'000'000,
                  .loops = {{kReadLoop, Access::kRead},
                            {kShareLoop, Access::kRead},
                            {kCopyLoop, Access::kWrite},
@@ -62,7 +62,7 @@ std::size_t Machine::calls_per_sample(const TimedCall& call) {
   seconds_per_call(call.run, 1);
   const double seconds = std::max(seconds_per_call(call.run, 1), 1e-9);
   return static_cast<std::size_t>(std::clamp(std::ceil(traits_.sample_seconds / seconds), 1.0,
-                                             static_cast<double>(traits_.most_calls)));
+                                             static_cast<double>(traits_.max_calls)));
 }
 
 RotatedBuffer::RotatedBuffer(std::size_t sets, std::size_t bytes, Memory memory)

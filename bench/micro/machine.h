@@ -26,9 +26,9 @@ struct OperationInput;
 
 struct TimedCall {
   std::string name;
-  std::function<void()> run;     ///< on a device, queues the call
-  std::size_t calls = 0;         ///< calls per sample; 0: enough for one sample
-  std::size_t calls_inside = 1;  ///< calls represented by one `run`
+  std::function<void()> run;      ///< on a device, queues the call
+  std::size_t calls = 0;          ///< calls per sample; 0: enough for one sample
+  std::size_t calls_per_run = 1;  ///< calls represented by one `run`
 };
 
 /// The main memory access of a call: reads, writes, or updates in place.
@@ -68,7 +68,7 @@ struct MachineTraits {
   std::size_t line_bytes = 0;                  ///< smallest unit of memory traffic
   std::size_t reduced_frames = 0;              ///< frames added by "reduce"
   double sample_seconds = 0;                   ///< length of a sample
-  std::size_t most_calls = 0;                  ///< maximum number of calls in a sample
+  std::size_t max_calls = 0;                   ///< maximum number of calls in a sample
   std::vector<MemoryLoop> loops = {};          ///< all loops of `baselines`
   std::vector<OperationKind> operations = {};  ///< in addition to `frame_operations`
 };
@@ -95,7 +95,7 @@ class Machine {
   std::size_t calls_per_sample(const TimedCall& call);
   /// Returns the seconds per call in one sample of `calls` calls.
   double sample(const TimedCall& call, std::size_t calls) {
-    return seconds_per_call(call.run, calls) / static_cast<double>(call.calls_inside);
+    return seconds_per_call(call.run, calls) / static_cast<double>(call.calls_per_run);
   }
 
  private:

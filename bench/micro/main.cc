@@ -44,7 +44,7 @@ void add_options(CLI::App& command, MicroOptions& options) {
       ->transform(size_suffix())
       ->type_name("N");
   add(command, "--tensor", options.tensor_count, "Values of each of multi_tensor's 500 tensors",
-      "N", size_suffix(from_to(1, 1 << 20)));
+      "N", size_suffix(within(1, 1 << 20)));
   add_dtype(command, options.dtype);
   command
       .add_option("--isa", options.isa,
@@ -53,7 +53,7 @@ void add_options(CLI::App& command, MicroOptions& options) {
       ->type_name("ISA");
   add_data(command, options.source);
   command.add_option("--threads", options.threads, "Threads of a codec (1, and one per core)")
-      ->transform(from_to(1, 1024))
+      ->transform(within(1, 1024))
       ->type_name("N");
 }
 
@@ -89,14 +89,14 @@ void add_context(const MicroOptions& options) {
 }
 
 /// Google Benchmark has printed that nothing matches, or why the filter is invalid.
-[[noreturn]] void refuse_filter(const OptionalGpu& gpu) {
-  const std::string why_no_gpu =
+[[noreturn]] void reject_filter(const OptionalGpu& gpu) {
+  const std::string no_gpu_text =
       gpu.machine() == nullptr ? fmt::format(" (no benchmarks of cuda: {})", gpu.reason()) : "";
   throw InvalidArgumentError(
       fmt::format("no benchmark matches --benchmark_filter={}; a name is like "
                   "cpu/encode/int8/f32/67108864/threads:1/checksum:off, and "
                   "--benchmark_list_tests=true prints all names{}",
-                  benchmark::GetBenchmarkFilter(), why_no_gpu));
+                  benchmark::GetBenchmarkFilter(), no_gpu_text));
 }
 
 /// Two ranks over MPI, if a launcher of MPI started this process; otherwise null.
@@ -113,7 +113,8 @@ std::unique_ptr<Fleet> mpi_fleet() {
 
 void run(const MicroOptions& options) {
   std::unique_ptr<Fleet> mpi = mpi_fleet();
-  if (mpi != nullptr && !mpi->leads()) return mpi->run([](Rank& rank) { serve(rank.transport()); });
+  if (mpi != nullptr && !mpi->has_rank0())
+    return mpi->run([](Rank& rank) { serve(rank.transport()); });
   if (!options.isa.empty()) force_isa(parse_isa(options.isa));
   add_context(options);
   const OptionalGpu gpu;
@@ -127,7 +128,7 @@ void run(const MicroOptions& options) {
   transports.emplace_back("tcp", make_loopback_fleet(2));
 #endif
   if (mpi != nullptr) transports.emplace_back("mpi", std::move(mpi));
-  if (benchmark::RunSpecifiedBenchmarks() == 0) refuse_filter(gpu);
+  if (benchmark::RunSpecifiedBenchmarks() == 0) reject_filter(gpu);
   if (codecs.failed() || std::ranges::any_of(transports, &TransportBenchmarks::failed))
     throw Error("a benchmark failed, see above");
 }

@@ -54,7 +54,7 @@ std::vector<std::byte> message_of(std::size_t bytes) {
   return message;
 }
 
-void tell(Transport& transport, const Run& run) {
+void send_run(Transport& transport, const Run& run) {
   send(transport, std::as_bytes(std::span(&run, 1)));
 }
 
@@ -97,7 +97,7 @@ TransportBenchmarks::TransportBenchmarks(const std::string& name, std::unique_pt
 
 TransportBenchmarks::~TransportBenchmarks() {
   try {
-    if (fleet_->only_rank()) fleet_->run([](Rank& rank) { tell(rank.transport(), {}); });
+    if (fleet_->only_rank()) fleet_->run([](Rank& rank) { send_run(rank.transport(), {}); });
   } catch (const std::exception&) {
     // The failed benchmark was reported.
   }
@@ -106,9 +106,9 @@ TransportBenchmarks::~TransportBenchmarks() {
 void TransportBenchmarks::run(benchmark::State& state, Pattern pattern, std::size_t bytes) {
   try {
     fleet_->run([&](Rank& rank) {
-      if (!rank.first()) return serve(rank.transport());
+      if (!rank.is_rank0()) return serve(rank.transport());
       time(state, rank.transport(), pattern, bytes);
-      if (!fleet_->only_rank()) tell(rank.transport(), {});
+      if (!fleet_->only_rank()) send_run(rank.transport(), {});
     });
   } catch (const std::exception& error) {
     failed_ = true;
@@ -121,7 +121,7 @@ void TransportBenchmarks::time(benchmark::State& state, Transport& transport, Pa
                                std::size_t bytes) {
   const std::vector<std::byte> message = message_of(bytes);
   const auto iterations = static_cast<std::uint64_t>(state.max_iterations);
-  tell(transport, {iterations + 1, bytes, pattern});
+  send_run(transport, {iterations + 1, bytes, pattern});
   if (!std::ranges::equal(message, call(transport, pattern, message).received(1)))
     throw Error(fmt::format("the received message of {} bytes differs", bytes));
   for ([[maybe_unused]] auto iteration : state) call(transport, pattern, message);

@@ -41,14 +41,14 @@ struct PredictOptions {
   std::filesystem::path json;
 };
 
-constexpr int kMostRanks = 1 << 20;
+constexpr int kMaxRanks = 1 << 20;
 
 int parse_ranks(std::string_view text) {
   int ranks = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
-  if (error != std::errc() || end != text.data() + text.size() || ranks < 1 || ranks > kMostRanks)
+  if (error != std::errc() || end != text.data() + text.size() || ranks < 1 || ranks > kMaxRanks)
     throw InvalidArgumentError(fmt::format(
-        "\"{}\" are no ranks: write 8, or 8..4096 for 8, 16, … 4096, up to {}", text, kMostRanks));
+        "\"{}\" are no ranks: write 8, or 8..4096 for 8, 16, … 4096, up to {}", text, kMaxRanks));
   return ranks;
 }
 
@@ -105,7 +105,7 @@ struct ComparedRow : PredictRow {
   PredictRow raw;
 
   /// True if the printed times differ, too.
-  bool loses() const { return prediction.seconds > 1.01 * raw.prediction.seconds; }
+  bool is_slower() const { return prediction.seconds > 1.01 * raw.prediction.seconds; }
   std::string speedup() const {
     const double seconds = prediction.seconds;
     return seconds > 0 ? fmt::format("{:.2f}x", raw.prediction.seconds / seconds) : "-";
@@ -141,9 +141,9 @@ class Predictor {
                    .bytes = static_cast<double>(count * dtype_bytes(dtype_))};
     for (const Algorithm algorithm : possible_algorithms(*codec, dtype_)) {
       query.algorithm = algorithm;
-      keep_quicker(row, predict_on_best_grid(query, costs), std::string(algorithm_name(algorithm)));
+      keep_faster(row, predict_on_best_grid(query, costs), std::string(algorithm_name(algorithm)));
       if (algorithm == Algorithm::kTwoShot && costs.network.ranks_per_host > 1)
-        keep_quicker(row, {{}, predict_hierarchical(query, costs)}, "hierarchical");
+        keep_faster(row, {{}, predict_hierarchical(query, costs)}, "hierarchical");
     }
     return row;
   }
@@ -152,8 +152,8 @@ class Predictor {
   PredictRow best_raw(int ranks, std::size_t count) {
     PredictRow row = predict("none", ranks, count);
     const CostQuery query{.dtype = dtype_, .count = count, .ranks = ranks};
-    keep_quicker(row, {{}, predict_halving_doubling(query, figures("none", ranks))},
-                 "halving and doubling");
+    keep_faster(row, {{}, predict_halving_doubling(query, figures("none", ranks))},
+                "halving and doubling");
     return row;
   }
 
@@ -167,7 +167,7 @@ class Predictor {
   }
 
  private:
-  static void keep_quicker(PredictRow& row, GridPrediction found, std::string algorithm) {
+  static void keep_faster(PredictRow& row, GridPrediction found, std::string algorithm) {
     if (!row.algorithm.empty() && found.prediction.seconds >= row.prediction.seconds) return;
     row.prediction = found.prediction;
     row.algorithm = std::move(algorithm);
@@ -178,8 +178,8 @@ class Predictor {
     if (options_.hosts > 0 && ranks % options_.hosts != 0)
       throw InvalidArgumentError(fmt::format("{} ranks do not fill {} hosts: give a multiple of {}",
                                              ranks, options_.hosts, options_.hosts));
-    const int near = options_.hosts > 0 ? ranks / options_.hosts : 1;
-    return {.network = {.link = link_, .local = local_, .ranks_per_host = near},
+    const int per_host = options_.hosts > 0 ? ranks / options_.hosts : 1;
+    return {.network = {.link = link_, .local = local_, .ranks_per_host = per_host},
             .codec = costs_of(spec),
             .add_seconds_per_byte = add_seconds_,
             .crowding = options_.crowding};
@@ -236,24 +236,24 @@ Table<ComparedRow> print_head(const std::vector<std::string>& codecs) {
 }
 
 /// Prints the cases in which encoding is slower than no compression.
-void print_losers(const std::vector<ComparedRow>& losers) {
-  if (losers.empty()) return;
+void print_slower(const std::vector<ComparedRow>& slower_rows) {
+  if (slower_rows.empty()) return;
   fmt::print("\nSlower than uncompressed:\n");
-  for (const ComparedRow& row : losers)
+  for (const ComparedRow& row : slower_rows)
     fmt::print("  {} of {} on {} ranks: {}, {} by {}\n", row.codec, format_bytes(row.bytes),
                row.ranks, format_seconds(row.prediction.seconds),
                format_seconds(row.raw.prediction.seconds), row.raw.algorithm);
 }
 
 void run_predict(const PredictOptions& options) {
-  const std::vector<std::string> codecs = without_repeats(options.codecs);
+  const std::vector<std::string> codecs = deduplicated(options.codecs);
   const std::size_t value_bytes = dtype_bytes(parse_gradient_dtype(options.dtype));
   const std::vector<int> all_ranks = parse_rank_range(options.ranks);
   RecordFile records(options.json);
   Predictor predictor(options);
   fmt::print("{}", predictor.figures_text());
   const Table table = print_head(codecs);
-  std::vector<ComparedRow> losers;
+  std::vector<ComparedRow> slower_rows;
   for (const std::size_t bytes : options.bytes)
     for (const int ranks : all_ranks) {
       const std::size_t count = std::max<std::size_t>(bytes / value_bytes, 1);
@@ -262,10 +262,10 @@ void run_predict(const PredictOptions& options) {
         const ComparedRow row{predictor.predict(codec, ranks, count), raw};
         table.print(row);
         records.add(record_of(options, row));
-        if (row.loses()) losers.push_back(row);
+        if (row.is_slower()) slower_rows.push_back(row);
       }
     }
-  print_losers(losers);
+  print_slower(slower_rows);
 }
 
 void add_placement_options(CLI::App& command, PredictOptions& options) {
@@ -274,7 +274,7 @@ void add_placement_options(CLI::App& command, PredictOptions& options) {
       .add_option("--hosts", options.hosts,
                   "Hosts, over which ranks are spread evenly and whose link they share; without "
                   "it each rank has a host")
-      ->transform(from_to(1, kMostRanks))
+      ->transform(within(1, kMaxRanks))
       ->type_name("N");
   add(command, "--link", options.link, "Link of each host: RATE[,LATENCY[,overhead=FACTOR]]",
       "LINK", checked(link_text));
@@ -290,7 +290,7 @@ void add_cost_options(CLI::App& command, PredictOptions& options) {
       ->transform(checked(seconds_text))
       ->type_name("TIME");
   add(command, "--crowding", options.crowding, "Ranks that share a core while they encode", "F",
-      from_to(0, 1024));
+      within(0, 1024));
 }
 
 void add_options(CLI::App& command, PredictOptions& options) {
@@ -309,7 +309,7 @@ void add_options(CLI::App& command, PredictOptions& options) {
       ->type_name("N,...");
   add(command, "--error-growth", options.error_growth,
       "How many times the squared error of one dimension a grid may have that is chosen", "F",
-      from_to(1, 1024));
+      within(1, 1024));
   add_dtype(command, options.dtype);
   add_cost_options(command, options);
   add_json(command, options.json);

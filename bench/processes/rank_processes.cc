@@ -38,7 +38,7 @@ int number_of(const char* variable) {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kBetweenLooks{5};
+constexpr std::chrono::milliseconds kPollInterval{5};
 
 std::string text_of(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
@@ -168,10 +168,10 @@ void RankProcesses::start(const RankCommand& command, int rank) {
   const Variables shared = shared_device_variables(rank, command.ranks, command.devices);
   variables.insert(variables.end(), shared.begin(), shared.end());
   variables.insert(variables.end(), command.variables.begin(), command.variables.end());
-  std::vector<std::string> words = command.words, environment = environment_with(variables);
+  std::vector<std::string> words = command.argv, environment = environment_with(variables);
   FileActions actions;
-  if (output_ == RankOutput::kCaught) actions.write_to(output_file(rank));
-  if (output_ == RankOutput::kOfFirst && rank != 0) actions.silence();
+  if (output_ == RankOutput::kCaptured) actions.write_to(output_file(rank));
+  if (output_ == RankOutput::kFirstOnly && rank != 0) actions.silence();
   Rank started;
   const int error = posix_spawn(&started.process, words.front().c_str(), actions.get(), nullptr,
                                 pointers(words).data(), pointers(environment).data());
@@ -186,7 +186,7 @@ bool RankProcesses::reap() {
     int status = 0;
     if (rank.process == 0 || waitpid(rank.process, &status, WNOHANG) == 0) continue;
     rank.process = 0;
-    rank.ending.status = status_of(status);
+    rank.result.status = status_of(status);
   }
   return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.process == 0; });
 }
@@ -198,28 +198,28 @@ void RankProcesses::kill_all() {
     int status = 0;
     waitpid(rank.process, &status, 0);
     rank.process = 0;
-    rank.ending = {.status = status_of(status), .late = true};
+    rank.result = {.status = status_of(status), .timed_out = true};
   }
 }
 
-std::vector<RankEnding> RankProcesses::wait(const RankLimits& limits) {
+std::vector<RankResult> RankProcesses::wait(const RankLimits& limits) {
   SteadyClock::time_point end = SteadyClock::now() + limits.all;
   bool failed = false;
   while (!reap() && SteadyClock::now() < end) {
     const bool fails = std::ranges::any_of(
-        ranks_, [](const Rank& rank) { return rank.process == 0 && rank.ending.status != 0; });
+        ranks_, [](const Rank& rank) { return rank.process == 0 && rank.result.status != 0; });
     if (fails && !failed) end = std::min(end, SteadyClock::now() + limits.after_failure);
     failed = fails;
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(kPollInterval);
   }
   kill_all();
-  std::vector<RankEnding> endings;
+  std::vector<RankResult> results;
   for (std::size_t index = 0; index < ranks_.size(); ++index) {
-    endings.push_back(ranks_[index].ending);
-    if (output_ == RankOutput::kCaught)
-      endings.back().output = text_of(output_file(first_ + static_cast<int>(index)));
+    results.push_back(ranks_[index].result);
+    if (output_ == RankOutput::kCaptured)
+      results.back().output = text_of(output_file(first_ + static_cast<int>(index)));
   }
-  return endings;
+  return results;
 }
 
 std::vector<std::string> own_command() {
@@ -234,11 +234,11 @@ std::vector<std::string> own_command() {
 }
 
 void run_rank_processes(int ranks, int devices) {
-  RankProcesses processes({.words = own_command(), .ranks = ranks, .devices = devices});
-  const std::vector<RankEnding> endings = processes.wait();
-  for (std::size_t rank = 0; rank < endings.size(); ++rank)
-    if (endings[rank].status != 0)
-      throw Error(fmt::format("rank {} ended with exit status {}", rank, endings[rank].status));
+  RankProcesses processes({.argv = own_command(), .ranks = ranks, .devices = devices});
+  const std::vector<RankResult> results = processes.wait();
+  for (std::size_t rank = 0; rank < results.size(); ++rank)
+    if (results[rank].status != 0)
+      throw Error(fmt::format("rank {} ended with exit status {}", rank, results[rank].status));
 }
 
 }  // namespace tersor::bench

@@ -49,24 +49,24 @@ inline int device_of(int rank, int devices) { return rank % devices; }
 
 /// The destination of the ranks' output.
 enum class RankOutput : std::uint8_t {
-  kOfFirst,  ///< rank 0 prints to this process's output; other ranks print only errors
-  kCaught,   ///< RankEnding::output returns all output
+  kFirstOnly,  ///< rank 0 prints to this process's output; other ranks print only errors
+  kCaptured,   ///< RankResult::output returns all output
 };
 
 struct RankCommand {
-  std::vector<std::string> words;  ///< the program's path, then the arguments
+  std::vector<std::string> argv;  ///< the program's path, then the arguments
   int ranks = 2;
   int devices = 1;  ///< visible to all ranks
   int first = 0;    ///< first rank to start; lower ranks are started elsewhere
   const char* file_variable = kIdFileVariable;  ///< variable with the rendezvous file
-  RankOutput output = RankOutput::kOfFirst;
+  RankOutput output = RankOutput::kFirstOnly;
   Variables variables = {};  ///< in addition to the variables of RankIdentity
 };
 
 /// The end of a rank's process.
-struct RankEnding {
-  int status = 0;     ///< exit status, or 128 + signal
-  bool late = false;  ///< True if killed after the time limit
+struct RankResult {
+  int status = 0;          ///< exit status, or 128 + signal
+  bool timed_out = false;  ///< True if killed after the time limit
   std::string output = {};
 };
 
@@ -105,12 +105,12 @@ class RankProcesses {
   /// The rendezvous file; removed with this object.
   std::filesystem::path file() const { return folder_.path() / "meeting"; }
   /// Waits for all processes, and kills processes after the time limit.
-  std::vector<RankEnding> wait(const RankLimits& limits = {});
+  std::vector<RankResult> wait(const RankLimits& limits = {});
 
  private:
   struct Rank {
     pid_t process = 0;  // 0 after the end
-    RankEnding ending;
+    RankResult result;
   };
 
   void start(const RankCommand& command, int rank);

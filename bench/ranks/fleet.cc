@@ -52,7 +52,7 @@ Operation Rank::operation(std::string_view name) {
   return {.name = name, .tag = control_.reserve_tags(1), .timeout = std::chrono::hours(1)};
 }
 
-void Rank::meet() {
+void Rank::barrier() {
   for (int round = 0; round < fleet_.barriers; ++round)
     control_.barrier(operation("meeting")).wait_synchronize();
 }
@@ -120,11 +120,11 @@ void add_fleet(CLI::App& command, FleetOptions& fleet, const std::vector<std::st
   command
       .add_option("--ranks", fleet.ranks,
                   "Threads, or processes to start, 4 unless given; mpirun has its own -n")
-      ->transform(from_to(1, 1024))
+      ->transform(within(1, 1024))
       ->type_name("N");
 #if TERSOR_HAS_TCP
   add(command, "--connections", fleet.connections, "tcp: connections of each pair of ranks", "N",
-      from_to(1, 16));
+      within(1, 16));
   command
       .add_option("--address", fleet.address,
                   "tcp: where this rank listens: an address, a host's name or an interface")

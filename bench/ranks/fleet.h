@@ -39,19 +39,19 @@ using Transports = std::vector<std::unique_ptr<Transport>>;
 
 /// The parts of a fleet, in the order of their lifetimes.
 struct FleetParts {
-  std::shared_ptr<void> keeper = {};  ///< owner of the transport's resources; may be null
+  std::shared_ptr<void> owner = {};  ///< of the transport's resources; may be null
   /// the transport of this process's only rank; null if all ranks are threads of this process
   std::unique_ptr<Transport> transport = {};
   std::function<Transports()> threads = {};  ///< makes the transports of a run on threads
   int ranks = 1;                             ///< number of threads
   std::optional<Library> library = {};
   std::string text;  ///< "4 ranks in this process, link 1Gbit,50us"
-  /// Barriers per meeting. A single barrier ends first on the last rank to arrive. A second barrier
-  /// brings the ranks closer together.
+  /// Barriers per Rank::barrier. A single barrier ends first on the last rank to arrive. A second
+  /// barrier brings the ranks closer together.
   int barriers = 2;
 };
 
-/// One rank of a running measurement, with functions to meet the other ranks. Messages of these
+/// One rank of a running measurement, with a barrier and gathers of all ranks. Messages of these
 /// functions are separate from measured messages.
 class Rank {
  public:
@@ -61,14 +61,14 @@ class Rank {
   Transport& transport() { return measured_; }
   int index() { return measured_.rank(); }
   /// True on rank 0, the rank with checks and reports.
-  bool first() { return index() == 0; }
+  bool is_rank0() { return index() == 0; }
   /// True on the single rank per process that stores results.
-  bool stores() { return fleet_.transport != nullptr || first(); }
+  bool stores_result() { return fleet_.transport != nullptr || is_rank0(); }
   /// Null without a library.
   const Library* library() const { return fleet_.library ? &*fleet_.library : nullptr; }
 
   /// Returns after all ranks have called this function.
-  void meet();
+  void barrier();
   /// Returns the bytes of all ranks by rank. Every rank passes the same number of bytes.
   std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own);
 
@@ -86,11 +86,11 @@ class Rank {
   }
   /// Returns rank 0's value on all ranks.
   template <typename T>
-  T from_first(T own) {
+  T from_rank0(T own) {
     return gather(std::span<const T>(&own, 1)).front().front();
   }
   /// Returns the maximum over ranks on all ranks.
-  double largest(double own) {
+  double maximum(double own) {
     return std::ranges::max(gather(std::span<const double>(&own, 1)))[0];
   }
 
@@ -115,7 +115,7 @@ class Fleet {
   int ranks() const { return measured_ == nullptr ? parts_.ranks : measured_->ranks(); }
   const std::string& text() const { return parts_.text; }
   /// True if rank 0 is in this process. Other processes print nothing and write no files.
-  bool leads() const { return only_rank().value_or(0) == 0; }
+  bool has_rank0() const { return only_rank().value_or(0) == 0; }
   /// The only rank in this process; nullopt if all ranks are in this process.
   std::optional<int> only_rank() const {
     return measured_ == nullptr ? std::nullopt : std::optional(measured_->rank());
@@ -137,7 +137,7 @@ auto measure_on(Fleet& fleet, const Measure& measure) {
   std::invoke_result_t<Measure, Rank&> result{};
   fleet.run([&](Rank& rank) {
     auto own = measure(rank);
-    if (rank.stores()) result = std::move(own);
+    if (rank.stores_result()) result = std::move(own);
   });
   return result;
 }

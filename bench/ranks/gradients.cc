@@ -96,7 +96,7 @@ void check_identical(Rank& rank, ConstByteSpan own, std::string_view codec) {
 double check_reduced(const RankGradients& gradients, Rank& rank, std::string_view codec,
                      ConstValueSpan own) {
   check_identical(rank, {own.pointer(), own.bytes()}, codec);
-  return rank.from_first(rank.first() ? check_sum(gradients, codec, own) : 0.0);
+  return rank.from_rank0(rank.is_rank0() ? check_sum(gradients, codec, own) : 0.0);
 }
 
 double median_of_slowest(std::span<const std::vector<double>> per_rank) {

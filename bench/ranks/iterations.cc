@@ -53,9 +53,9 @@ IterationTimes RankCall::time() {
 
 IterationTimes time_iteration(RankCall& caller, Rank& rank) {
   caller.restore();
-  rank.meet();
+  rank.barrier();
   const IterationTimes time = caller.time();
-  if (caller.ends_together()) rank.meet();
+  if (caller.waits_after_call()) rank.barrier();
   return time;
 }
 
@@ -66,7 +66,7 @@ std::size_t warm_up(std::span<RankCall* const> callers, Rank& rank, std::size_t 
     for (RankCall* caller : callers) seconds += time_iteration(*caller, rank).seconds;
   }
   const double each = seconds / static_cast<double>(callers.size());
-  return rank.from_first(iterations == 0 ? iterations_for(each) : iterations);
+  return rank.from_rank0(iterations == 0 ? iterations_for(each) : iterations);
 }
 
 std::vector<IterationTimes> time_iterations(std::span<RankCall* const> callers, Rank& rank,

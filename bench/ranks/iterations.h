@@ -43,9 +43,8 @@ class RankCall {
   virtual void call() = 0;
   /// Makes a call and returns the times, by default from the host's clock.
   virtual IterationTimes time();
-  /// True if ranks also wait for each other after a call. Otherwise the `restore` of fast ranks
-  /// takes cores from slower ranks, still in their calls.
-  virtual bool ends_together() const { return true; }
+  /// If false, the `restore` of fast ranks takes cores from slower ranks, still in their calls.
+  virtual bool waits_after_call() const { return true; }
   /// Statistics of the last call.
   virtual const CollectiveStatistics& statistics() const = 0;
 

@@ -173,7 +173,7 @@ std::filesystem::path records_path(const TrainOptions& options) {
 }
 
 RunsOfCodecs train_all(const TrainOptions& options, Fleet& fleet) {
-  RecordFile records(fleet.leads() ? records_path(options) : "");
+  RecordFile records(fleet.has_rank0() ? records_path(options) : "");
   const trainer::TrainingData data = trainer::load_training_data(options.data_folder);
   RunsOfCodecs runs_of;
   for (const std::uint64_t seed : options.seeds)
@@ -182,12 +182,12 @@ RunsOfCodecs train_all(const TrainOptions& options, Fleet& fleet) {
 }
 
 void run_train(TrainOptions options) {
-  options.codecs = without_repeats(options.codecs);
-  options.seeds = without_repeats(options.seeds);
+  options.codecs = deduplicated(options.codecs);
+  options.seeds = deduplicated(options.seeds);
   double& warmup = options.recipe.warmup_epochs;
   warmup = std::min(warmup, static_cast<double>(options.recipe.epochs) / 2);
   const auto fleet = make_fleet(options.fleet);
-  const bool draws = fleet->leads() && !options.report_folder.empty();
+  const bool draws = fleet->has_rank0() && !options.report_folder.empty();
   if (draws) check_report_folder(options.report, options.report_folder);
   print_summary(options, train_all(options, *fleet));
   if (draws)
@@ -201,10 +201,10 @@ std::string check_extension(const std::string& name) {
 }
 
 void add_options(CLI::App& command, TrainOptions& options) {
-  add_codecs(command, options.codecs, Automatic::kTaken);
+  add_codecs(command, options.codecs, Automatic::kAccepted);
   add_fleet(command, options.fleet);
   add(command, "--epochs", options.recipe.epochs, "Passes over the training images", "N",
-      from_to(1, 10000))
+      within(1, 10000))
       ->take_last();
   add(command, "--batch", options.recipe.batch_images, "Images of a rank in a step", "N",
       above_zero());

@@ -47,10 +47,10 @@ class TrainingRank {
 
   /// Trains on a batch, adds to the epoch's sums, and passes each gradient to `look` (may be
   /// empty).
-  void step(EpochResult& epoch, const std::function<void(const trainer::Parameter&)>& look) {
+  void step(EpochResult& epoch, const std::function<void(const trainer::Parameter&)>& on_gradient) {
     const Stopwatch step;
     const auto ready = [&](const trainer::Parameter& parameter) {
-      if (look) look(parameter);
+      if (on_gradient) on_gradient(parameter);
       reducer_.ready(parameter.name);
     };
     data_.train.read(shard_.batch(step_), batch_);
@@ -101,14 +101,14 @@ void add_statistics(EpochResult& epoch, const ReducerStatistics& statistics) {
 EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserver& observer) {
   EpochResult sums;
   trainer.reducer().reset_statistics();
-  rank.meet();
+  rank.barrier();
   const Stopwatch watch;
   for (std::size_t step = 0; step < trainer.steps(); ++step) {
-    const bool shows = rank.first() && step + 1 == trainer.steps();
-    trainer.step(sums, shows ? observer.gradient : nullptr);
-    if (rank.first() && observer.step) observer.step();
+    const bool reports = rank.is_rank0() && step + 1 == trainer.steps();
+    trainer.step(sums, reports ? observer.gradient : nullptr);
+    if (rank.is_rank0() && observer.step) observer.step();
   }
-  rank.meet();
+  rank.barrier();
   const double seconds = watch.seconds();
   add_statistics(sums, trainer.reducer().statistics());
   EpochResult result =
@@ -139,9 +139,9 @@ std::vector<Epochs> train_rank(const std::vector<TrainingRun>& runs,
       EpochResult& result = results[i].emplace_back(train_epoch(trainers[i], rank, observer));
       result.epoch = epoch;
       result.seconds += earlier;
-      if (rank.first()) result.accuracy = trainers[i].accuracy();
-      if (rank.first() && observer.epoch) observer.epoch(runs[i], result);
-      rank.meet();
+      if (rank.is_rank0()) result.accuracy = trainers[i].accuracy();
+      if (rank.is_rank0() && observer.epoch) observer.epoch(runs[i], result);
+      rank.barrier();
     }
   for (std::size_t i = 0; i < runs.size(); ++i) check_weights(trainers[i], rank, runs[i].codec);
   return results;

@@ -229,7 +229,7 @@ TEST(Fleet, GathersInRankOrder) {
     const auto all = rank.gather(std::span<const int>(own));
     for (int other = 0; other < 4; ++other)
       EXPECT_EQ(all[static_cast<std::size_t>(other)], (std::vector<int>{other, 10 * other}));
-    EXPECT_EQ(rank.from_first(own[0] + 5), 5);
+    EXPECT_EQ(rank.from_rank0(own[0] + 5), 5);
   });
 }
 

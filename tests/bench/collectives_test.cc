@@ -75,7 +75,7 @@ TEST(CollectiveCheck, DetectsWrongResults) {
   const RankGradients gradients(1 << 12, Dtype::kF32, 2);
   for (CollectiveKind broken : kCollectiveKinds) {
     if (broken.name == "reduce" || broken.name == "gather") continue;  // rank 1 has no output
-    broken.make = spoil;
+    broken.run = spoil;
     EXPECT_THROW(
         measure_collective(*fleet, {.codec = "none", .iterations = 1, .kind = &broken}, gradients),
         Error)

@@ -51,11 +51,11 @@ TEST_F(NcclAllreduce, MissingGpuFailsWithoutOutput) {
 }
 
 TEST(GpuFleet, SharingNoteDescribesSharedGpus) {
-  EXPECT_EQ(sharing_note(2, 1, Sharing::kSharedInTurns),
+  EXPECT_EQ(sharing_note(2, 1, Sharing::kTimeSliced),
             "one GPU, sockets over loopback: the wire is the loopback and the ranks take turns");
-  EXPECT_NE(sharing_note(2, 1, Sharing::kAtOnce).find("compute at once"), std::string::npos);
-  EXPECT_EQ(sharing_note(4, 2, Sharing::kSharedInTurns).find("2 GPUs"), 0u);
-  EXPECT_EQ(sharing_note(4, 4, Sharing::kSharedInTurns), "");
+  EXPECT_NE(sharing_note(2, 1, Sharing::kConcurrent).find("compute at once"), std::string::npos);
+  EXPECT_EQ(sharing_note(4, 2, Sharing::kTimeSliced).find("2 GPUs"), 0u);
+  EXPECT_EQ(sharing_note(4, 4, Sharing::kTimeSliced), "");
 }
 
 #else

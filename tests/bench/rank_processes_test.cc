@@ -10,10 +10,10 @@ namespace tersor::bench {
 namespace {
 
 RankCommand shell(const std::string& script, int ranks, int devices = 1) {
-  return {.words = {"/bin/sh", "-c", script},
+  return {.argv = {"/bin/sh", "-c", script},
           .ranks = ranks,
           .devices = devices,
-          .output = RankOutput::kCaught};
+          .output = RankOutput::kCaptured};
 }
 
 /// Sets environment variables of this process while this object lives.
@@ -42,12 +42,12 @@ std::string refusal(Variables variables) {
 
 TEST(RankProcesses, RanksGetTheirIdentityAndACommonFile) {
   RankProcesses processes(shell("echo $TERSOR_RANK of $TERSOR_RANKS $TERSOR_NCCL_ID_FILE", 3));
-  const auto endings = processes.wait();
-  ASSERT_EQ(endings.size(), 3u);
-  const std::string file = endings[0].output.substr(std::string("0 of 3 ").size());
+  const auto results = processes.wait();
+  ASSERT_EQ(results.size(), 3u);
+  const std::string file = results[0].output.substr(std::string("0 of 3 ").size());
   EXPECT_GT(file.size(), 2u);
   for (int rank = 0; rank < 3; ++rank)
-    EXPECT_EQ(endings[static_cast<std::size_t>(rank)].output,
+    EXPECT_EQ(results[static_cast<std::size_t>(rank)].output,
               std::to_string(rank) + " of 3 " + file);
 }
 
@@ -60,29 +60,29 @@ TEST(RankProcesses, SetsHostIdsOnlyForSharedDevices) {
 }
 
 TEST(RankProcesses, ReportsExitStatusOrSignal) {
-  const auto endings =
+  const auto results =
       RankProcesses(shell("[ $TERSOR_RANK = 0 ] && exit 7; kill -KILL $$", 2)).wait();
-  EXPECT_EQ(endings[0].status, 7);
-  EXPECT_EQ(endings[1].status, 128 + 9);
-  EXPECT_FALSE(endings[1].late);
+  EXPECT_EQ(results[0].status, 7);
+  EXPECT_EQ(results[1].status, 128 + 9);
+  EXPECT_FALSE(results[1].timed_out);
 }
 
 TEST(RankProcesses, KillsRemainingRanksAfterFailure) {
   RankProcesses processes(shell("[ $TERSOR_RANK = 0 ] && exit 1; exec sleep 60", 2));
-  const auto endings = processes.wait({.after_failure = std::chrono::milliseconds(100)});
-  EXPECT_EQ(endings[0].status, 1);
-  EXPECT_FALSE(endings[0].late);
-  EXPECT_TRUE(endings[1].late);
+  const auto results = processes.wait({.after_failure = std::chrono::milliseconds(100)});
+  EXPECT_EQ(results[0].status, 1);
+  EXPECT_FALSE(results[0].timed_out);
+  EXPECT_TRUE(results[1].timed_out);
 }
 
 TEST(RankProcesses, TimeoutEndsAllRanks) {
   RankProcesses processes(shell("exec sleep 60", 2));
-  for (const RankEnding& ending : processes.wait({.all = std::chrono::milliseconds(100)}))
-    EXPECT_TRUE(ending.late);
+  for (const RankResult& result : processes.wait({.all = std::chrono::milliseconds(100)}))
+    EXPECT_TRUE(result.timed_out);
 }
 
 TEST(RankProcesses, RejectsMissingProgram) {
-  EXPECT_THROW(RankProcesses({.words = {"/nowhere/program"}}), Error);
+  EXPECT_THROW(RankProcesses({.argv = {"/nowhere/program"}}), Error);
 }
 
 TEST(RankProcesses, OwnCommandIsThisProgram) {

@@ -44,9 +44,9 @@ TEST(WrongValues, CountsWrongValuesAndNans) {
 
 TEST(WrongValues, DetectsOneUlpDifference) {
   const RankGradients gradients(kCount, Dtype::kF32, kRanks);
-  const CollectiveCase wanted{.codec = "int8", .algorithm = Algorithm::kTwoShot};
-  const Buffer expected = reduced_on_host(gradients, wanted);
-  const Buffer actual = reduced_on_host(gradients, wanted);
+  const CollectiveCase config{.codec = "int8", .algorithm = Algorithm::kTwoShot};
+  const Buffer expected = reduced_on_host(gradients, config);
+  const Buffer actual = reduced_on_host(gradients, config);
   const auto wrong = [&] {
     return count_different(expected.values(kCount, Dtype::kF32),
                            actual.values(kCount, Dtype::kF32));

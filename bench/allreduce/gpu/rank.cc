@@ -13,9 +13,9 @@ namespace tersor::bench {
 namespace {
 
 /// The type of additions in the library below.
-Dtype added_in(const CollectiveCase& wanted, Dtype gradient) {
-  if (wanted.by_library || wanted.codec == "none") return gradient;
-  return wanted.codec == "bf16" ? Dtype::kBf16 : Dtype::kF16;  // no other codec adds natively
+Dtype sum_dtype(const CollectiveCase& config, Dtype gradient) {
+  if (config.by_library || config.codec == "none") return gradient;
+  return config.codec == "bf16" ? Dtype::kBf16 : Dtype::kF16;  // no other codec adds natively
 }
 
 /// The gradient of a rank on the device.
@@ -35,7 +35,7 @@ class DeviceAllreduceRank final : private DeviceInput, public CollectiveRank {
  public:
   DeviceAllreduceRank(const MeasuredCase& one, Rank& rank, const Stream& stream, bool replays)
       : DeviceInput(one.gradients->of(rank.index()), stream.view()),
-        CollectiveRank(one.wanted, span, rank, stream.view()),
+        CollectiveRank(one.config, span, rank, stream.view()),
         replays_(replays),
         clock_(stream.view()) {}
 
@@ -49,7 +49,7 @@ class DeviceAllreduceRank final : private DeviceInput, public CollectiveRank {
   /// `seconds` is the device time from the call's first kernel to the last kernel. `part_seconds`
   /// is the host time until the call returned.
   IterationTimes time() override;
-  bool ends_together() const override { return false; }
+  bool waits_after_call() const override { return false; }
 
  private:
   void compare(const RankGradients& gradients, ConstValueSpan actual);
@@ -63,12 +63,12 @@ class DeviceAllreduceRank final : private DeviceInput, public CollectiveRank {
 
 void DeviceAllreduceRank::check(const RankGradients& gradients) {
   CollectiveRank::restore();
-  rank_.meet();
+  rank_.barrier();
   call();
   const ValueSpan sum = whole();
   const Buffer bits = on_host({sum.pointer(), sum.bytes()}, stream_);
-  check_identical(rank_, bits.span(), wanted_.codec);
-  if (rank_.first()) compare(gradients, bits.values(sum.count(), sum.dtype()));
+  check_identical(rank_, bits.span(), config_.codec);
+  if (rank_.is_rank0()) compare(gradients, bits.values(sum.count(), sum.dtype()));
   if (replays_)
     graph_ = std::make_unique<CallGraph>(
         stream_, [this] { CollectiveRank::call(); }, 1);
@@ -77,19 +77,19 @@ void DeviceAllreduceRank::check(const RankGradients& gradients) {
 void DeviceAllreduceRank::compare(const RankGradients& gradients, ConstValueSpan actual) {
   const Algorithm algorithm = statistics().algorithm;
   relative_error_ = check_sum(gradients, codec(), actual);
-  if (wanted_.by_library || algorithm == Algorithm::kNative)
-    wrong_ = count_outside(gradients, added_in(wanted_, gradients.dtype()), actual);
+  if (config_.by_library || algorithm == Algorithm::kNative)
+    wrong_ = count_outside(gradients, sum_dtype(config_, gradients.dtype()), actual);
   else if (algorithm != Algorithm::kHierarchical)
     wrong_ = count_differing_from_host(gradients, actual);
   if (wrong_.value_or(0) != 0)
-    throw Error(fmt::format("{}, {}: {} of {} values are wrong", wanted_.codec,
-                            wanted_.by_library ? "library" : algorithm_name(algorithm), *wrong_,
+    throw Error(fmt::format("{}, {}: {} of {} values are wrong", config_.codec,
+                            config_.by_library ? "library" : algorithm_name(algorithm), *wrong_,
                             actual.count()));
 }
 
 std::size_t DeviceAllreduceRank::count_differing_from_host(const RankGradients& gradients,
                                                            ConstValueSpan actual) const {
-  CollectiveCase same = wanted_;
+  CollectiveCase same = config_;
   same.algorithm = statistics().algorithm;
   const Buffer expected = reduced_on_host(gradients, same);
   return count_different(expected.values(actual.count(), actual.dtype()), actual);

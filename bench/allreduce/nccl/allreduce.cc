@@ -16,7 +16,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr int kFewestRanks = 2;
+constexpr int kMinRanks = 2;
 
 /// The measured cases: NCCL's sum by type, and codecs with the gradient's type and their
 /// algorithms.
@@ -34,7 +34,7 @@ std::vector<SweepRow> rows_of(const AllreduceOptions& options) {
 /// The gradients of a count, in each type of the rows. Rank 0 has the gradients of all ranks.
 std::map<Dtype, RankGradients> gradients_of(std::size_t count, const std::vector<SweepRow>& rows,
                                             const Fleet& fleet) {
-  const auto here = fleet.leads() ? std::nullopt : fleet.only_rank();
+  const auto here = fleet.has_rank0() ? std::nullopt : fleet.only_rank();
   std::map<Dtype, RankGradients> by_dtype;
   for (const SweepRow& row : rows)
     by_dtype.try_emplace(row.dtype, count, row.dtype, fleet.ranks(), here);
@@ -42,13 +42,13 @@ std::map<Dtype, RankGradients> gradients_of(std::size_t count, const std::vector
 }
 
 Table<SweepRow> print_head(const std::vector<SweepRow>& rows) {
-  const auto codec = [](auto& row) { return row.wanted.codec; };
+  const auto codec = [](auto& row) { return row.config.codec; };
   const auto algorithm = [](auto& row) { return std::string(row.algorithm()); };
   const auto wrong = [](const SweepRow& row) {
     return row.result.wrong ? std::to_string(*row.result.wrong) : "N/A";
   };
   const auto wire = [](const SweepRow& row) {
-    return row.wanted.by_library ? "" : std::to_string(row.result.sent_bytes);
+    return row.config.by_library ? "" : std::to_string(row.result.sent_bytes);
   };
   return Table<SweepRow>(
       {kSizeField,
@@ -88,7 +88,7 @@ std::vector<SweepRow> measure(const AllreduceOptions& options, Fleet& fleet,
                               std::vector<SweepRow> rows, std::size_t count) {
   const auto gradients = gradients_of(count, rows, fleet);
   std::vector<MeasuredCase> cases;
-  for (const SweepRow& row : rows) cases.push_back({row.wanted, &gradients.at(row.dtype)});
+  for (const SweepRow& row : rows) cases.push_back({row.config, &gradients.at(row.dtype)});
   const auto results = measure_on_device(fleet, cases, options.graph);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i].count = count;
@@ -99,21 +99,21 @@ std::vector<SweepRow> measure(const AllreduceOptions& options, Fleet& fleet,
   return rows;
 }
 
-void refuse(bool asked, const char* what) {
-  if (asked) throw InvalidArgumentError(fmt::format("--transport nccl does not go with {}", what));
+void reject(bool given, const char* what) {
+  if (given) throw InvalidArgumentError(fmt::format("--transport nccl does not go with {}", what));
 }
 
 void check(const AllreduceOptions& options) {
-  refuse(options.through_reducer(), "--parameters: the trainer on CUDA shows the reducer");
-  refuse(options.explain, "--explain");
-  refuse(options.fleet.link != "none", "--link: nothing is emulated");
-  refuse(std::ranges::find(options.codecs, kAutoCodec) != options.codecs.end(), "codec auto");
+  reject(options.through_reducer(), "--parameters: the trainer on CUDA shows the reducer");
+  reject(options.explain, "--explain");
+  reject(options.fleet.link != "none", "--link: nothing is emulated");
+  reject(std::ranges::find(options.codecs, kAutoCodec) != options.codecs.end(), "codec auto");
 }
 
 void run_as_rank(const AllreduceOptions& options, const RankIdentity& identity) {
   const auto fleet = make_gpu_fleet(options.fleet, identity);
   const std::vector<SweepRow> rows = rows_of(options);
-  RecordFile records(fleet->leads() ? options.json : "");
+  RecordFile records(fleet->has_rank0() ? options.json : "");
   fmt::print("{}; {}; {}time = median of the slowest rank\n\n", machine_name(), fleet->text(),
              options.graph ? "replays of a graph; " : "");
   const Table table = print_head(rows);
@@ -135,7 +135,7 @@ void run_nccl_allreduce(const AllreduceOptions& options) {
   const int devices = device_count();
   byte_counts(options);  // reports invalid arguments once instead of on each rank
   if (!options.json.empty()) RecordFile(options.json);
-  run_rank_processes(options.fleet.ranks.value_or(std::max(devices, kFewestRanks)), devices);
+  run_rank_processes(options.fleet.ranks.value_or(std::max(devices, kMinRanks)), devices);
 }
 
 }  // namespace tersor::bench

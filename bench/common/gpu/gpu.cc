@@ -7,10 +7,10 @@
 
 namespace tersor::bench {
 
-void check_cuda(cudaError_t status, const char* doing) {
+void check_cuda(cudaError_t status, const char* action) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();
-  throw CudaError(std::string(doing) + ": " + cudaGetErrorString(status));
+  throw CudaError(std::string(action) + ": " + cudaGetErrorString(status));
 }
 
 Gpu current_gpu() {

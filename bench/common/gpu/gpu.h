@@ -13,8 +13,8 @@
 
 namespace tersor::bench {
 
-/// Throws CudaError with the text `doing` unless the status is success.
-void check_cuda(cudaError_t status, const char* doing);
+/// Throws CudaError with the text `action` unless the status is success.
+void check_cuda(cudaError_t status, const char* action);
 
 inline cudaStream_t cuda_stream(StreamView stream) {
   return static_cast<cudaStream_t>(stream.handle);

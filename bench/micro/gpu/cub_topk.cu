@@ -35,8 +35,8 @@ __global__ void add_kernel(const float* gradient, float* residual, unsigned coun
 }
 
 /// Takes at most `sent_count` values, and at most `selected` values (null: no further limit).
-__global__ void take_kernel(const std::uint32_t* chosen, unsigned sent_count,
-                            const unsigned* selected, CubTopkCall call) {
+__global__ void gather_kernel(const std::uint32_t* chosen, unsigned sent_count,
+                              const unsigned* selected, CubTopkCall call) {
   const unsigned i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= sent_count || (selected != nullptr && i >= *selected)) return;
   const std::uint32_t index = chosen[i];
@@ -45,7 +45,7 @@ __global__ void take_kernel(const std::uint32_t* chosen, unsigned sent_count,
   call.residual[index] = 0;
 }
 
-struct IsChosen {
+struct IsSelected {
   const std::uint32_t* keys;
   const std::uint32_t* smallest;
   __device__ bool operator()(std::uint32_t index) const { return keys[index] >= *smallest; }
@@ -73,7 +73,7 @@ CubTopk::CubTopk(CubTopkKind kind, std::size_t count, std::size_t sent_count)
                                                             kKeyBits),
              "asking what a sort needs");
   check_cuda(cub::DeviceSelect::If(nullptr, select, thrust::counting_iterator<std::uint32_t>(0),
-                                   none, as<unsigned>(selected_), count_, IsChosen{}),
+                                   none, as<unsigned>(selected_), count_, IsSelected{}),
              "asking what a selection needs");
   temporary_ = Buffer(std::max(sort, select), Memory::kDevice);
 }
@@ -98,13 +98,13 @@ void CubTopk::queue_select(cudaStream_t stream) {
                  temporary_.pointer(), bytes, as<const std::uint32_t>(keys_),
                  as<std::uint32_t>(sorted_keys_), count_, 0, kKeyBits, stream),
              "queueing a sort of keys");
-  const IsChosen is_chosen{as<const std::uint32_t>(keys_),
-                           as<const std::uint32_t>(sorted_keys_) + sent_count_ - 1};
+  const IsSelected is_selected{as<const std::uint32_t>(keys_),
+                               as<const std::uint32_t>(sorted_keys_) + sent_count_ - 1};
   bytes = temporary_.bytes();
   check_cuda(cub::DeviceSelect::If(temporary_.pointer(), bytes,
                                    thrust::counting_iterator<std::uint32_t>(0),
                                    as<std::uint32_t>(sorted_indices_), as<unsigned>(selected_),
-                                   count_, is_chosen, stream),
+                                   count_, is_selected, stream),
              "queueing a selection");
 }
 
@@ -118,7 +118,7 @@ void CubTopk::queue(const CubTopkCall& call, cudaStream_t stream) {
     queue_sort(stream);
   else
     queue_select(stream);
-  take_kernel<<<grid(sent_count_), kThreads, 0, stream>>>(
+  gather_kernel<<<grid(sent_count_), kThreads, 0, stream>>>(
       as<const std::uint32_t>(sorted_indices_), sent_count_,
       sorts ? nullptr : as<const unsigned>(selected_), call);
   check_cuda(cudaGetLastError(), "launching a gather");

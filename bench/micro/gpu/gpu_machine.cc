@@ -46,7 +46,7 @@ struct Arena {
 };
 
 std::vector<OperationKind> device_operations() {
-  std::vector<OperationKind> all = operations_without_us();
+  std::vector<OperationKind> all = alternative_operations();
   const std::vector<OperationKind> launches = launch_operations();
   all.insert(all.end(), launches.begin(), launches.end());
   return all;
@@ -61,7 +61,7 @@ class GpuMachine : public Machine {
                  .line_bytes = 32,  // a sector
                  .reduced_frames = 8,
                  .sample_seconds = 3e-3,
-                 .most_calls = 1000,  // about the capacity of a queue
+                 .max_calls = 1000,  // about the capacity of a queue
                  .loops = {{"copy", Access::kRead},
                            {"read", Access::kRead},
                            {"memset", Access::kWrite}},

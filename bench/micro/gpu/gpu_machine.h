@@ -17,9 +17,9 @@ namespace tersor::bench {
 /// the cache. There are at least two sets, and at most 4,096 to limit the number of allocations of
 /// small calls.
 constexpr std::size_t rotation_sets(std::size_t cache_bytes, std::size_t bytes) {
-  constexpr std::size_t kTimes = 4, kFewest = 2, kMost = 4096;
+  constexpr std::size_t kTimes = 4, kMin = 2, kMax = 4096;
   const std::size_t wanted = ceil_div(kTimes * cache_bytes, std::max<std::size_t>(bytes, 1));
-  return std::clamp(wanted, kFewest, kMost);
+  return std::clamp(wanted, kMin, kMax);
 }
 
 /// Makes a machine of the current device, with calls on this stream. Only in builds with CUDA.
@@ -31,6 +31,6 @@ std::vector<OperationKind> launch_operations();
 
 /// The alternatives without Tersor. The error of an alternative must be as small as the codec's
 /// error.
-std::vector<OperationKind> operations_without_us();
+std::vector<OperationKind> alternative_operations();
 
 }  // namespace tersor::bench

@@ -20,7 +20,7 @@ void queue_read(const void* pointer, std::size_t bytes, std::uint32_t* sink, cud
 void queue_noise(void* pointer, std::size_t bytes, cudaStream_t stream);
 
 /// Queues an empty kernel of a single block.
-void queue_nothing(cudaStream_t stream);
+void queue_empty(cudaStream_t stream);
 
 struct TwoKernelCall {
   const std::byte* gradient;  ///< on a device, aligned to four values

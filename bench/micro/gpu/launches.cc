@@ -20,7 +20,7 @@ constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
 enum class Capture : std::uint8_t { kNo, kYes };
 
 /// Groups `calls` calls, as a graph if requested.
-TimedCall in_a_row(TimedCall call, std::size_t calls, Capture capture, StreamView stream) {
+TimedCall repeat_call(TimedCall call, std::size_t calls, Capture capture, StreamView stream) {
   if (capture == Capture::kNo) {
     call.calls = calls;
     return call;
@@ -123,7 +123,7 @@ class MultiTensor : public CodecOperation {
 
   TimedCall alternately(TimedCall call) const {
     if (capture_ == Capture::kNo) return call;
-    return in_a_row(std::move(call), 2 * sets_, Capture::kYes, input_.machine->traits().stream);
+    return repeat_call(std::move(call), 2 * sets_, Capture::kYes, input_.machine->traits().stream);
   }
 
   void run_flat() {
@@ -154,16 +154,16 @@ class SmallEncode : public CodecOperation {
   double check() override { return encode_->check(); }
   void call(std::size_t) override { encode_->run(); }
   TimedCall timed() override {
-    return in_row({"calls", [this] { run(); }});
+    return repeated({"calls", [this] { run(); }});
   }
   std::vector<TimedCall> references() override {
-    return {in_row({"empty kernel", [queue = cuda_stream(stream())] { queue_nothing(queue); }})};
+    return {repeated({"empty kernel", [queue = cuda_stream(stream())] { queue_empty(queue); }})};
   }
 
  private:
   StreamView stream() const { return input_.machine->traits().stream; }
-  TimedCall in_row(TimedCall call) const {
-    return in_a_row(std::move(call), kQueuedCalls, capture_, stream());
+  TimedCall repeated(TimedCall call) const {
+    return repeat_call(std::move(call), kQueuedCalls, capture_, stream());
   }
 
   Capture capture_;

@@ -42,7 +42,7 @@ __global__ void noise_kernel(std::uint32_t* words, std::size_t count) {
   }
 }
 
-__global__ void nothing_kernel() {}
+__global__ void empty_kernel() {}
 
 unsigned blocks_for(std::size_t items) {
   int device = 0, multiprocessors = 0;
@@ -70,8 +70,8 @@ void queue_noise(void* pointer, std::size_t bytes, cudaStream_t stream) {
   check_cuda(cudaGetLastError(), "launching noise");
 }
 
-void queue_nothing(cudaStream_t stream) {
-  nothing_kernel<<<1, 32, 0, stream>>>();
+void queue_empty(cudaStream_t stream) {
+  empty_kernel<<<1, 32, 0, stream>>>();
   check_cuda(cudaGetLastError(), "launching an empty kernel");
 }
 

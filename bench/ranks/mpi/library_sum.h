@@ -28,10 +28,10 @@ class LibrarySum {
   void add(ValueSpan values);
 
  private:
-  MPI_Comm quickest_for(std::size_t count);
+  MPI_Comm fastest_for(std::size_t count);
 
   std::vector<MPI_Comm> communicators_;
-  std::map<std::size_t, MPI_Comm> quickest_;  // by count
+  std::map<std::size_t, MPI_Comm> fastest_;  // by count
 };
 
 }  // namespace tersor::bench

@@ -21,7 +21,7 @@ int count_of(std::size_t values) {
 }
 
 /// Sends to the next rank and receives from the previous rank.
-void shift(ConstValueSpan input, ValueSpan output, int count) {
+void send_receive(ConstValueSpan input, ValueSpan output, int count) {
   int rank = 0, ranks = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -29,7 +29,7 @@ void shift(ConstValueSpan input, ValueSpan output, int count) {
                count, MPI_FLOAT, rank_before(rank, ranks), 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-void deal(ConstValueSpan input, ValueSpan output, int count) {
+void all_to_all(ConstValueSpan input, ValueSpan output, int count) {
   int ranks = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MPI_Alltoall(input.pointer(), count / ranks, MPI_FLOAT, output.pointer(), count / ranks,
@@ -53,9 +53,9 @@ void call_library(std::string_view name, ConstValueSpan input, ValueSpan output)
   else if (name == "MPI_Scatter")
     MPI_Scatter(input.pointer(), shard, MPI_FLOAT, output.pointer(), shard, MPI_FLOAT, 0, world);
   else if (name == "MPI_Alltoall")
-    deal(input, output, whole);
+    all_to_all(input, output, whole);
   else if (name == "MPI_Sendrecv")
-    shift(input, output, whole);
+    send_receive(input, output, whole);
   else
     throw InvalidArgumentError(fmt::format("there is no {} here", name));
 }
@@ -73,7 +73,7 @@ std::unique_ptr<Fleet> make_mpi_fleet(const FleetOptions& options) {
         *options.ranks, ranks, *options.ranks));
   const auto library = std::make_shared<LibrarySum>();
   return std::make_unique<Fleet>(FleetParts{
-      .keeper = std::move(session),
+      .owner = std::move(session),
       .transport = std::move(transport),
       .library = Library{.name = "MPI_Allreduce",
                          .sum = [library](ValueSpan values, StreamView) { library->add(values); },

@@ -15,7 +15,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::chrono::seconds kToMeet{60};
+constexpr std::chrono::seconds kRendezvousTimeout{60};
 
 /// Functions of the NCCL library loaded by Tersor. A second NCCL library would not work.
 class NcclFunctions {
@@ -58,7 +58,7 @@ ncclDataType_t nccl_type(Dtype dtype) {
 
 NcclCommunicator communicator(const RankIdentity& identity, const char* suffix) {
   return NcclCommunicator::from_file(identity.file.string() + suffix, identity.rank, identity.ranks,
-                                     kToMeet);
+                                     kRendezvousTimeout);
 }
 
 /// NCCL's sums, with a separate communicator.
@@ -97,14 +97,14 @@ Sharing sharing_of_device() {
   int device = 0, mps = 0;
   check_cuda(cudaGetDevice(&device), "asking for the device");
   check_cuda(cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device), "asking for MPS");
-  return mps != 0 ? Sharing::kAtOnce : Sharing::kSharedInTurns;
+  return mps != 0 ? Sharing::kConcurrent : Sharing::kTimeSliced;
 }
 
 std::string sharing_note(int ranks, int devices, Sharing sharing) {
   if (devices >= ranks) return "";
   return fmt::format("{} GPU{}, sockets over loopback: the wire is the loopback and the ranks {}",
                      devices == 1 ? "one" : std::to_string(devices), devices == 1 ? "" : "s",
-                     sharing == Sharing::kAtOnce ? "compute at once, by MPS" : "take turns");
+                     sharing == Sharing::kConcurrent ? "compute at once, by MPS" : "take turns");
 }
 
 }  // namespace tersor::bench

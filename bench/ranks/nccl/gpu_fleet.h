@@ -17,7 +17,7 @@ std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankIde
 
 /// The sharing of a device between processes: time slices of some milliseconds each, or concurrent
 /// computation under NVIDIA's MPS.
-enum class Sharing { kSharedInTurns, kAtOnce };
+enum class Sharing { kTimeSliced, kConcurrent };
 /// The sharing of the current device.
 Sharing sharing_of_device();
 

@@ -18,14 +18,14 @@ constexpr const char* kTcpFileVariable = "TERSOR_TCP_FILE";
 
 /// Starts the ranks. When this process ends, the ranks have time to print why they failed.
 std::shared_ptr<RankProcesses> start_others(int ranks) {
-  constexpr std::chrono::seconds kToEnd{5};
+  constexpr std::chrono::seconds kShutdownTimeout{5};
   const auto end = [](RankProcesses* processes) {
-    processes->wait({.all = kToEnd});
+    processes->wait({.all = kShutdownTimeout});
     delete processes;
   };
   return {
       new RankProcesses(
-          {.words = own_command(), .ranks = ranks, .first = 1, .file_variable = kTcpFileVariable}),
+          {.argv = own_command(), .ranks = ranks, .first = 1, .file_variable = kTcpFileVariable}),
       end};
 }
 
@@ -62,7 +62,7 @@ std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options) {
       make_tcp_transport(identity->file, identity->rank, identity->ranks,
                          TcpOptions{.address = address, .connections = options.connections});
   return std::make_unique<Fleet>(FleetParts{
-      .keeper = std::move(others),
+      .owner = std::move(others),
       .transport = std::move(transport),
       .text = fmt::format("{} processes over TCP, link {}", identity->ranks, options.link)});
 }

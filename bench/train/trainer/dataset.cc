@@ -18,8 +18,8 @@ namespace trainer {
 namespace {
 
 constexpr std::size_t kClasses = 10;
-constexpr std::uint8_t kUnsignedByte = 0x08;              // the type code in an IDX header
-constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // limit for sizes in damaged headers
+constexpr std::uint8_t kUnsignedByte = 0x08;             // the type code in an IDX header
+constexpr std::size_t kMaxBytes = std::size_t{1} << 30;  // limit for sizes in damaged headers
 
 /// `of`: a file or folder.
 [[noreturn]] void fail(const std::filesystem::path& of, const std::string& cause) {
@@ -111,8 +111,8 @@ IdxArray read_idx(const std::filesystem::path& path, std::size_t dimensions) {
   std::size_t count = 1;
   for (std::size_t i = 0; i < dimensions; ++i) {
     array.dimensions.push_back(read_big_endian(file));
-    count *= std::min(array.dimensions.back(), kMostBytes);  // both factors below 2^31: no overflow
-    if (count > kMostBytes) fail(path, "asks for more than a gigabyte of values");
+    count *= std::min(array.dimensions.back(), kMaxBytes);  // both factors below 2^31: no overflow
+    if (count > kMaxBytes) fail(path, "asks for more than a gigabyte of values");
   }
   array.values.resize(count);
   file.read(array.values);

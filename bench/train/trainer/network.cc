@@ -31,7 +31,7 @@ Eigen::Map<Matrix> matrix(const tersor::ValueSpan& values, std::size_t rows, std
 
 /// Replaces the scores by D of the mean loss.
 BatchResult softmax_loss(Eigen::Map<Matrix> scores, const std::vector<std::uint32_t>& labels) {
-  constexpr double kLeastChance = 1e-30;  // avoids an infinite logarithm
+  constexpr double kMinProbability = 1e-30;  // avoids an infinite logarithm
   const auto examples = static_cast<float>(labels.size());
   BatchResult result;
   for (Eigen::Index example = 0; example < scores.rows(); ++example) {
@@ -40,8 +40,8 @@ BatchResult softmax_loss(Eigen::Map<Matrix> scores, const std::vector<std::uint3
     Eigen::Index best = 0;
     row.array() = (row.array() - row.maxCoeff(&best)).exp();
     row /= row.sum();
-    result.right += best == label;
-    result.loss -= std::log(std::max<double>(row[label], kLeastChance)) / examples;
+    result.correct += best == label;
+    result.loss -= std::log(std::max<double>(row[label], kMinProbability)) / examples;
     row[label] -= 1;
     row /= examples;
   }
@@ -89,7 +89,7 @@ BatchResult Network::forward(const Examples& examples) {
                                 std::to_string(examples.inputs.size() / count));
   examples_ = &examples;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    auto& [inputs, outputs, output, below] = layers_[i];
+    auto& [inputs, outputs, output, input_gradient] = layers_[i];
     output.resize(count * outputs);
     auto z = matrix(output.data(), count, outputs);
     z.noalias() = matrix(input_of(i), count, inputs) *
@@ -107,22 +107,22 @@ BatchResult Network::forward(const Examples& examples) {
 /// collective over all ranks could then overlap only with the last ranks' backward pass.
 void Network::backward(const GradientReady& ready) {
   const std::size_t count = examples_->count();
-  const float* of_layer = layers_.back().output.data();
+  const float* output_gradient = layers_.back().output.data();
   for (std::size_t i = layers_.size(); i-- > 0;) {
-    auto& [inputs, outputs, output, below] = layers_[i];
+    auto& [inputs, outputs, output, input_gradient] = layers_[i];
     const Parameter &weight = parameters_[2 * i], &bias = parameters_[2 * i + 1];
-    const auto d = matrix(of_layer, count, outputs), x = matrix(input_of(i), count, inputs);
+    const auto d = matrix(output_gradient, count, outputs), x = matrix(input_of(i), count, inputs);
     matrix(weight.gradient, outputs, inputs).noalias() = d.transpose() * x;
     ready(weight);
     matrix(bias.gradient, 1, outputs) = d.colwise().sum();
     ready(bias);
     if (i == 0) return;
     std::this_thread::yield();
-    below.resize(count * inputs);
-    auto d_below = matrix(below.data(), count, inputs);
-    d_below.noalias() = d * matrix(weight.values, outputs, inputs);
-    d_below = (x.array() > 0.0f).select(d_below, 0.0f);
-    of_layer = below.data();
+    input_gradient.resize(count * inputs);
+    auto d_input = matrix(input_gradient.data(), count, inputs);
+    d_input.noalias() = d * matrix(weight.values, outputs, inputs);
+    d_input = (x.array() > 0.0f).select(d_input, 0.0f);
+    output_gradient = input_gradient.data();
   }
 }
 
@@ -139,13 +139,13 @@ double accuracy(Network& network, const Dataset& dataset) {
   std::vector<std::uint32_t> indices(dataset.count());
   std::iota(indices.begin(), indices.end(), 0u);
   Examples examples;
-  std::size_t right = 0;
+  std::size_t correct = 0;
   for (std::size_t first = 0; first < indices.size(); first += kImages) {
     const std::size_t count = std::min(kImages, indices.size() - first);
     dataset.read(std::span(indices).subspan(first, count), examples);
-    right += network.forward(examples).right;
+    correct += network.forward(examples).correct;
   }
-  return static_cast<double>(right) / static_cast<double>(dataset.count());
+  return static_cast<double>(correct) / static_cast<double>(dataset.count());
 }
 
 }  // namespace trainer

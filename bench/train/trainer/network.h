@@ -31,8 +31,8 @@ using GradientReady = std::function<void(const Parameter&)>;
 
 /// The result of a forward pass.
 struct BatchResult {
-  double loss = 0;        ///< mean over the examples
-  std::size_t right = 0;  ///< number of examples whose label has the highest score
+  double loss = 0;          ///< mean over the examples
+  std::size_t correct = 0;  ///< number of examples whose label has the highest score
 };
 
 class Network {
@@ -58,7 +58,7 @@ class Network {
   struct Layer {
     std::size_t inputs, outputs;
     std::vector<float> output = {};  // a row per example; D = dLoss/dZ after the last layer's loss
-    std::vector<float> below = {};   // D of the previous layer
+    std::vector<float> input_gradient = {};  // D of the previous layer
   };
 
   void add_parameter(std::string name, std::size_t rows, std::size_t columns,

@@ -16,7 +16,7 @@
 namespace tersor::test {
 namespace {
 
-using bench::RankEnding;
+using bench::RankResult;
 
 constexpr const char* kBodyVariable = "TERSOR_NCCL_TEST_BODY";
 constexpr std::chrono::seconds kTimeLimit{200};  // less than ctest's limit
@@ -40,22 +40,22 @@ void run_body(const std::string& name) {
   bodies().at(name)(identity);
 }
 
-std::vector<RankEnding> endings_of(const Registered& body, int ranks,
+std::vector<RankResult> results_of(const Registered& body, int ranks,
                                    bench::Variables variables = {}) {
   variables.emplace_back(kBodyVariable, body.name());
-  bench::RankProcesses processes({.words = {bench::own_command().front()},
+  bench::RankProcesses processes({.argv = {bench::own_command().front()},
                                   .ranks = ranks,
                                   .devices = device_count(),
-                                  .output = bench::RankOutput::kCaught,
+                                  .output = bench::RankOutput::kCaptured,
                                   .variables = std::move(variables)});
   return processes.wait({.all = kTimeLimit, .after_failure = kTimeLimit});
 }
 
-std::string text_of(const std::vector<RankEnding>& endings) {
+std::string text_of(const std::vector<RankResult>& results) {
   std::string text;
-  for (std::size_t rank = 0; rank < endings.size(); ++rank)
-    text += "rank " + std::to_string(rank) + ", status " + std::to_string(endings[rank].status) +
-            (endings[rank].late ? ", out of time" : "") + ":\n" + endings[rank].output;
+  for (std::size_t rank = 0; rank < results.size(); ++rank)
+    text += "rank " + std::to_string(rank) + ", status " + std::to_string(results[rank].status) +
+            (results[rank].timed_out ? ", out of time" : "") + ":\n" + results[rank].output;
   return text;
 }
 
@@ -74,8 +74,8 @@ std::string missing_library() {
 std::string refused_sharing() {
   constexpr int kRanks = 2;
   if (device_count() >= kRanks) return "";
-  const auto endings = endings_of(kMeet, kRanks, {{"NCCL_DEBUG", "WARN"}});
-  const std::string said = text_of(endings);
+  const auto results = results_of(kMeet, kRanks, {{"NCCL_DEBUG", "WARN"}});
+  const std::string said = text_of(results);
   const bool refused = said.find("Duplicate GPU") != std::string::npos ||
                        said.find("invalid usage") != std::string::npos;
   return refused ? "NCCL refuses several ranks on one GPU:\n" + said : "";
@@ -119,15 +119,15 @@ void OverNccl::SetUp() {
 }
 
 void OverNccl::expect_passes(const Registered& body, int ranks) {
-  const auto endings = endings_of(body, ranks);
-  for (const RankEnding& ending : endings) EXPECT_EQ(ending.status, 0) << text_of(endings);
+  const auto results = results_of(body, ranks);
+  for (const RankResult& result : results) EXPECT_EQ(result.status, 0) << text_of(results);
 }
 
 void OverNccl::expect_all_but_the_last_pass(const Registered& body, int ranks) {
-  const auto endings = endings_of(body, ranks);
-  for (const RankEnding& ending : endings) {
-    EXPECT_EQ(ending.status, &ending == &endings.back() ? kKilled : 0) << text_of(endings);
-    EXPECT_FALSE(ending.late) << text_of(endings);
+  const auto results = results_of(body, ranks);
+  for (const RankResult& result : results) {
+    EXPECT_EQ(result.status, &result == &results.back() ? kKilled : 0) << text_of(results);
+    EXPECT_FALSE(result.timed_out) << text_of(results);
   }
 }
 

@@ -28,10 +28,10 @@ constexpr std::size_t kCubValues = std::size_t{1} << 31;
 
 /// Throws Error unless the errors agree within 5 %, the tolerance for ties and for rounding in
 /// decode.
-void require_like(double error, double of_codec, std::string_view what) {
-  if (!(std::abs(error - of_codec) <= 0.05 * of_codec))
+void require_similar(double error, double expected, std::string_view what) {
+  if (!(std::abs(error - expected) <= 0.05 * expected))
     throw Error(
-        fmt::format("{}: relative error {:.4g}, but the codec's is {:.4g}", what, error, of_codec));
+        fmt::format("{}: relative error {:.4g}, but the codec's is {:.4g}", what, error, expected));
 }
 
 class TwoKernels : public CodecOperation {
@@ -49,7 +49,7 @@ class TwoKernels : public CodecOperation {
   double check() override {
     run();
     const double error = relative_error(gradient(), decoded_payload(on_host(payloads_)));
-    require_like(error, codec_error(), kTwoKernels);
+    require_similar(error, codec_error(), kTwoKernels);
     return error;
   }
 
@@ -112,7 +112,7 @@ class CubTopkOperation : public CodecOperation {
       decoded.at(reinterpret_cast<const std::uint32_t*>(indices.pointer())[i]) =
           reinterpret_cast<const float*>(values.pointer())[i];
     const double error = feedback_error(gradient(), states_.initial(), decoded);
-    require_like(error, codec_error(), name_);
+    require_similar(error, codec_error(), name_);
     return error;
   }
 
@@ -166,7 +166,7 @@ std::unique_ptr<CodecOperation> make_cub(const OperationInput& input) {
 
 }  // namespace
 
-std::vector<OperationKind> operations_without_us() {
+std::vector<OperationKind> alternative_operations() {
   const auto two_kernels = [](const OperationInput& input) -> std::unique_ptr<CodecOperation> {
     return std::make_unique<TwoKernels>(input);
   };
