@@ -83,7 +83,7 @@ Record record_of(const AllreduceOptions& options, const SweepRow& row) {
   if (!row.config.kind->sums_for_all) {
     record["benchmark"] = "collectives";
     record["columns"] = row.config.columns;
-    for (const char* of_sums : {"dims", "busbw", "identical"}) record.erase(of_sums);
+    for (const char* field : {"dims", "busbw", "identical"}) record.erase(field);
   }
   if (row.config.codec == kAutoCodec) record["chosen"] = result.codec;
   if (!options.through_reducer()) return record;

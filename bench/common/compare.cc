@@ -49,10 +49,10 @@ Sums sums_of(Expected expected, ConstValueSpan actual) {
     return sum_blocks(actual.count(), [&](std::size_t first, std::size_t last) {
       Sums sums;
       for (std::size_t i = first; i < last; ++i) {
-        const double wanted = expected(i);
-        const double difference = kernels::to_f32(values[i]) - wanted;
+        const double reference = expected(i);
+        const double difference = kernels::to_f32(values[i]) - reference;
         sums.difference += difference * difference;
-        sums.expected += wanted * wanted;
+        sums.expected += reference * reference;
       }
       return sums;
     });

@@ -142,8 +142,8 @@ class FeedbackOperation : public PlannedOperation {
 
 /// Residuals are written elsewhere, because in-place residuals would spread the values over many
 /// magnitudes.
-std::unique_ptr<CodecOperation> make_far_miss(const OperationInput& wanted) {
-  OperationInput input = wanted;
+std::unique_ptr<CodecOperation> make_far_miss(const OperationInput& request) {
+  OperationInput input = request;
   const std::size_t count = input.gradient.count();
   const Dtype dtype = input.gradient.dtype();
   input.source = std::make_shared<SampleSource>("narrow");

@@ -41,7 +41,7 @@ struct ReducerHandle::Shared {
 };
 
 struct GradientReducer::Impl {
-  Impl(Transport& transport, ReducerOptions wanted);
+  Impl(Transport& transport, ReducerOptions requested);
 
   void add(std::string name, const GradientShape& shape, ValueSpan gradient);
 

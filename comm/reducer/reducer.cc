@@ -62,8 +62,8 @@ ReducerOptions with_chunk_count(ReducerOptions options, const Transport& transpo
 
 }  // namespace
 
-GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
-    : options_(with_chunk_count(std::move(wanted), transport)),
+GradientReducer::Impl::Impl(Transport& transport, ReducerOptions requested)
+    : options_(with_chunk_count(std::move(requested), transport)),
       parameters_(options_, context_),
       policy_(parameters_),
       trace_(find_trace(options_, transport.rank(), parameters_)),

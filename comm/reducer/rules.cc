@@ -72,9 +72,9 @@ Rules::Rules(const ReducerOptions& options) : options_(options) {
 
 std::shared_ptr<const Codec> Rules::codec(const std::string& spec) {
   if (spec == kAutoCodec) return nullptr;
-  std::shared_ptr<const Codec>& known = codecs_[spec];
-  if (known == nullptr) known = make_codec(spec);
-  return known;
+  std::shared_ptr<const Codec>& cached = codecs_[spec];
+  if (cached == nullptr) cached = make_codec(spec);
+  return cached;
 }
 
 RuleChoice Rules::choose(const RuleSubject& subject) {

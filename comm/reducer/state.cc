@@ -98,13 +98,13 @@ class Reader {
       const auto count = number<std::uint64_t>();
       if (count > rest_.size() / sizeof item[0]) throw_truncated();
       item.resize(count);
-      take(item.data(), count * sizeof item[0]);
+      read_bytes(item.data(), count * sizeof item[0]);
     } else {
-      take(&item, sizeof item);
+      read_bytes(&item, sizeof item);
     }
   }
 
-  void take(void* target, std::size_t bytes) {
+  void read_bytes(void* target, std::size_t bytes) {
     if (bytes > rest_.size()) throw_truncated();
     if (bytes != 0) std::memcpy(target, rest_.data(), bytes);
     rest_ = rest_.subspan(bytes);

@@ -15,8 +15,8 @@ void check_distinct(ReducerStep::Order parameters, std::string_view first) {
 }
 
 // The parameters whose absence is an error. Without a gradient, the result has no destination.
-std::string wrongly_missing(const ReducerStep& step, const Parameters& parameters,
-                            const Gradients& gradients) {
+std::string missing_gradients(const ReducerStep& step, const Parameters& parameters,
+                              const Gradients& gradients) {
   const bool may_miss = parameters.options().missing == MissingGradient::kInactive;
   std::string names;
   for (std::uint32_t i = 0; i < parameters.count(); ++i) {
@@ -147,8 +147,8 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
 // Marks parameters without a gradient as inactive. Returns true if messages are requested.
 bool GradientReducer::Impl::mark_missing(LockedStep& step) {
   if (in_ready_order()) return false;
-  const std::string mistakes = wrongly_missing(*step, parameters_, gradients_);
-  if (!mistakes.empty()) fail_missing(step, mistakes);
+  const std::string missing_names = missing_gradients(*step, parameters_, gradients_);
+  if (!missing_names.empty()) fail_missing(step, missing_names);
   bool requested = false;
   std::vector<std::uint32_t> missing;
   for (std::uint32_t i = 0; i < parameters_.count(); ++i)

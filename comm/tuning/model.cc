@@ -198,8 +198,8 @@ class CostAccumulator {
   void add_wire(const Traffic& sent, const Traffic& received) {
     const LinkFigures &link = figures_.network.link, &local = figures_.network.local;
     stages_.wire += std::max(seconds_of(sent), seconds_of(received));
-    const double far = sent.remote + received.remote, near = sent.local + received.local;
-    if (near + far > 0) stages_.latency += far > 0 ? link.latency : local.latency;
+    const double remote = sent.remote + received.remote, in_host = sent.local + received.local;
+    if (in_host + remote > 0) stages_.latency += remote > 0 ? link.latency : local.latency;
     const double all = (sent.local + sent.remote) * sent.bytes;
     stages_.core += all * link.core_seconds_per_byte;
     stages_.bytes += all;
@@ -317,13 +317,13 @@ HostGroups equal_hosts(const CostQuery& query, int ranks_per_host) {
 
 // The shards of `count` values: within a host (raw), between hosts, and within a host on the way
 // back.
-std::vector<Load> loads_of(const CostQuery& query, int near, int shards_between, double count) {
-  const double share = count / near, between = std::ceil(share / shards_between);
+std::vector<Load> loads_of(const CostQuery& query, int per_host, int shards_between, double count) {
+  const double share = count / per_host, between = std::ceil(share / shards_between);
   const Load within{share, share * static_cast<double>(dtype_bytes(query.dtype)), false};
-  std::vector<Load> loads(static_cast<std::size_t>(near), within);
+  std::vector<Load> loads(static_cast<std::size_t>(per_host), within);
   loads.insert(loads.end(), static_cast<std::size_t>(shards_between),
                {between, frame_bytes_of(query, between)});
-  loads.insert(loads.end(), static_cast<std::size_t>(near), within);
+  loads.insert(loads.end(), static_cast<std::size_t>(per_host), within);
   return loads;
 }
 
@@ -364,24 +364,25 @@ Prediction predict_reduce_scatter(const CostQuery& query, const CostFigures& fig
 
 Prediction predict_hierarchical(const CostQuery& query, const CostFigures& figures) {
   check_figures(query, figures);
-  const int near = figures.network.ranks_per_host;
-  if (query.ranks % near != 0)
+  const int per_host = figures.network.ranks_per_host;
+  if (query.ranks % per_host != 0)
     throw InvalidArgumentError("ranks is " + std::to_string(query.ranks) +
-                               ": give a multiple of ranks_per_host, " + std::to_string(near));
+                               ": give a multiple of ranks_per_host, " + std::to_string(per_host));
   if (query.ranks == 1 || query.count == 0) return {};
-  const HostGroups groups = equal_hosts(query, near);
+  const HostGroups groups = equal_hosts(query, per_host);
   const int hosts = groups.hosts();
   const auto all = static_cast<double>(query.count);
   const std::size_t shard =
-      shard_length(query.chunk_count / static_cast<std::size_t>(near),
+      shard_length(query.chunk_count / static_cast<std::size_t>(per_host),
                    static_cast<std::size_t>(hosts), query.codec->traits().unit);
-  const double chunk = std::min(all, static_cast<double>(shard) * hosts * near);
-  const std::vector<Exchange> between = exchanges_of(
-      *query.codec, query.dtype, hosts,
-      choose_algorithm({query.codec, query.dtype, static_cast<std::size_t>(all / near), hosts}));
+  const double chunk = std::min(all, static_cast<double>(shard) * hosts * per_host);
+  const std::vector<Exchange> between =
+      exchanges_of(*query.codec, query.dtype, hosts,
+                   choose_algorithm({query.codec, query.dtype,
+                                     static_cast<std::size_t>(all / per_host), hosts}));
   CostAccumulator costs(
       query, figures,
-      loads_of(query, near, shards_of(between.back(), hosts, groups.grid()), chunk));
+      loads_of(query, per_host, shards_of(between.back(), hosts, groups.grid()), chunk));
   return pipelined(costs.stages(hierarchical(groups, 0, between)), all / chunk, figures.crowding);
 }
 

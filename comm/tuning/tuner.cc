@@ -113,8 +113,8 @@ std::string shape_text(Dtype dtype, std::size_t count) {
 
 }  // namespace
 
-Tuner::Impl::Impl(Transport& transport, AutoOptions wanted)
-    : options_(checked(std::move(wanted))), channel_(transport.channel()) {
+Tuner::Impl::Impl(Transport& transport, AutoOptions requested)
+    : options_(checked(std::move(requested))), channel_(transport.channel()) {
   find_machines();
   measure_network();
   measure_costs(Dtype::kF32);

@@ -25,7 +25,7 @@ struct Tuner::Impl {
     auto operator<=>(const Gradient&) const = default;
   };
 
-  Impl(Transport& transport, AutoOptions wanted);
+  Impl(Transport& transport, AutoOptions requested);
 
   /// The alternatives to measure and the Learner choosing among them.
   struct Trials {

@@ -70,7 +70,7 @@ Table<SweepRow> print_head(const std::vector<SweepRow>& rows) {
 Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
   const std::string note = sharing_note(row.ranks, device_count(), sharing_of_device());
   Record record = record_of(row, kNcclTransport, note.empty() ? options.fleet.link : "loopback");
-  for (const char* of_several : {"collective", "dims"}) record.erase(of_several);
+  for (const char* field : {"collective", "dims"}) record.erase(field);
   record["chunk_count"] = options.chunk_count == 0 ? kNcclChunkCount : options.chunk_count;
   record["host_seconds"] = row.result.part_seconds;
   record["speed_of_f32"] = row.speed();

@@ -18,8 +18,8 @@ namespace tersor::bench {
 /// small calls.
 constexpr std::size_t rotation_sets(std::size_t cache_bytes, std::size_t bytes) {
   constexpr std::size_t kTimes = 4, kMin = 2, kMax = 4096;
-  const std::size_t wanted = ceil_div(kTimes * cache_bytes, std::max<std::size_t>(bytes, 1));
-  return std::clamp(wanted, kMin, kMax);
+  const std::size_t needed = ceil_div(kTimes * cache_bytes, std::max<std::size_t>(bytes, 1));
+  return std::clamp(needed, kMin, kMax);
 }
 
 /// Makes a machine of the current device, with calls on this stream. Only in builds with CUDA.
