@@ -33,7 +33,7 @@ class Pipeline {
 
   explicit Pipeline(ExchangeContext& context);
 
-  /// Allocates buffers for a chunk. Running chunks then allocates nothing while at most `at_once`
+  /// Allocates buffers for a chunk. Running chunks then allocates nothing while at most `window`
   /// chunks are under way.
   void prepare(const ChunkPlan& chunk, std::size_t window = kWindow);
 

@@ -95,7 +95,7 @@ void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
   const ParameterFeedback feedback{.owned = grid.owned({0, into.size()}, rank, options.parameter,
                                                        make_codec(options.codec)->traits().unit)};
   const float adds = options.reduction == Reduction::kMean ? static_cast<float>(ranks) : 1.0f;
-  fold_owner(from, feedback, owed_over(grid, adds), {into});
+  fold_owner(from, feedback, scales_over(grid, adds), {into});
 }
 
 }  // namespace
