@@ -92,7 +92,6 @@ class Mailbox {
     }
     return message;
   }
-  /// Ends all operations with `peer`.
   void cancel(int peer) { peers_.erase(peer); }
 
  private:

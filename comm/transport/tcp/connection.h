@@ -52,7 +52,6 @@ class Connection final : public EventHandler {
   bool has_work() const override;
 
  private:
-  /// True if bytes are not sent yet.
   bool has_unsent() const { return !send_queue_.empty() || (socket_ && socket_->pending()); }
   void close_socket();
   bool read();

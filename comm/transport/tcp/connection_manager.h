@@ -68,7 +68,6 @@ class ConnectionManager final : public EventHandler {
   bool has_work() const override { return more_; }
 
   // Called by the connections. May destroy the incoming, but not the outgoing connection.
-  /// Called after the client is authenticated.
   void on_authenticated(IncomingConnection& connection);
   /// Called if the client sends invalid messages, does not know the secret, or disconnects.
   void drop(IncomingConnection& connection);

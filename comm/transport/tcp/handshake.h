@@ -115,9 +115,7 @@ class ClientHandshake final : public Handshake {
  public:
   ClientHandshake(const Secret& secret, const Hello& hello);
 
-  /// The first bytes to send.
   ConstByteSpan first_message() const;
-  /// True if the other end knows the secret.
   bool authenticated() const { return verdict_.has_value(); }
   /// The authenticated verdict; kWrongRank if another rank answered.
   std::optional<Verdict> verdict() const { return verdict_; }

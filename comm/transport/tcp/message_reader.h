@@ -47,7 +47,6 @@ class MessageReader {
   /// Discards all payloads without a received byte, after a fault: the payloads are read, but not
   /// stored.
   void discard_payloads() { discarding_ = true; }
-  /// True if the peer has sent a goodbye.
   bool received_goodbye() const { return received_goodbye_; }
   /// True if a message has been received in part.
   bool within_message() const { return !partial_.empty() || staged_ != 0; }

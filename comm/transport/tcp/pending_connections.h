@@ -23,7 +23,6 @@ class IncomingConnection final : public EventHandler {
   ~IncomingConnection() override;
 
   Clock::time_point deadline() const { return deadline_; }
-  /// The authenticated client.
   Hello client() const { return *handshake_.client(); }
   /// Sends the last message of the handshake. Returns false on failure.
   bool answer(Verdict verdict) { return socket_.write_all(bytes_of(handshake_.answer(verdict))); }

@@ -26,7 +26,6 @@ struct IoResult {
   std::string error = {};    ///< for an ended connection; "it was closed" by the peer
 };
 
-/// The reason for a failed connection.
 struct ConnectError {
   int code = 0;  ///< system error; 0 if connected or connecting
 
