@@ -29,7 +29,7 @@ from torch import nn
 import ranks
 import tersor
 import tersor.torch
-from tersor.torch._src.collectives.models import broadcast_start
+from tersor.torch._src.collectives.models import broadcast_model
 
 
 class Neighbours(Training):
@@ -208,7 +208,7 @@ def test_diloco_broadcasts_frozen_parameters_and_buffers_from_rank_0(rank: int, 
         assert not one.any()
     assert equal_on_ranks(dict(model.named_parameters()))
     again = Buffered()
-    broadcast_start(again, None, 60)
+    broadcast_model(again, None, 60)
     assert not any(bool(one.any()) for one in (again.frozen, again.wide, again.steps))
 
 

@@ -30,7 +30,7 @@ def encoded_calls() -> int:
 
     made = dist.group.WORLD
     assert isinstance(made, TersorGroup)
-    return made._caller.taken
+    return made._executor.submitted
 
 
 @on(3)
@@ -163,11 +163,11 @@ def test_reduce_scatter(rank: int, count: int) -> None:
 
 
 def test_inputs_are_copied_if_the_output_overlaps() -> None:
-    from tersor.torch._src.backend.calls import _apart
+    from tersor.torch._src.backend.calls import _unaliased
 
     input = values(0)
     for output, copied in ((input[:10], True), (values(1), False)):
-        found = _apart([input], output)
+        found = _unaliased([input], output)
         assert torch.equal(found, input)
         assert (found.data_ptr() != input.data_ptr()) == copied
 
@@ -205,9 +205,9 @@ def test_all_to_all_compresses_narrow_rows(rank: int, count: int) -> None:
     for shape in ((count * COUNT,), (count * COUNT // 3, 3), (count, COUNT)):
         rows = values(rank, count * COUNT).view(shape)
         found, exact = torch.empty_like(rows), torch.empty_like(rows)
-        before = group._caller.sent_bytes
+        before = group._executor.sent_bytes
         dist.all_to_all_single(found, rows)
-        assert group._caller.sent_bytes - before < 0.3 * rows.nbytes / count
+        assert group._executor.sent_bytes - before < 0.3 * rows.nbytes / count
         dist.all_to_all_single(exact.view(torch.int32), rows.view(torch.int32))  # handed on
         assert float((found - exact).norm() / exact.norm()) < 0.02
     assert encoded_calls() == 3
@@ -431,7 +431,7 @@ def configured_from(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(backend_configuration, "_configured", None)
     monkeypatch.setenv("TERSOR_BACKEND", text)
-    return backend_configuration.in_force()
+    return backend_configuration.current_configuration()
 
 
 def test_configuration_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,9 +460,7 @@ def test_configuration_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("codec=auto", "auto"),
     ],
 )
-def test_invalid_environment_configuration_raises(
-    text: str, match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_environment_configuration_raises(text: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=match):
         configured_from(text, monkeypatch)
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import ranks
 import tersor
-from tersor.torch._src.ft.residuals import Places
+from tersor.torch._src.ft.residuals import Positions
 
 MUTATIONS = int(os.environ.get("TERSOR_STATE_MUTATIONS", "40"))
 every_handle = pytest.mark.parametrize("name", HANDLES)
@@ -76,7 +76,9 @@ def flat(state: Any) -> list[Any]:
 
 @every_handle
 @ranks.on(1)
-def test_damaged_state_is_rejected_and_changes_nothing(rank: int, count: int, name: str) -> None:
+def test_damaged_state_is_rejected_and_changes_nothing(
+    rank: int, count: int, name: str
+) -> None:
     training, rng = HANDLES[name](), random.Random(1)
     training.steps(rank, range(3))
     good = copy.deepcopy(training.state())
@@ -132,9 +134,7 @@ BAD_OPTIONS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @pytest.mark.parametrize("name", COMPRESSED)
 @ranks.on(1)
-def test_invalid_moments_and_options_are_rejected(
-    rank: int, count: int, name: str, mode: str
-) -> None:
+def test_invalid_moments_and_options_are_rejected(rank: int, count: int, name: str, mode: str) -> None:
     training = HANDLES[name]()
     training.steps(rank, range(3))
     good = copy.deepcopy(training.state(mode))
@@ -185,7 +185,9 @@ def test_error_names_states_of_different_steps(rank: int, count: int, name: str)
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @pytest.mark.parametrize("name", [*COMPRESSED, "DiLoCo", "DistributedOptimizer"])
 @ranks.on(2)
-def test_mixed_states_of_two_runs_are_rejected(rank: int, count: int, name: str, mode: str) -> None:
+def test_mixed_states_of_two_runs_are_rejected(
+    rank: int, count: int, name: str, mode: str
+) -> None:
     runs = []
     for first in (0, 10):
         training = HANDLES[name]()
@@ -213,7 +215,7 @@ def test_mixed_states_of_two_runs_are_rejected(rank: int, count: int, name: str,
     [{"0": torch.zeros(3)}, {"x.y": torch.zeros(3)}, {"0.-1": torch.zeros(3)}, {"0.0": None}, [1]],
 )
 def test_damaged_torchft_residuals_are_rejected_and_change_nothing(state: Any) -> None:
-    kept = Places({}, 1, lambda: 0)
+    kept = Positions({}, 1, lambda: 0)
     kept.load_state_dict({"0.0": torch.ones(3)})
     for bad in (state, {"0.0": torch.tensor([1.0, torch.nan])}):
         with pytest.raises(tersor.InvalidArgumentError):

@@ -10,7 +10,7 @@ import torch
 import tersor
 import tersor.local
 from tersor import _core, collectives
-from tersor.torch._src.ft.residuals import Places, World
+from tersor.torch._src.ft.residuals import Positions, World
 
 COUNT = 5000
 WAYS = [("int4+ef", "two-shot"), ("topk:density=0.1+ef", "one-shot")]
@@ -22,7 +22,7 @@ class Replica:
     def __init__(self, codec: str, algorithm: str, fragments: int = 1) -> None:
         self.own = {"codec": codec, "algorithm": algorithm}
         self.step = self.quorum = 0
-        self.places = Places(self.own, fragments, lambda: self.step)
+        self.places = Positions(self.own, fragments, lambda: self.step)
 
     def exchange(self, transport: Any, seed: int, commits: bool = True) -> torch.Tensor:
         generator = torch.Generator().manual_seed(100 * transport.rank + seed)
@@ -73,7 +73,7 @@ def test_remaining_ranks_keep_their_residuals(codec: str, algorithm: str) -> Non
 
 def test_missing_calls_in_a_step_warn_once(recwarn: pytest.WarningsRecorder) -> None:
     step = 0
-    places = Places({"codec": "int4+ef"}, 2, lambda: step)
+    places = Positions({"codec": "int4+ef"}, 2, lambda: step)
 
     def calls(count: int) -> None:
         for _ in range(count):
@@ -137,14 +137,14 @@ def test_checkpoint_restores_residuals() -> None:
         once_more = Replica("int4+ef", "two-shot")
         once_more.places.load_state_dict(again.places.state_dict())
         assert torch.equal(again.exchange(transport, 3), once_more.exchange(transport, 3))
-        again.places.forget()
+        again.places.clear()
         assert again.places.state_dict() == {}
 
     tersor.local.run(2, rank)
 
 
 def test_tensor_of_a_different_size_starts_with_fresh_residuals() -> None:
-    places = Places({"codec": "int4+ef", "algorithm": "two-shot"}, 1, lambda: 0)
+    places = Positions({"codec": "int4+ef", "algorithm": "two-shot"}, 1, lambda: 0)
     places.take(torch.zeros(COUNT), World(0, 2, 0), "sum")()
     places.end_step()
     with pytest.warns(UserWarning, match="had 5000 values on cpu and has 4999"):

@@ -20,7 +20,7 @@ import ranks
 import tersor
 from tersor._core import TcpTransport
 from tersor.torch._compat import Store
-from tersor.torch._src.process_group.rendezvous import Meeting
+from tersor.torch._src.process_group.rendezvous import Rendezvous
 
 PATIENCE_SECONDS = 60.0
 
@@ -33,12 +33,12 @@ def total(transport: tersor.Transport) -> float:
 
 def met(store: Store, rank: int, count: int, seconds: float = PATIENCE_SECONDS) -> float:
     """Returns the sum of all ranks' numbers plus 1, after the rendezvous."""
-    meeting = Meeting(store, rank, count)
+    meeting = Rendezvous(store, rank, count)
     try:
         meeting.join(seconds)
         transport = TcpTransport(meeting, rank, count, "127.0.0.1", seconds)
     except tersor.TransportError as error:
-        meeting.give_up(str(error))
+        meeting.report_failure(str(error))
         raise
     found = total(transport)
     transport.close()

@@ -217,10 +217,10 @@ def timeouts_of(group: Any) -> list[timedelta]:
     return [one._timeout for one in options if hasattr(one, "_timeout")]
 
 
-def make_backend(name: str, made: Any, options: object) -> Any:
+def make_backend(name: str, settings: Any, options: object) -> Any:
     """Another backend for the same ranks, as by ``init_process_group``. PyTorch 2.15."""
     dist.Backend._ensure_backend_registered(name)
-    return dist.Backend._plugins[name.upper()].creator_fn(made, options)
+    return dist.Backend._plugins[name.upper()].creator_fn(settings, options)
 
 
 def set_backends(group: dist.ProcessGroup, kind: Any, backends: Sequence[Any]) -> None:

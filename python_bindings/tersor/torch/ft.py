@@ -29,8 +29,8 @@ from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._renamed import deprecated
 from tersor.codec import Codec
-from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
-from tersor.torch._src.ft.residuals import Places, World
+from tersor.torch._src.backend.calls import Call, Executor, Kwargs, reduction_of
+from tersor.torch._src.ft.residuals import Positions, World
 from tersor.torch._src.parameters.selection import is_supported
 from tersor.torch._src.process_group.connections import Members
 
@@ -103,9 +103,9 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             checked.require("one-shot")
             self._algorithm = "one-shot"
         self._min_count = min_count
-        self._caller: Caller | None = None
+        self._executor: Executor | None = None
         self._world = World(0, 1, 0)
-        self._places: Places | None = None
+        self._positions: Positions | None = None
         self._error: BaseException | None = None
         self.gradient_bytes = self.sent_bytes = 0
 
@@ -125,7 +125,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         Example:
             >>> group.follow(manager, fragments=4)
         """
-        own = {"codec": self._codec, "algorithm": self._algorithm}
+        options = {"codec": self._codec, "algorithm": self._algorithm}
 
         def step() -> int:
             states = getattr(manager, "_user_state_dicts", ())
@@ -136,8 +136,8 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
                 )
             return int(manager.current_step())
 
-        self._places = places = Places(own, fragments, step)
-        manager.register_state_dict_fn("tersor", lambda _: places.forget(), lambda: {})
+        self._positions = positions = Positions(options, fragments, step)
+        manager.register_state_dict_fn("tersor", lambda _: positions.clear(), lambda: {})
 
     def configure(
         self, store_addr: str, replica_id: str, rank: int, world_size: int, *more: Any, **named: Any
@@ -165,9 +165,9 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             return
         store = create_store_client(f"{store_addr}/tersor", timeout=self._timeout)
         seconds = self._timeout.total_seconds()
-        caller = Caller(Members(store, rank, world_size, seconds, nccl=False))
-        caller.connect()
-        self._caller = caller
+        executor = Executor(Members(store, rank, world_size, seconds, nccl=False))
+        executor.connect()
+        self._executor = executor
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Work:
         """Reduces one tensor over the replicas of the quorum, in place.
@@ -188,27 +188,27 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             >>> work.wait()
         """
         reduction = reduction_of(getattr(opts, "reduceOp", opts))
-        encoded = reduction is not None and len(tensors) == 1 and self._takes(tensors[0])
+        encoded = reduction is not None and len(tensors) == 1 and self._can_encode(tensors[0])
         if self._world.ranks == 1 or not encoded:
             plain: Work = super().allreduce(tensors, opts)
             return plain
-        if self._caller is None or self._failure() is not None:
+        if self._executor is None or self._failure() is not None:
             raise self._failure() or TransportError("the replicas are not connected: no quorum yet")
-        way: Way = {"codec": self._codec, "algorithm": self._algorithm, "reduction": reduction}
-        way["timeout"] = self._timeout.total_seconds()
+        kwargs: Kwargs = {"codec": self._codec, "algorithm": self._algorithm}
+        kwargs |= {"reduction": reduction, "timeout": self._timeout.total_seconds()}
         if self._codec.endswith("+ef"):
-            way["feedback"] = self._followed().take(tensors[0], self._world, str(reduction))
-        return self._caller.take(_Call(collectives.allreduce, tensors[0], [], way))
+            kwargs["feedback"] = self._followed().take(tensors[0], self._world, str(reduction))
+        return self._executor.submit(_Call(collectives.allreduce, tensors[0], [], kwargs))
 
-    def _takes(self, tensor: Tensor) -> bool:
+    def _can_encode(self, tensor: Tensor) -> bool:
         return is_supported(tensor) and tensor.numel() >= self._min_count
 
-    def _followed(self) -> Places:
-        if self._places is None:
+    def _followed(self) -> Positions:
+        if self._positions is None:
             raise InvalidArgumentError(
                 f'codec "{self._codec}" needs to know committed steps: call follow(manager) once'
             )
-        return self._places
+        return self._positions
 
     def errored(self) -> BaseException | None:
         """Returns the error that ended a call of this quorum, or None.
@@ -218,8 +218,8 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         Example:
             >>> error = group.errored()
         """
-        if self._places is not None:
-            self._places.end_step()
+        if self._positions is not None:
+            self._positions.end_step()
         return self._failure() or self.parent.errored()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -230,7 +230,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         Example:
             >>> torch.save(group.state_dict(), path)
         """
-        return {} if self._places is None else self._places.state_dict()
+        return {} if self._positions is None else self._positions.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Loads residuals, after :meth:`follow` and before the first step.
@@ -291,11 +291,11 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         return f"tersor-{self.parent.getBackendName()}"
 
     def _failure(self) -> BaseException | None:
-        return self._error or (None if self._caller is None else self._caller.error)
+        return self._error or (None if self._executor is None else self._executor.error)
 
-    def _end(self, why: str) -> None:
-        caller, self._caller = self._caller, None
-        if caller is not None:
-            caller.leave(why)
-            self.gradient_bytes += caller.gradient_bytes
-            self.sent_bytes += caller.sent_bytes
+    def _end(self, reason: str) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.leave(reason)
+            self.gradient_bytes += executor.gradient_bytes
+            self.sent_bytes += executor.sent_bytes

@@ -126,10 +126,10 @@ def allreduce(
         >>> loss = hvd.allreduce(loss, name="loss").item()
     """
     call = Call("allreduce", name, others)
-    how = calls.reduction_of(op, average), _spec(compression)
+    arguments = calls.reduction_of(op, average), _spec(compression)
 
     def reduce(tensor: Tensor) -> Tensor:
-        return call.reduce_(call.take(tensor).clone(), *how)
+        return call.reduce_(call.checked(tensor).clone(), *arguments)
 
     return calls.differentiable(tensor, reduce, reduce)
 
@@ -160,7 +160,7 @@ def allreduce_(
         >>> hvd.allreduce_(parameter.grad)
     """
     call = Call("allreduce_", name, others)
-    call.reduce_(call.take(tensor), calls.reduction_of(op, average), "none")
+    call.reduce_(call.checked(tensor), calls.reduction_of(op, average), "none")
     return tensor
 
 
@@ -224,7 +224,7 @@ def reducescatter(
         >>> rows = hvd.reducescatter(table, op=hvd.Sum)
     """
     call = Call("reducescatter", name, others)
-    values = call.take(tensor, rows=True).clone()
+    values = call.checked(tensor, rows=True).clone()
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidArgumentError("hvd.reducescatter has no gradient: give it tensor.detach()")
     reduced = call.reduce_(values, calls.reduction_of(op), _spec(compression))
@@ -253,20 +253,20 @@ def allgather(tensor: Tensor, name: Name = None, **others: NoReturn) -> Tensor:
     counts: list[int] = []
 
     def gather(tensor: Tensor) -> Tensor:
-        rows = call.take(tensor, rows=True)
-        told = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows)])
-        counts[:] = [one[0] for one in told]
+        rows = call.checked(tensor, rows=True)
+        gathered = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows)])
+        counts[:] = [one[0] for one in gathered]
         longest = rows.new_zeros(max(counts), *rows.shape[1:])
         longest[: len(rows)] = rows
         every = rows.new_empty(size(), *longest.shape)
-        call.ask(dist.all_gather_into_tensor, calls.as_bytes(every), calls.as_bytes(longest))
+        call.run(dist.all_gather_into_tensor, calls.as_bytes(every), calls.as_bytes(longest))
         return torch.cat([one[:count] for one, count in zip(every, counts, strict=True)])
 
-    def own(gradient: Tensor) -> Tensor:
+    def own_gradient(gradient: Tensor) -> Tensor:
         parts: Sequence[Tensor] = torch.split(allreduce(gradient), counts)
         return parts[rank()]
 
-    return calls.differentiable(tensor, gather, own)
+    return calls.differentiable(tensor, gather, own_gradient)
 
 
 def alltoall(
@@ -297,21 +297,21 @@ def alltoall(
     received: list[int] = []
 
     def exchange(tensor: Tensor) -> Tensor:
-        rows = call.take(tensor, rows=True)
+        rows = call.checked(tensor, rows=True)
         sent = [len(rows) // size()] * size() if splits is None else list(map(int, splits))
         if len(sent) != size():
             raise InvalidArgumentError(
                 f"splits={sent} of hvd.alltoall: give {size()} numbers, one per rank"
             )
-        told = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows), *sent])
-        for other, (count, *parts) in enumerate(told):
+        gathered = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows), *sent])
+        for other, (count, *parts) in enumerate(gathered):
             if min(parts) < 0 or sum(parts) != count:
                 raise InvalidArgumentError(f"rank {other} splits {count} rows into {parts}")
-        received[:] = [one[1 + rank()] for one in told]
+        received[:] = [one[1 + rank()] for one in gathered]
         output = rows.new_empty(sum(received), *rows.shape[1:])
         row = math.prod(rows.shape[1:]) * rows.element_size()
         lengths = [[row * one for one in counts] for counts in (received, sent)]
-        call.ask(dist.all_to_all_single, calls.as_bytes(output), calls.as_bytes(rows), *lengths)
+        call.run(dist.all_to_all_single, calls.as_bytes(output), calls.as_bytes(rows), *lengths)
         return output
 
     output = calls.differentiable(
@@ -406,8 +406,8 @@ def broadcast_optimizer_state(
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     call = Call("broadcast_optimizer_state", None, {})
-    call.agree(calls.root_of(root_rank))
-    call.ask(models.broadcast_optimizer_state, optimizer, root_rank)
+    call.agree(calls.checked_root(root_rank))
+    call.run(models.broadcast_optimizer_state, optimizer, root_rank)
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: NoReturn) -> Any:
@@ -427,10 +427,10 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: 
         >>> epoch = hvd.broadcast_object(epoch)
     """
     call = Call("broadcast_object", name, others)
-    call.agree(calls.root_of(root_rank))
-    told = [obj]
-    call.ask(dist.broadcast_object_list, told, group_src=root_rank)
-    return told[0]
+    call.agree(calls.checked_root(root_rank))
+    gathered = [obj]
+    call.run(dist.broadcast_object_list, gathered, group_src=root_rank)
+    return gathered[0]
 
 
 def barrier(**others: NoReturn) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.codec import Codec
-from tersor.torch._src.parameters.memory_order import straightened
+from tersor.torch._src.parameters.memory_order import as_contiguous
 from tersor.torch._src.parameters.selection import DTYPES
 
 __all__ = ["CompressedStage", "compress"]
@@ -154,7 +154,7 @@ class _Direction:
     def compute(self, compute: Callable[..., Any], chunk: int, *args: Any, **options: Any) -> Any:
         """Decodes the received payloads before the computation."""
         for payload, tensor in self._came.pop(chunk, ()):
-            with straightened(tensor.detach()) as values:
+            with as_contiguous(tensor.detach()) as values:
                 self._codec.decode(payload, values)
         return compute(chunk, *args, **options)
 

@@ -17,11 +17,11 @@ from torch.distributed import ReduceOp, Work
 
 from tersor import collectives
 from tersor._core import TcpTransport, TransportError, Workspace
-from tersor.torch._src.parameters.memory_order import straightened
+from tersor.torch._src.parameters.memory_order import as_contiguous
 from tersor.torch._src.parameters.selection import restore_overflow
 from tersor.torch._src.process_group.connections import Connection, Members, chunk_count
 
-Way = dict[str, Any]  # options of a collective
+Kwargs = dict[str, Any]  # options of a collective
 _WORKSPACES = 16  # kept per group
 _ABORT_SECONDS = 5.0
 
@@ -35,35 +35,35 @@ class Call(Work):
     """A queued call and its work handle."""
 
     def __init__(
-        self, entry: Callable[..., Any], output: Tensor, inputs: Sequence[Tensor], way: Way
+        self, entry: Callable[..., Any], output: Tensor, inputs: Sequence[Tensor], kwargs: Kwargs
     ) -> None:
         """``entry``: of ``collectives``. The inputs are joined; without inputs, it is in place."""
         super().__init__()
-        self._entry, self._output, self._inputs, self._way = entry, output, inputs, way
+        self._entry, self._output, self._inputs, self._kwargs = entry, output, inputs, kwargs
         self._error: BaseException | None = None
         self._ended = threading.Event()
         device, on_device = output.device, output.device.type == "cuda"
         devices: Any = [device] if on_device else None
-        self._made: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-        self._result = self._made.then(self._told)
-        self._queued = torch.cuda.current_stream(device).record_event() if on_device else None
+        self._completion: torch.futures.Future[None] = torch.futures.Future(devices=devices)
+        self._result = self._completion.then(self._resolve)
+        self._ready = torch.cuda.current_stream(device).record_event() if on_device else None
 
-    def perform(self, caller: Caller) -> None:
-        """Makes the call, on the caller's thread. Errors go to the work."""
-        with caller.behind(self._queued, (self._output, *self._inputs)):
+    def perform(self, executor: Executor) -> None:
+        """Makes the call, on the executor's thread. Errors go to the work."""
+        with executor.after_event(self._ready, (self._output, *self._inputs)):
             try:
-                with torch.inference_mode(), straightened(self._output.detach()) as output:
-                    values = [_apart(self._inputs, output)] if self._inputs else []
-                    caller.run(self._entry, (*values, output), self._way)
+                with torch.inference_mode(), as_contiguous(self._output.detach()) as output:
+                    values = [_unaliased(self._inputs, output)] if self._inputs else []
+                    executor.run(self._entry, (*values, output), self._kwargs)
             except BaseException as error:
                 self._error = error
-                caller.error = caller.error or error
+                executor.error = executor.error or error
             self._inputs = ()
-            caller.made += 1  # before the event, because a waiting thread may end the caller
+            executor.completed += 1  # first, because a waiting thread may end the executor
             self._ended.set()
-            self._made.set_result(None)
+            self._completion.set_result(None)
 
-    def _told(self, _: Any) -> list[Tensor]:
+    def _resolve(self, _: Any) -> list[Tensor]:
         if self._error is not None:
             raise self._error
         return [self._output]
@@ -91,7 +91,7 @@ class Call(Work):
         return self._error is None
 
 
-def _apart(inputs: Sequence[Tensor], output: Tensor) -> Tensor:
+def _unaliased(inputs: Sequence[Tensor], output: Tensor) -> Tensor:
     """Returns the contiguous values of all inputs, in other memory than the output's."""
     if len(inputs) > 1:
         return torch.cat([one.detach().reshape(-1) for one in inputs])
@@ -113,7 +113,7 @@ class _Store:
         return getattr(self._store, name)
 
 
-class Caller:
+class Executor:
     """The thread and the connections of a group. Both start with the first call."""
 
     def __init__(self, members: Members) -> None:
@@ -125,42 +125,42 @@ class Caller:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.taken = self.made = 0  # numbers of calls
+        self.submitted = self.completed = 0  # numbers of calls
         self.error: BaseException | None = None  #: the error of the first failed call
         self.gradient_bytes = self.sent_bytes = 0
-        self._ended = ""  # the reason
+        self._end_reason = ""  # the reason
 
-    def take(self, call: Call) -> Call:
+    def submit(self, call: Call) -> Call:
         """Queues a call. Raises TransportError if the group was ended."""
         with self._lock:
-            if self._ended:
-                raise TransportError(self._ended)
+            if self._end_reason:
+                raise TransportError(self._end_reason)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="tersor", daemon=True)
                 self._thread.start()
-            self.taken += 1
+            self.submitted += 1
             self._calls.put(call)
         return call
 
-    def run(self, entry: Callable[..., Any], tensors: tuple[Tensor, ...], way: Way) -> None:
+    def run(self, entry: Callable[..., Any], tensors: tuple[Tensor, ...], kwargs: Kwargs) -> None:
         """Makes a collective call. Calls with equal numbers of values share a workspace."""
         like = tensors[0]
-        transport = self.connect().of(like.device)
-        count = way.get("columns", like.numel())
-        same = entry, like.device, like.dtype, count, way["codec"], way["reduction"]
-        told = {**way, "workspace": self._workspace(*same)}
+        transport = self.connect().transport(like.device)
+        count = kwargs.get("columns", like.numel())
+        key = entry, like.device, like.dtype, count, kwargs["codec"], kwargs["reduction"]
+        arguments = {**kwargs, "workspace": self._workspace(*key)}
         if entry is collectives.allreduce:
-            told.setdefault("algorithm", "two-shot")  # sums in f32 for all dtypes
-        if "feedback" in told:
-            told["state"] = told.pop("feedback")()
+            arguments.setdefault("algorithm", "two-shot")  # sums in f32 for all dtypes
+        if "feedback" in arguments:
+            arguments["state"] = arguments.pop("feedback")()
         if isinstance(transport, TcpTransport):
-            told["chunk_count"] = chunk_count(transport.ranks)
-        done = entry(transport, *tensors, **told)
-        is_sum = way["reduction"] == "sum" and entry is not collectives.all_to_all
-        if is_sum and way["codec"] != "none":
+            arguments["chunk_count"] = chunk_count(transport.ranks)
+        statistics = entry(transport, *tensors, **arguments)
+        is_sum = kwargs["reduction"] == "sum" and entry is not collectives.all_to_all
+        if is_sum and kwargs["codec"] != "none":
             restore_overflow(tensors[-1])
-        self.gradient_bytes += done.gradient_bytes
-        self.sent_bytes += done.sent_bytes
+        self.gradient_bytes += statistics.gradient_bytes
+        self.sent_bytes += statistics.sent_bytes
 
     def connect(self) -> Connection:
         """Connects the ranks before the first call. A collective call."""
@@ -171,15 +171,15 @@ class Caller:
         return self._connection
 
     @contextlib.contextmanager
-    def behind(self, queued: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Queues work on the caller's stream, after the event ``queued``."""
-        if queued is None:
+    def after_event(self, event: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Queues work on the executor's stream, after ``event``."""
+        if event is None:
             yield
             return
         device = tensors[0].device
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         with torch.cuda.device(device), torch.cuda.stream(stream):
-            stream.wait_event(queued)
+            stream.wait_event(event)
             for one in tensors:
                 one.record_stream(stream)
             yield
@@ -188,22 +188,22 @@ class Caller:
         """Makes the queued calls, then ends."""
         self._end("the process group was shut down")
 
-    def abort(self, why: str = "") -> None:
+    def abort(self, reason: str = "") -> None:
         """Ends all calls on all ranks with a TransportError with the reason."""
         aborted = "the process group was aborted on this rank, or its process ended"
-        self._store.cause = why or aborted
+        self._store.cause = reason or aborted
         if self._connection is not None:  # open still, so that other ranks get the reason
             self._connection.abort(self._store.cause)
         self._end(self._store.cause, _ABORT_SECONDS)
 
-    def leave(self, why: str = "") -> None:
+    def leave(self, reason: str = "") -> None:
         """Ends with the process. Only ranks that wait for calls of this rank get an error."""
-        self.abort(why) if self.taken > self.made else self.finish()
+        self.abort(reason) if self.submitted > self.completed else self.finish()
 
-    def _end(self, why: str, seconds: float | None = None) -> None:
+    def _end(self, reason: str, seconds: float | None = None) -> None:
         with self._lock:
-            if not self._ended:
-                self._ended = why
+            if not self._end_reason:
+                self._end_reason = reason
                 self._calls.put(None)
         if self._thread is not None:
             self._thread.join(seconds)

@@ -13,14 +13,14 @@ from tersor._options import expect
 from tersor._renamed import deprecated
 from tersor.codec import Codec
 from tersor.torch._src.process_group.connections import Members
-from tersor.torch._src.process_group.rendezvous import Meeting
+from tersor.torch._src.process_group.rendezvous import Rendezvous
 
 PASS = "pass"  # instead of a codec: the call is passed on
 VARIABLE = "TERSOR_BACKEND"
 Rule = tuple[str, str] | tuple[str, str, int]
 
 _KEYS = ("codec", "min_bytes", "rules")
-_BORDER = re.compile(rf",(?=\s*(?:{'|'.join(_KEYS)})=)")  # specs contain commas too
+_SEPARATOR = re.compile(rf",(?=\s*(?:{'|'.join(_KEYS)})=)")  # specs contain commas too
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ def configure(
     return _configured
 
 
-def in_force() -> Configuration:
+def current_configuration() -> Configuration:
     """Returns the last :func:`configure`, or else the environment's configuration.
 
     Raises:
         InvalidArgumentError: ``TERSOR_BACKEND`` is invalid.
     """
-    return _configured or _of_text(os.environ.get(VARIABLE, ""))
+    return _configured or _parse(os.environ.get(VARIABLE, ""))
 
 
 def agree(members: Members, configuration: Configuration) -> None:
@@ -114,15 +114,15 @@ def agree(members: Members, configuration: Configuration) -> None:
         InvalidArgumentError: Two ranks have different configurations.
         TransportError: A rank missed the rendezvous.
     """
-    meeting = Meeting(members.store, members.rank, members.ranks)
-    meeting.join(members.seconds)
+    rendezvous = Rendezvous(members.store, members.rank, members.ranks)
+    rendezvous.join(members.seconds)
     text, late = str(configuration), f" missed the rendezvous within {members.seconds:g} s"
     if members.rank:
-        meeting.set(f"of-{members.rank}", text)
-        if meeting.get("agreed", members.seconds) is None:
+        rendezvous.set(f"of-{members.rank}", text)
+        if rendezvous.get("agreed", members.seconds) is None:
             raise TransportError("rank 0" + late)
     for rank in range(1, 0 if members.rank else members.ranks):
-        found = meeting.get(f"of-{rank}", members.seconds)
+        found = rendezvous.get(f"of-{rank}", members.seconds)
         if found == text:
             continue
         error: Error = TransportError(f"rank {rank}" + late)
@@ -131,27 +131,27 @@ def agree(members: Members, configuration: Configuration) -> None:
                 f'the backend is configured as "{text}" on rank 0 and as "{found}" on rank {rank}: '
                 f"pass the same to configure(), or set {VARIABLE}, on all ranks"
             )
-        meeting.give_up(str(error))
+        rendezvous.report_failure(str(error))
         raise error
     if not members.rank:
-        meeting.set("agreed", text)
+        rendezvous.set("agreed", text)
 
 
-def _of_text(text: str) -> Configuration:
+def _parse(text: str) -> Configuration:
     """Parses ``codec=int8,min_bytes=1048576,rules=*/bf16/* bf16;*/*/mesh_tp pass 0``."""
-    told = {"codec": "int8", "min_bytes": str(1 << 20), "rules": ""}
-    for entry in filter(None, map(str.strip, _BORDER.split(text))):
+    values = {"codec": "int8", "min_bytes": str(1 << 20), "rules": ""}
+    for entry in filter(None, map(str.strip, _SEPARATOR.split(text))):
         key, _, value = entry.partition("=")
-        if key not in told:
+        if key not in values:
             raise InvalidArgumentError(
                 f"{VARIABLE} has {entry!r}; the keys are: {', '.join(_KEYS)}"
             )
-        told[key] = value
-    rules = [_rule_of_text(rule) for rule in told["rules"].split(";") if rule.strip()]
-    return _checked(told["codec"], _number(told["min_bytes"]), rules)
+        values[key] = value
+    rules = [_parse_rule(rule) for rule in values["rules"].split(";") if rule.strip()]
+    return _checked(values["codec"], _number(values["min_bytes"]), rules)
 
 
-def _rule_of_text(text: str) -> Rule:
+def _parse_rule(text: str) -> Rule:
     words = text.split()
     if len(words) not in (2, 3):
         raise InvalidArgumentError(

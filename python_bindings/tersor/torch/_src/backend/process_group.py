@@ -31,10 +31,10 @@ from torch.distributed import ReduceOp, Work
 from tersor import _core, collectives
 from tersor.arrays import dtype_text
 from tersor.torch import _compat
-from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
-from tersor.torch._src.backend.configuration import PASS, agree, in_force
+from tersor.torch._src.backend.calls import Call, Executor, Kwargs, reduction_of
+from tersor.torch._src.backend.configuration import PASS, agree, current_configuration
 from tersor.torch._src.parameters.selection import DTYPES
-from tersor.torch._src.process_group.connections import Members, nccl_is_there, seconds_of
+from tersor.torch._src.process_group.connections import Members, nccl_usable, seconds_of
 
 if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it so
     raise ImportError(
@@ -46,7 +46,7 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it
 _MIN_ROW_BYTES = 1024
 
 
-def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
+def _with_all_arguments(method: Callable[..., Work]) -> Callable[..., Work]:
     """PyTorch adds the missing arguments of a direct call, and then calls again."""
 
     @functools.wraps(method)
@@ -81,22 +81,22 @@ class TersorGroup(dist.ProcessGroup):
     def __init__(self, made: Any, options: object = None) -> None:
         store, rank, ranks = made.store, made.group_rank, made.group_size
         super().__init__(store, rank, ranks)
-        self._configuration = in_force()
+        self._configuration = current_configuration()
         self._min_bytes = self._configuration.min_bytes if ranks > 1 else math.inf
-        nccl, seconds = nccl_is_there(), made.timeout.total_seconds() or math.inf
+        nccl, seconds = nccl_usable(), made.timeout.total_seconds() or math.inf
         members = Members(store.clone(), rank, ranks, seconds, nccl and _core.has_nccl())
         agree(members, self._configuration)
-        self._caller = Caller(members)
-        gloo = _inner("gloo", made, None)
-        self._inners = [gloo, _inner("nccl", made, options)] if nccl else [gloo]
+        self._executor = Executor(members)
+        gloo = _make_inner("gloo", made, None)
+        self._inners = [gloo, _make_inner("nccl", made, options)] if nccl else [gloo]
         kinds = dist.ProcessGroup.BackendType
         kind = kinds.NCCL if nccl else kinds.GLOO
         self._plain: dist.ProcessGroup = made.process_group
         for group in (self, self._plain):
             _compat.set_backends(group, kind, self._inners)
-        self._leave = weakref.finalize(self, _end, self._inners, self._caller.leave, os.getpid())
+        self._leave = weakref.finalize(self, _end, self._inners, self._executor.leave, os.getpid())
 
-    @_in_full
+    @_with_all_arguments
     def allreduce(self, tensors: list[Tensor], options: Any) -> Work:
         """Reduces as torch.distributed does, encoded if the configuration selects the call.
 
@@ -114,12 +114,12 @@ class TersorGroup(dist.ProcessGroup):
 
             torch.distributed.all_reduce(gradient)
         """
-        way = self._way("all_reduce", tensors[0], _bytes(tensors[0]), options)
-        if way is None or len(tensors) != 1:
+        kwargs = self._call_kwargs("all_reduce", tensors[0], _bytes(tensors[0]), options)
+        if kwargs is None or len(tensors) != 1:
             return self._plain.allreduce(tensors, options)
-        return self._caller.take(Call(collectives.allreduce, tensors[0], [], way))
+        return self._executor.submit(Call(collectives.allreduce, tensors[0], [], kwargs))
 
-    @_in_full
+    @_with_all_arguments
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any
     ) -> Work:
@@ -141,13 +141,13 @@ class TersorGroup(dist.ProcessGroup):
             torch.distributed.reduce_scatter(shard, shards)
         """
         output, parts = outputs[0], inputs[0]
-        like = [one.dtype == output.dtype and one.numel() == output.numel() for one in parts]
-        way = self._way("reduce_scatter", output, len(parts) * _bytes(output), options)
-        if way is None or len(outputs) != 1 or not all(like) or len(like) != self.size():
+        fits = [one.dtype == output.dtype and one.numel() == output.numel() for one in parts]
+        kwargs = self._call_kwargs("reduce_scatter", output, len(parts) * _bytes(output), options)
+        if kwargs is None or len(outputs) != 1 or not all(fits) or len(fits) != self.size():
             return self._plain.reduce_scatter(outputs, inputs, options)
-        return self._caller.take(Call(collectives.reduce_scatter, output, parts, way))
+        return self._executor.submit(Call(collectives.reduce_scatter, output, parts, kwargs))
 
-    @_in_full
+    @_with_all_arguments
     def reduce_scatter_single(self, output: Tensor, input: Tensor, options: Any) -> Work:
         """Reduces and scatters one tensor; as :meth:`allreduce`.
 
@@ -166,13 +166,13 @@ class TersorGroup(dist.ProcessGroup):
 
             torch.distributed.reduce_scatter_tensor(shard, gradient)
         """
-        way = self._way("reduce_scatter", input, _bytes(input), options)
+        kwargs = self._call_kwargs("reduce_scatter", input, _bytes(input), options)
         fits = input.numel() == self.size() * output.numel() and input.dtype == output.dtype
-        if way is None or not fits:
+        if kwargs is None or not fits:
             return self._plain.reduce_scatter_single(output, input, options)
-        return self._caller.take(Call(collectives.reduce_scatter, output, [input], way))
+        return self._executor.submit(Call(collectives.reduce_scatter, output, [input], kwargs))
 
-    @_in_full
+    @_with_all_arguments
     def all_to_all_single(
         self, output: Tensor, input: Tensor, received: list[int], sent: list[int], options: Any
     ) -> Work:
@@ -199,13 +199,13 @@ class TersorGroup(dist.ProcessGroup):
         bytes: float = _bytes(input)
         if received or sent:
             bytes = math.inf if columns * input.element_size() >= _MIN_ROW_BYTES else 0
-        way = self._way("all_to_all", input, bytes, options)
-        if way is None or not _rows_fit((output, received), (input, sent), columns, self.size()):
+        kwargs = self._call_kwargs("all_to_all", input, bytes, options)
+        if kwargs is None or not _rows_fit((output, received), (input, sent), columns, self.size()):
             return self._plain.all_to_all_single(output, input, received, sent, options)
-        way = {**way, "columns": columns, "sent": sent, "received": received}
-        return self._caller.take(Call(collectives.all_to_all, output, [input], way))
+        kwargs = {**kwargs, "columns": columns, "sent": sent, "received": received}
+        return self._executor.submit(Call(collectives.all_to_all, output, [input], kwargs))
 
-    def _way(self, kind: str, like: Tensor, bytes: float, options: Any) -> Way | None:
+    def _call_kwargs(self, kind: str, like: Tensor, bytes: float, options: Any) -> Kwargs | None:
         """Returns the options of an encoded call, or None to pass the call on."""
         if bytes < self._min_bytes or like.dtype not in DTYPES:
             return None
@@ -219,12 +219,12 @@ class TersorGroup(dist.ProcessGroup):
         limit = seconds if seconds > 0 else seconds_of(self)
         return {"codec": codec, "reduction": reduction, "timeout": limit}
 
-    def split_group(self, ranks: list[int], **told: Any) -> TersorGroup | None:  # type: ignore[override]
+    def split_group(self, ranks: list[int], **options: Any) -> TersorGroup | None:  # type: ignore[override]
         """Makes a process group of some ranks, for all devices.
 
         Args:
             ranks: Ranks of this group.
-            told: The other arguments of ``torch.distributed.split_group``.
+            options: The other arguments of ``torch.distributed.split_group``.
 
         Returns:
             The new group, or None on other ranks.
@@ -238,15 +238,15 @@ class TersorGroup(dist.ProcessGroup):
         """
         if self.rank() not in ranks:
             return None
-        name, own = told["group_name"], dist.get_process_group_ranks(self)
-        made = _compat.BackendOptions()
-        made.store = _compat.PrefixStore(f"{name}/", self.get_group_store().clone())
-        made.group_rank, made.group_size = ranks.index(self.rank()), len(ranks)
-        made.timeout, made.group_id = told["timeout"], name
-        made.process_group = dist.ProcessGroup(made.store, made.group_rank, made.group_size)
-        made.global_ranks_in_group = [own[rank] for rank in ranks]
-        part = TersorGroup(made, told["opts"])
-        _compat.set_name(part, name, told["group_desc"] or f"{self.group_desc}:split")
+        name, own = options["group_name"], dist.get_process_group_ranks(self)
+        config = _compat.BackendOptions()
+        config.store = _compat.PrefixStore(f"{name}/", self.get_group_store().clone())
+        config.group_rank, config.group_size = ranks.index(self.rank()), len(ranks)
+        config.timeout, config.group_id = options["timeout"], name
+        config.process_group = dist.ProcessGroup(config.store, config.group_rank, config.group_size)
+        config.global_ranks_in_group = [own[rank] for rank in ranks]
+        part = TersorGroup(config, options["opts"])
+        _compat.set_name(part, name, options["group_desc"] or f"{self.group_desc}:split")
         return part
 
     def shutdown(self) -> None:
@@ -257,7 +257,7 @@ class TersorGroup(dist.ProcessGroup):
             torch.distributed.destroy_process_group()
         """
         if self._leave.detach() is not None:
-            _end(self._inners, self._caller.finish)
+            _end(self._inners, self._executor.finish)
 
     def abort(self) -> None:
         """Ends the calls in progress on all ranks with TransportError.
@@ -269,10 +269,10 @@ class TersorGroup(dist.ProcessGroup):
         if self._leave.detach() is not None:
             for inner in self._inners:
                 inner.abort()
-            _end(self._inners, self._caller.abort)
+            _end(self._inners, self._executor.abort)
 
 
-def _handed_on(name: str) -> Callable[..., Work]:
+def _forwarded(name: str) -> Callable[..., Work]:
     """Calls the plain group, because PyTorch's own forwarding holds the interpreter lock."""
 
     def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Any:
@@ -286,14 +286,14 @@ for _name in (
     "alltoall", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce",
     "reduce_scatter_single_coalesced", "scatter", "send",
 ):  # fmt: skip
-    setattr(TersorGroup, _name, _handed_on(_name))
+    setattr(TersorGroup, _name, _forwarded(_name))
 
 
-def _inner(name: str, made: Any, options: object) -> Any:
-    """Makes gloo or NCCL; changes ``made``."""
-    made.store = _compat.PrefixStore(name, made.store)
-    made.split_from = None
-    return _compat.make_backend(name, made, options)
+def _make_inner(name: str, settings: Any, options: object) -> Any:
+    """Makes gloo or NCCL; changes ``settings``."""
+    settings.store = _compat.PrefixStore(name, settings.store)
+    settings.split_from = None
+    return _compat.make_backend(name, settings, options)
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -313,14 +313,14 @@ def _rows_fit(
     return bool(output[1] or input[1]) or output[0].numel() == input[0].numel()
 
 
-def _end(inners: list[Any], caller: Callable[[], None], process: int | None = None) -> None:
+def _end(inners: list[Any], end_calls: Callable[[], None], process: int | None = None) -> None:
     """Shuts gloo down first, because destroying a working gloo group aborts the process."""
     if process not in (None, os.getpid()):
         return  # a fork has none of the threads
     with contextlib.ExitStack() as ends:
         for inner in inners:
             ends.callback(inner.shutdown)
-        caller()
+        end_calls()
 
 
 def register() -> None:

@@ -15,9 +15,9 @@ from tersor.collectives import CollectiveOptions
 from tersor.torch import _compat
 from tersor.torch._src.collectives.old_calls import accept_group_ranks
 from tersor.torch._src.collectives.tensors import broadcast, group_rank
-from tersor.torch._src.parameters.memory_order import straightened
+from tersor.torch._src.parameters.memory_order import as_contiguous
 from tersor.torch._src.parameters.selection import DTYPES, is_sharded_over, local_shard
-from tersor.torch._src.process_group.connections import checked
+from tersor.torch._src.process_group.connections import as_group
 
 
 @accept_group_ranks("src")
@@ -54,12 +54,12 @@ def broadcast_parameters(
     broadcast_all(list(named.values()), root, process_group, codec=codec)
 
 
-def broadcast_start(model: nn.Module, group: dist.ProcessGroup | None, timeout: float) -> None:
+def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None, timeout: float) -> None:
     """Copies rank 0's parameters and buffers to all ranks of the group.
 
     A shard is copied to the ranks that hold the same shard.
     """
-    own = set(dist.get_process_group_ranks(checked(group))) - {dist.get_rank()}
+    own = set(dist.get_process_group_ranks(as_group(group))) - {dist.get_rank()}
     every = (*model.parameters(), *model.buffers())
     tensors = [local_shard(one.detach()) for one in every if not is_sharded_over(own, one)]
     broadcast_all(tensors, 0, group, timeout=timeout)
@@ -154,6 +154,6 @@ def broadcast_all(
         if tensor.dtype in DTYPES:
             broadcast(tensor.detach(), group_src=root, process_group=group, **options)
         else:
-            with straightened(tensor.detach()) as values:
+            with as_contiguous(tensor.detach()) as values:
                 # As bytes, because gloo does not support all dtypes.
                 dist.broadcast(values.view(-1).view(torch.uint8), group=group, group_src=root)

@@ -33,8 +33,8 @@ def _by_name(name: str, names: tuple[str, ...], args: Arguments, options: Keywor
     """Returns positional arguments by name. Raises TypeError if some are given twice or unknown."""
     if len(args) > len(names):
         raise TypeError(f"{name}() takes at most {len(names)} arguments by position")
-    if twice := set(names[: len(args)]) & options.keys():
-        raise TypeError(f"{name}() got multiple values for argument {min(twice)!r}")
+    if duplicates := set(names[: len(args)]) & options.keys():
+        raise TypeError(f"{name}() got multiple values for argument {min(duplicates)!r}")
     return dict(zip(names, args, strict=False))
 
 
@@ -43,20 +43,20 @@ def _have_equal_counts(first: Any, second: Any) -> bool:
     return tensors and first.numel() == second.numel()
 
 
-def accept_group_ranks(word: str) -> Callable[[Function], Function]:
+def accept_group_ranks(name: str) -> Callable[[Function], Function]:
     """Accepts ``root=``, and a positional rank beside ``group=``: both are ranks of the group.
 
     Args:
-        word: The new keyword, ``"src"`` or ``"dst"``, of a rank of all ranks.
+        name: The new keyword, ``"src"`` or ``"dst"``, of a rank of all ranks.
     """
-    new_names = {"root": f"group_{word}", "group": "process_group"}
+    new_names = {"root": f"group_{name}", "group": "process_group"}
 
     def convert(function: Any, args: Arguments, options: Keywords) -> Arguments:
         if "group" in options:
-            position = list(inspect.signature(function).parameters).index(word)
+            position = list(inspect.signature(function).parameters).index(name)
             if isinstance((*args, None, None, None)[position], int):
                 if len(args) > position + 1:
-                    raise TypeError(f"{function.__name__}() takes nothing after {word} by position")
+                    raise TypeError(f"{function.__name__}() takes nothing after {name} by position")
                 args, options["root"] = args[:position], args[position]
         move_keywords(function, options, new_names)
         return args

@@ -15,7 +15,7 @@ from tersor._core import InvalidArgumentError
 from tersor._options import Unpack, expect
 from tersor.collectives import Keywords
 from tersor.torch._src.collectives.old_calls import accept_without_output
-from tersor.torch._src.process_group.connections import ranks_of, with_timeout
+from tersor.torch._src.process_group.connections import transport_of, with_timeout
 
 _Options = dict[str, Any]  # of one direction of an all-to-all
 
@@ -34,7 +34,7 @@ class _AllToAll(torch.autograd.Function):
     ) -> Tensor:
         ctx.backward_arguments = input.shape, group, backward, forward
         ctx.mark_dirty(output)
-        ranks, columns = ranks_of(group, input), math.prod(input.shape[1:])
+        ranks, columns = transport_of(group, input), math.prod(input.shape[1:])
         collectives.all_to_all(ranks, input.detach().contiguous(), output, columns, **forward)
         return output
 

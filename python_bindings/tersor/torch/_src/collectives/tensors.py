@@ -28,9 +28,9 @@ from tersor._options import Unpack, expect
 from tersor._renamed import deprecated, renamed_keywords
 from tersor.collectives import CollectiveOptions, Keywords
 from tersor.torch._src.collectives.old_calls import accept_group_ranks, accept_tensors
-from tersor.torch._src.parameters.memory_order import in_order, on_stream, straightened
+from tersor.torch._src.parameters.memory_order import as_contiguous, contiguous_like, on_stream
 from tersor.torch._src.parameters.selection import restore_overflow
-from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout
+from tersor.torch._src.process_group.connections import as_group, transport_of, with_timeout
 
 _COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather"}  # torch's names, and MPI's
 
@@ -67,13 +67,13 @@ class FeedbackState(collectives.FeedbackState):
         collective: Literal["all_reduce", "reduce_scatter", "all_gather"] = "all_reduce",
         **options: Unpack[CollectiveOptions],
     ) -> None:
-        ranks = ranks_of(process_group, like)
+        ranks = transport_of(process_group, like)
         for new, old in _COLLECTIVES.items():
             if collective == old:
                 text = 'FeedbackState(collective="{}")'.format
                 deprecated(text(old), "use " + text(new), __name__)
-        told: Any = _COLLECTIVES.get(collective, collective)
-        super().__init__(ranks, in_order(like), dtype=dtype, collective=told, **options)
+        mpi_name: Any = _COLLECTIVES.get(collective, collective)
+        super().__init__(ranks, contiguous_like(like), dtype=dtype, collective=mpi_name, **options)
 
 
 @renamed_keywords(group="process_group")
@@ -103,8 +103,8 @@ def all_reduce(
     Example:
         >>> all_reduce(gradient, codec="int8", reduction="mean")
     """
-    done = _call_in_place(collectives.allreduce, tensor, process_group, options)
-    return _restored(done, tensor, options)
+    statistics = _call_in_place(collectives.allreduce, tensor, process_group, options)
+    return _with_infinities(statistics, tensor, options)
 
 
 @renamed_keywords(group="process_group")
@@ -132,8 +132,8 @@ def reduce_scatter(
     Example:
         >>> reduce_scatter(shard, gradient, codec="int8", reduction="mean")
     """
-    done = _call(collectives.reduce_scatter, input, process_group, options, input, output)
-    return _restored(done, output, options)
+    statistics = _call(collectives.reduce_scatter, input, process_group, options, input, output)
+    return _with_infinities(statistics, output, options)
 
 
 @renamed_keywords(group="process_group")
@@ -237,8 +237,8 @@ def reduce(
     root = group_rank(dst, group_dst, process_group, "dst")
     if output is None and dist.get_rank(process_group) == root:
         output = tensor
-    done = _call(collectives.reduce, tensor, process_group, options, tensor, output, root)
-    return _restored(done, output, options)
+    statistics = _call(collectives.reduce, tensor, process_group, options, tensor, output, root)
+    return _with_infinities(statistics, output, options)
 
 
 @accept_tensors("output", "tensor")
@@ -312,20 +312,20 @@ def scatter(
 
 
 def group_rank(
-    rank: int | None, group_rank: int | None, process_group: dist.ProcessGroup | None, word: str
+    rank: int | None, group_rank: int | None, process_group: dist.ProcessGroup | None, name: str
 ) -> int:
-    """Returns the source or destination as a rank of the process group; ``word``: the keyword."""
-    group = checked(process_group)
+    """Returns the source or destination as a rank of the process group; ``name``: the keyword."""
+    group = as_group(process_group)
     if rank is None:
         return group_rank or 0
     if group_rank is not None:
-        raise InvalidArgumentError(f"pass {word}= or group_{word}=, not both")
-    expect(rank, int, f"{word} must be a rank")
+        raise InvalidArgumentError(f"pass {name}= or group_{name}=, not both")
+    expect(rank, int, f"{name} must be a rank")
     members = dist.get_process_group_ranks(group)
     if rank not in members:
         raise InvalidArgumentError(
-            f"{word}={rank}: the process group has ranks {members}, and ranks of the process group "
-            f"itself are group_{word}="
+            f"{name}={rank}: the process group has ranks {members}, and ranks of the process group "
+            f"itself are group_{name}="
         )
     return members.index(rank)
 
@@ -338,17 +338,17 @@ def _call(
     *arguments: Any,
 ) -> CollectiveStatistics:
     """``like``: a tensor that exists on all ranks."""
-    return entry(ranks_of(group, like), *arguments, **with_timeout(options, group))
+    return entry(transport_of(group, like), *arguments, **with_timeout(options, group))
 
 
-def _restored(
-    done: CollectiveStatistics, output: Tensor | None, options: Keywords
+def _with_infinities(
+    statistics: CollectiveStatistics, output: Tensor | None, options: Keywords
 ) -> CollectiveStatistics:
     """Returns ``done``. A sum by a lossy codec gets its infinities."""
     if options.get("reduction", "sum") == "sum" and options.get("codec") != "none":
         with on_stream(options.get("stream"), output):
             restore_overflow(output)
-    return done
+    return statistics
 
 
 def _call_in_place(
@@ -359,6 +359,6 @@ def _call_in_place(
     *root: int,
 ) -> CollectiveStatistics:
     """Of values in any memory order."""
-    ranks = ranks_of(group, tensor)
-    with straightened(tensor, options.get("stream")) as values:
+    ranks = transport_of(group, tensor)
+    with as_contiguous(tensor, options.get("stream")) as values:
         return entry(ranks, values, *root, **with_timeout(options, group))

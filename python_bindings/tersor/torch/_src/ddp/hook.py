@@ -27,7 +27,7 @@ from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, watch
 from tersor.torch._src.gradients.sample_weights import Samples, UnevenInputs, Weighed, scale
 from tersor.torch._src.parameters import selection
-from tersor.torch._src.parameters.memory_order import as_it_lies, check_layouts, layouts
+from tersor.torch._src.parameters.memory_order import check_layouts, in_memory_order, layouts
 from tersor.torch._src.parameters.replaced import Registered
 from tersor.torch._src.parameters.selection import (
     Names,
@@ -363,7 +363,7 @@ class HookState(ReducerReporting, Weighed):
             options.pop("stream", None)  # the thread that completes a pass waits on the exchange's
         exchange = TensorExchange(self._group, device, options)
         self._transport = exchange.transport
-        exchange.hold({name: as_it_lies(one.detach()) for name, one in parameters.items()})
+        exchange.hold({name: in_memory_order(one.detach()) for name, one in parameters.items()})
         if not self._parameters:  # not after a reset
             watch(parameters, chosen_codecs(self._options, parameters))
         self._parameters, self._exchange = parameters, exchange

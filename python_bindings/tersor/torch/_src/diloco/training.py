@@ -24,7 +24,7 @@ from tersor._options import expect, takes_advanced
 from tersor._renamed import renamed_attribute, renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode, save_reducer
-from tersor.torch._src.collectives.models import broadcast_start
+from tersor.torch._src.collectives.models import broadcast_model
 from tersor.torch._src.diloco import outer_optimizers, stragglers
 from tersor.torch._src.diloco.exchanges import FragmentExchange
 from tersor.torch._src.diloco.fragments import Timetable, UnderWay, hidden
@@ -166,7 +166,7 @@ class DiLoCo(FragmentExchange):
         selection.refuse_elastic_shards(options, self._parameters)
         self._fragments = self._divided()
         self._exchange = TensorExchange(process_group, only_device(self._parameters), options)
-        broadcast_start(model, process_group, self._exchange.options["timeout"])
+        broadcast_model(model, process_group, self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
         self._start = self._with_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))

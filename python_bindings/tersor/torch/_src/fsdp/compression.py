@@ -33,7 +33,7 @@ from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import last_codec, watch
 from tersor.torch._src.gradients.sample_weights import refuse_weighted
 from tersor.torch._src.parameters.selection import Unsupported, every_parameter, unwrapped
-from tersor.torch._src.process_group.connections import checked, seconds_of
+from tersor.torch._src.process_group.connections import as_group, seconds_of
 
 logger = logging.getLogger("tersor")
 _groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]]
@@ -198,7 +198,7 @@ def _state_group(reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
 
     A collective call of these ranks.
     """
-    every, trained = checked(None), [p for one in reduces for _, p in one.layout.trained()]
+    every, trained = as_group(None), [p for one in reduces for _, p in one.layout.trained()]
     meshes = [one.device_mesh for one in trained if isinstance(one, DTensor)]
     if len(meshes_of(reduces)) > 1 or not meshes:
         return every

@@ -17,7 +17,7 @@ from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import move_residuals
-from tersor.torch._src.parameters.memory_order import in_order
+from tersor.torch._src.parameters.memory_order import contiguous_like
 from tersor.torch._src.parameters.selection import local_shard
 from tersor.torch._src.process_group import connections
 
@@ -69,7 +69,7 @@ class TensorExchange:
         told = {key: value for key, value in options.items() if key != "on_loss"}
         #: The caller's options, with a timeout.
         self.options = connections.with_timeout(cast(ReducerOptions, told), group)
-        self.group = connections.checked(group)
+        self.group = connections.as_group(group)
         #: The transport of all ranks, including lost ranks.
         self.transport = connections.transport(group, None if self.elastic else device)
         self.members = list(range(self.transport.ranks))  #: remaining ranks of the group
@@ -107,7 +107,7 @@ class TensorExchange:
         told: ReducerOptions = {**self.options, **(options or {})}
         made = self.make(connections.with_message_sizes(told, self.transport, tensors.values()))
         for name, one in tensors.items():
-            made.add(name, in_order(one))
+            made.add(name, contiguous_like(one))
         if hasattr(self, "reducer"):
             move_residuals(self.reducer, made, steps_back)
         self.reducer = made
@@ -168,7 +168,7 @@ class TensorExchange:
     def leave_out(self, name: str, like: Tensor) -> None:
         """Omits a tensor from the step. Call on all ranks."""
         nothing = torch.empty_like(local_shard(like.detach()))
-        self.reducer.ready(name, in_order(nothing), "globally-unused")
+        self.reducer.ready(name, contiguous_like(nothing), "globally-unused")
 
     def wait(self) -> None:
         """Ends the step and waits for all results. On a device, the current stream waits."""

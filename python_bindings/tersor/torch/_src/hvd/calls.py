@@ -15,19 +15,19 @@ from tersor.collectives import Reduction
 from tersor.torch import _compat
 from tersor.torch._src.collectives import models
 from tersor.torch._src.collectives.tensors import all_reduce
-from tersor.torch._src.hvd.launcher import SOME_RANKS, place
+from tersor.torch._src.hvd.launcher import SOME_RANKS, local_rank_and_size
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group import connections
 
 Op = Reduction | None
-Change = Callable[[Tensor], Tensor]
+Function = Callable[[Tensor], Tensor]
 
-_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _WRAP = 2.0**64  # the error of an int64 sum that overflows
 _WAITING = "the call without async: the call waits (hvd.DistributedOptimizer does not)"
 _BACKEND = "torch.distributed.get_backend_config()"
 _REDUCTION = "op=hvd.Average or op=hvd.Sum"
-_INSTEAD = {
+_REPLACEMENTS = {
     "Adasum reduction": _REDUCTION,
     "HorovodInternalError": "tersor.TransportError",
     "Min Max Product": "torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.…)",
@@ -51,24 +51,24 @@ _INSTEAD = {
     "sparse sparse_allreduce_async": "tensor.to_dense(), as hvd.DistributedOptimizer does",
     "start_timeline stop_timeline": 'trace="file.json" in advanced= of hvd.DistributedOptimizer',
 }
-ADVICE = {name: advice for names, advice in _INSTEAD.items() for name in names.split()}
+ADVICE = {name: advice for names, advice in _REPLACEMENTS.items() for name in names.split()}
 _FACTORS = ("prescale_factor", "postscale_factor", "gradient_predivide_factor")
 # The values of arguments without an effect. The value is None for all other arguments.
-_NOTHING = {"num_groups": 0, "sparse": False, **dict.fromkeys(_FACTORS, 1.0)}
+_NO_EFFECT = {"num_groups": 0, "sparse": False, **dict.fromkeys(_FACTORS, 1.0)}
 
 
 class Call:
     """A call on this rank. Ranks compare calls, because calls are not matched by name."""
 
-    def __init__(self, what: str, name: str | None, others: Mapping[str, Any]) -> None:
+    def __init__(self, function: str, name: str | None, others: Mapping[str, Any]) -> None:
         """Raises InvalidArgumentError for unsupported ``others``, and before ``init``."""
-        place()
-        self.what, self._name = f"hvd.{what}", name
+        local_rank_and_size()
+        self.call, self._name = f"hvd.{function}", name
         for other, value in others.items():
             if other not in ADVICE:
-                raise InvalidArgumentError(f"{self.what} has no argument {other!r}")
-            if value != _NOTHING.get(other):
-                raise InvalidArgumentError(f"{self.what} takes no {other}: use {ADVICE[other]}")
+                raise InvalidArgumentError(f"{self.call} has no argument {other!r}")
+            if value != _NO_EFFECT.get(other):
+                raise InvalidArgumentError(f"{self.call} takes no {other}: use {ADVICE[other]}")
 
     def agree(self, *like: object, own: Sequence[int] = ()) -> list[Sequence[int]]:
         """Returns ``own`` of each rank.
@@ -77,41 +77,41 @@ class Call:
             TransportError: On all ranks, if a rank makes another call.
         """
         named = [f"name={self._name!r}"] if self._name else []
-        here = f"{self.what}({', '.join([*named, *map(str, like)])})"
-        told: list[Any] = [None] * dist.get_world_size()
-        self.ask(dist.all_gather_object, told, (here, own))
-        for rank, (call, _) in enumerate(told):
-            if call != told[0][0]:
+        here = f"{self.call}({', '.join([*named, *map(str, like)])})"
+        calls: list[Any] = [None] * dist.get_world_size()
+        self.run(dist.all_gather_object, calls, (here, own))
+        for rank, (call, _) in enumerate(calls):
+            if call != calls[0][0]:
                 raise TransportError(
-                    f"rank 0 calls {told[0][0]}, and rank {rank} {call}: all ranks make the same "
+                    f"rank 0 calls {calls[0][0]}, and rank {rank} {call}: all ranks make the same "
                     "calls in the same order"
                 )
-        return [numbers for _, numbers in told]
+        return [numbers for _, numbers in calls]
 
-    def ask(self, function: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
+    def run(self, function: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
         """Calls a function of PyTorch, and raises its RuntimeError as TransportError."""
         try:
             function(*arguments, **keywords)
         except Error:
             raise
         except RuntimeError as error:
-            raise TransportError(f"{self.what} failed: {error}") from error
+            raise TransportError(f"{self.call} failed: {error}") from error
 
-    def take(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
+    def checked(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
         """Returns the tensor without autograd history.
 
         Raises:
             InvalidArgumentError: The backends cannot send the tensor.
         """
-        expect(tensor, Tensor, f"{self.what} takes a tensor")
-        models.refuse_shard(f"a tensor of {self.what}", tensor)
+        expect(tensor, Tensor, f"{self.call} takes a tensor")
+        models.refuse_shard(f"a tensor of {self.call}", tensor)
         if tensor.device.type not in _devices() or tensor.layout != torch.strided:
             raise InvalidArgumentError(
-                f"{self.what} takes dense tensors on {' or '.join(_devices())}, not a "
+                f"{self.call} takes dense tensors on {' or '.join(_devices())}, not a "
                 f"tensor of {tensor.layout} on {tensor.device}"
             )
         if rows and tensor.dim() == 0:
-            raise InvalidArgumentError(f"{self.what}: a scalar has no rows: pass tensor.reshape(1)")
+            raise InvalidArgumentError(f"{self.call}: a scalar has no rows: pass tensor.reshape(1)")
         return tensor.detach()
 
     def reduce_(self, tensor: Tensor, reduction: Reduction, codec: str) -> Tensor:
@@ -120,41 +120,41 @@ class Call:
         Raises:
             InvalidArgumentError: Horovod lacks the dtype, or a sum of integers overflows.
         """
-        whole = tensor.dtype in _WHOLE
-        if not (whole or tensor.dtype in (*DTYPES, torch.float64)):
+        is_integer = tensor.dtype in _INTEGERS
+        if not (is_integer or tensor.dtype in (*DTYPES, torch.float64)):
             raise InvalidArgumentError(
-                f"{self.what} of {tensor.dtype}: convert the tensor with .int() or .float()"
+                f"{self.call} of {tensor.dtype}: convert the tensor with .int() or .float()"
             )
         if codec.endswith("+ef"):
             raise InvalidArgumentError(
-                f"{self.what} has no residuals: leave out +ef, or use hvd.DistributedOptimizer"
+                f"{self.call} has no residuals: leave out +ef, or use hvd.DistributedOptimizer"
             )
         self.agree(tensor.dtype, list(tensor.shape), reduction, codec)
         if tensor.dtype in DTYPES:
             all_reduce(tensor, codec=codec, reduction=reduction)
             return tensor
-        kind = torch.int64 if whole else tensor.dtype
+        kind = torch.int64 if is_integer else tensor.dtype
         found = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
-        self.ask(dist.all_reduce, found)
+        self.run(dist.all_reduce, found)
         if tensor.dtype == torch.int64:
-            near = tensor.double()
-            self.ask(dist.all_reduce, near)
-            if ((near - found.double()).abs() > _WRAP / 2).any():
-                raise InvalidArgumentError(f"{self.what}: a sum is too large: use .double()")
+            approximate = tensor.double()
+            self.run(dist.all_reduce, approximate)
+            if ((approximate - found.double()).abs() > _WRAP / 2).any():
+                raise InvalidArgumentError(f"{self.call}: a sum is too large: use .double()")
         if reduction == "mean":
-            found = found.div(dist.get_world_size(), rounding_mode="trunc" if whole else None)
-        if whole and not found.equal(found.to(tensor.dtype)):
+            found = found.div(dist.get_world_size(), rounding_mode="trunc" if is_integer else None)
+        if is_integer and not found.equal(found.to(tensor.dtype)):
             raise InvalidArgumentError(
-                f"{self.what}: a sum is too large for {tensor.dtype}: use .long()"
+                f"{self.call}: a sum is too large for {tensor.dtype}: use .long()"
             )
         return tensor.copy_(found)
 
     def broadcast_(self, named: list[tuple[str, Tensor]], root_rank: int) -> None:
         """Broadcasts in place."""
-        tensors = [self.take(one) for _, one in named]
+        tensors = [self.checked(one) for _, one in named]
         kinds = [(one.dtype, list(one.shape)) for one in tensors]
-        self.agree(root_of(root_rank), [name for name, _ in named], kinds)
-        self.ask(models.broadcast_all, tensors, root_rank, None)
+        self.agree(checked_root(root_rank), [name for name, _ in named], kinds)
+        self.run(models.broadcast_all, tensors, root_rank, None)
 
 
 def reduction_of(op: Op, average: bool | None = None) -> Reduction:
@@ -166,7 +166,7 @@ def reduction_of(op: Op, average: bool | None = None) -> Reduction:
     return "sum" if average is False else op or "mean"
 
 
-def root_of(rank: int) -> str:
+def checked_root(rank: int) -> str:
     """Returns the text for comparisons. Raises InvalidArgumentError for an invalid rank."""
     if rank not in range(dist.get_world_size()):
         raise InvalidArgumentError(
@@ -176,23 +176,23 @@ def root_of(rank: int) -> str:
 
 
 def _devices() -> list[str]:
-    return sorted(one.type for one in _compat.device_types(connections.checked(None)))
+    return sorted(one.type for one in _compat.device_types(connections.as_group(None)))
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, change: Change, back: Change) -> Tensor:
-        ctx.back = back
-        return change(tensor)
+    def forward(ctx: Any, tensor: Tensor, function: Function, gradient: Function) -> Tensor:
+        ctx.gradient = gradient
+        return function(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(gradients[0]), None, None
+        return ctx.gradient(gradients[0]), None, None
 
 
-def differentiable(tensor: Tensor, change: Change, back: Change) -> Tensor:
-    """Returns ``change(tensor)``; gradients go through ``back``."""
-    result: Tensor = _Differentiable.apply(tensor, change, back)
+def differentiable(tensor: Tensor, function: Function, gradient: Function) -> Tensor:
+    """Returns ``function(tensor)``; ``gradient`` computes gradients."""
+    result: Tensor = _Differentiable.apply(tensor, function, gradient)
     return result
 
 

@@ -25,10 +25,10 @@ SOME_RANKS = "torch.distributed.new_group, and process_group= of the functions o
 _PORTS = range(15000, 30000)  # for Slurm jobs: below the ephemeral ports
 
 
-class _World:
+class _State:
     group: dist.ProcessGroup | None = None
-    made_here = False
-    place = (0, 1)  # on this host
+    owns_group = False
+    local = (0, 1)  # on this host
 
 
 def init(comm: None = None, process_sets: None = None) -> None:
@@ -52,12 +52,12 @@ def init(comm: None = None, process_sets: None = None) -> None:
         raise InvalidArgumentError(f"hvd.init() takes all ranks: for some of them use {SOME_RANKS}")
     if is_initialized():
         return
-    _World.made_here = not dist.is_initialized()
-    if _World.made_here:
+    _State.owns_group = not dist.is_initialized()
+    if _State.owns_group:
         _make_group()
         atexit.register(shutdown)
-    _World.place = _local_place()
-    _World.group = dist.group.WORLD
+    _State.local = _find_local_rank_and_size()
+    _State.group = dist.group.WORLD
 
 
 def shutdown() -> None:
@@ -68,9 +68,9 @@ def shutdown() -> None:
     """
     if is_initialized():
         close()
-        if _World.made_here:
+        if _State.owns_group:
             dist.destroy_process_group()
-    _World.group = None
+    _State.group = None
     atexit.unregister(shutdown)
 
 
@@ -81,7 +81,7 @@ def is_initialized() -> bool:
         >>> hvd.is_initialized()
         True
     """
-    return _World.group is not None and _World.group is dist.group.WORLD
+    return _State.group is not None and _State.group is dist.group.WORLD
 
 
 def rank() -> int:
@@ -93,7 +93,7 @@ def rank() -> int:
     Example:
         >>> is_first = hvd.rank() == 0
     """
-    place()
+    local_rank_and_size()
     return dist.get_rank()
 
 
@@ -106,7 +106,7 @@ def size() -> int:
     Example:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
     """
-    place()
+    local_rank_and_size()
     return dist.get_world_size()
 
 
@@ -119,7 +119,7 @@ def local_rank() -> int:
     Example:
         >>> torch.cuda.set_device(hvd.local_rank())
     """
-    return place()[0]
+    return local_rank_and_size()[0]
 
 
 def local_size() -> int:
@@ -131,10 +131,10 @@ def local_size() -> int:
     Example:
         >>> threads = os.cpu_count() // hvd.local_size()
     """
-    return place()[1]
+    return local_rank_and_size()[1]
 
 
-def place() -> tuple[int, int]:
+def local_rank_and_size() -> tuple[int, int]:
     """Returns the rank on this host and the number of ranks on this host.
 
     Raises:
@@ -142,43 +142,43 @@ def place() -> tuple[int, int]:
     """
     if not is_initialized():
         raise InvalidArgumentError("call hvd.init() first")
-    return _World.place
+    return _State.local
 
 
 def _make_group() -> None:
     """Makes the group of all ranks of the launcher, or of this process only."""
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
-    launcher, (rank, ranks, _) = _told_place()
+    launcher, (rank, ranks, _) = _launched_ranks()
     if ranks == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
         return dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    where = _meeting_point(launcher, ranks)
+    where = _rendezvous_address(launcher, ranks)
     try:
         dist.init_process_group(backend, rank=rank, world_size=ranks)
     except RuntimeError as error:
         raise TransportError(f"{ranks} ranks did not connect at {where}: {error}") from error
 
 
-def _local_place() -> tuple[int, int]:
+def _find_local_rank_and_size() -> tuple[int, int]:
     """Returns the rank on this host and the number of ranks on this host. A collective call."""
     ranks = transport()
     hosts, own = ranks.hosts(), ranks.hosts()[ranks.rank]
-    _, (rank, count, local_rank) = _told_place()
+    _, (rank, count, local_rank) = _launched_ranks()
     if local_rank is None or (rank, count) != (ranks.rank, ranks.ranks):  # not of this group
         local_rank = hosts[: ranks.rank].count(own)
     return local_rank, hosts.count(own)
 
 
-def _told_place() -> tuple[str, tuple[int, int, int | None]]:
+def _launched_ranks() -> tuple[str, tuple[int, int, int | None]]:
     """Returns the first launcher with variables, and rank, number of ranks, rank on this host."""
     for launcher, (rank, ranks, local) in _VARIABLES.items():
         if ranks in os.environ or (rank in os.environ and launcher != "srun"):
             local_rank = _number(local) if local in os.environ else None
-            place = _number(rank), _number(ranks), local_rank
-            if place[0] >= place[1]:
-                raise InvalidArgumentError(f"{rank}={place[0]} is not below {ranks}={place[1]}")
-            return launcher, place
+            numbers = _number(rank), _number(ranks), local_rank
+            if numbers[0] >= numbers[1]:
+                raise InvalidArgumentError(f"{rank}={numbers[0]} is not below {ranks}={numbers[1]}")
+            return launcher, numbers
     return "", (0, 1, None)
 
 
@@ -192,7 +192,7 @@ def _number(variable: str, default: str = "") -> int:
     return int(text)
 
 
-def _meeting_point(launcher: str, ranks: int) -> str:
+def _rendezvous_address(launcher: str, ranks: int) -> str:
     """Sets the missing variables that PyTorch reads, and returns the address."""
     nodes = os.environ.get("SLURM_STEP_NODELIST", "") if launcher == "srun" else ""
     port = "29500"

@@ -17,12 +17,12 @@ from torch import Tensor
 from tersor._core import InvalidArgumentError
 
 
-def as_it_lies(tensor: Tensor) -> Tensor:
-    """Returns a view with dimensions in memory order, or :func:`in_order` if there are gaps."""
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """Returns a view with dimensions in memory order; with gaps, :func:`contiguous_like`."""
     if tensor.is_contiguous():
         return tensor
     view = tensor.permute(memory_order(tensor.shape, tensor.stride()))
-    return view if view.is_contiguous() else in_order(tensor)
+    return view if view.is_contiguous() else contiguous_like(tensor)
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
@@ -55,7 +55,7 @@ def check_layouts(saved: Mapping[str, Any], parameters: Mapping[str, Tensor]) ->
                 )
 
 
-def in_order(like: Tensor) -> Tensor:
+def contiguous_like(like: Tensor) -> Tensor:
     """Returns ``like``, or an uninitialized tensor of its shape in the order of indices."""
     if like.is_contiguous():
         return like
@@ -63,7 +63,7 @@ def in_order(like: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
+def as_contiguous(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
     """Provides the values in the order of indices. Writes changes back at the end of the block.
 
     Args:

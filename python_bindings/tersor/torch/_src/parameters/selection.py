@@ -21,7 +21,7 @@ from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.torch import _compat
 from tersor.torch._src.gradients.sample_weights import Samples, scale
-from tersor.torch._src.parameters.memory_order import straightened
+from tersor.torch._src.parameters.memory_order import as_contiguous
 from tersor.torch._src.parameters.replaced import Registered
 
 Unsupported = Literal["warn", "error"]
@@ -234,7 +234,7 @@ def reduce_uncompressed(
 ) -> None:
     """Reduces a gradient over PyTorch's group to a mean or sum, like DistributedDataParallel."""
     assert gradient is not None  # checked by the caller
-    with straightened(local_shard(gradient)) as values:
+    with as_contiguous(local_shard(gradient)) as values:
         scale(values, samples.share(values, group))
         dist.all_reduce(values, group=group)
 

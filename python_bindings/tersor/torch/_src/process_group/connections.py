@@ -27,7 +27,7 @@ from tersor._options import expect
 from tersor.collectives import CollectiveOptions
 from tersor.reducer import ReducerOptions
 from tersor.torch import _compat
-from tersor.torch._src.process_group.rendezvous import Meeting
+from tersor.torch._src.process_group.rendezvous import Rendezvous
 
 # Variables with this rank's address, the first one wins: TcpOptions::address; gloo's may be a list.
 _ADDRESS_VARIABLES = ("TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME")
@@ -35,7 +35,7 @@ _VARIABLES = {"secret": "TERSOR_SECRET", "protect": "TERSOR_TCP_PROTECT"}  # oth
 
 # Values of a chunk per rank. With fewer values, the CPU time of more messages outweighs the overlap
 # of more messages. Measured on four hosts that share a CPU.
-_PART_COUNT = 1 << 19
+_CHUNK_COUNT_PER_RANK = 1 << 19
 _CHUNK_COUNTS = (1 << 20, 1 << 22)  # at least and at most
 _MIN_BUCKET_BYTES = 1 << 20
 _MIN_BUCKETS = 8  # of a model; fewer buckets leave nothing to send during the backward pass
@@ -65,9 +65,9 @@ class Connection:
         self.process = os.getpid()
         self._members = members
         self._devices: dict[int, Transport] = {}
-        self.host = _meet(members)
+        self.host = _connect(members)
 
-    def of(self, device: torch.device) -> Transport:
+    def transport(self, device: torch.device) -> Transport:
         """Returns the transport for memory on a device. The first call is collective."""
         if device.type != "cuda" or not self._members.nccl:
             return self.host
@@ -118,18 +118,18 @@ def transport(
     Example:
         >>> reducer = tersor.GradientReducer(tersor.torch.transport(), codec="int8")
     """
-    group = checked(process_group)
+    group = as_group(process_group)
     if group not in _connections:
-        for gone in [one for one in _connections if not _is_alive(one)]:
-            _connections.pop(gone).close()
+        for destroyed in [one for one in _connections if not _is_alive(one)]:
+            _connections.pop(destroyed).close()
         made, seconds = str(dist.get_backend_config(group)), seconds_of(group)
-        nccl = _core.has_nccl() and ("nccl" in made or ("cuda:tersor" in made and nccl_is_there()))
+        nccl = _core.has_nccl() and ("nccl" in made or ("cuda:tersor" in made and nccl_usable()))
         members = Members(_store_of(group), group.rank(), group.size(), seconds, nccl)
         _connections[group] = Connection(members)
-    return _connections[group].of(torch.device(device or "cpu"))
+    return _connections[group].transport(torch.device(device or "cpu"))
 
 
-def ranks_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
+def transport_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
     """Returns the transport for a tensor's device."""
     expect(tensor, torch.Tensor, "tensor must be a torch.Tensor")
     return transport(process_group, tensor.device)
@@ -155,12 +155,12 @@ def with_message_sizes(
 def chunk_count(ranks: int) -> int:
     """Returns the values per chunk for a number of ranks over TCP."""
     least, most = _CHUNK_COUNTS
-    return min(max(least, _PART_COUNT * ranks), most)
+    return min(max(least, _CHUNK_COUNT_PER_RANK * ranks), most)
 
 
 def seconds_of(process_group: dist.ProcessGroup | None = None) -> float:
     """Returns the time limit that ``init_process_group`` or ``new_group`` got, in seconds."""
-    group = checked(process_group)
+    group = as_group(process_group)
     limits = [one.total_seconds() for one in _compat.timeouts_of(group)]
     # In PyTorch, 0 means no limit.
     return max(limits, default=_store_of(group).timeout.total_seconds()) or math.inf
@@ -185,7 +185,7 @@ def close(process_group: dist.ProcessGroup | None = None) -> None:
     Example:
         >>> tersor.torch.close()
     """
-    if (group := checked(process_group)) in _connections:
+    if (group := as_group(process_group)) in _connections:
         _connections.pop(group).close()
 
 
@@ -206,7 +206,7 @@ def close_all() -> None:
         _connections.clear()
 
 
-def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def as_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Returns the group, by default of all ranks.
 
     Raises:
@@ -225,16 +225,16 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _meet(members: Members) -> TcpTransport:
+def _connect(members: Members) -> TcpTransport:
     rank, ranks, seconds = members.rank, members.ranks, members.seconds
     variable, address = _own_address()
-    meeting = Meeting(members.store, rank, ranks)
+    rendezvous = Rendezvous(members.store, rank, ranks)
     try:
-        meeting.join(seconds)
+        rendezvous.join(seconds)
         own = {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
-        return TcpTransport(meeting, rank, ranks, address, seconds, **own)
+        return TcpTransport(rendezvous, rank, ranks, address, seconds, **own)
     except Exception as error:
-        meeting.give_up(str(error))
+        rendezvous.report_failure(str(error))
         if not isinstance(error, AddressError):
             raise
         if not address:
@@ -263,6 +263,6 @@ def _own_address() -> tuple[str, str]:
     return "", ""
 
 
-def nccl_is_there() -> bool:
+def nccl_usable() -> bool:
     """True if the backend ``tersor`` passes device memory on to NCCL."""
     return dist.is_nccl_available() and torch.cuda.is_available()

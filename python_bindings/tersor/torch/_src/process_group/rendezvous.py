@@ -22,7 +22,7 @@ _NO_CALL = "-"
 _ANSWER_SECONDS = 5.0  # how long a failed rank 0 answers late calls
 
 
-class Meeting:
+class Rendezvous:
     """The store of one ``tersor._core.TcpTransport``."""
 
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
@@ -36,9 +36,9 @@ class Meeting:
         if self._rank == 0:
             return
         call, self._name = self._name, ""
-        self._store.set(_call_of(self._rank), call)
-        name = self._find(call, time.monotonic() + seconds)
-        self._store.set(_call_of(self._rank), _NO_CALL)  # the next rank 0 must not answer the call
+        self._store.set(_call_key(self._rank), call)
+        name = self._wait_for_key(call, time.monotonic() + seconds)
+        self._store.set(_call_key(self._rank), _NO_CALL)  # the next rank 0 must not answer the call
         if name is None:
             raise TransportError(f"rank 0 missed the rendezvous within {seconds:g} s")
         self._name = name
@@ -54,44 +54,44 @@ class Meeting:
         Raises:
             TransportError: A rank gave up the rendezvous; the message has the reason.
         """
-        found = self._find(f"{self._name}/{key}", time.monotonic() + seconds)
+        found = self._wait_for_key(f"{self._name}/{key}", time.monotonic() + seconds)
         if found is not None:
-            self._forget(key)
+            self._remove_after_read(key)
         return found
 
-    def _forget(self, key: str) -> None:
+    def _remove_after_read(self, key: str) -> None:
         """Removes a value that all its readers have read: rank 0, or all ranks but rank 0."""
-        word, count = f"{self._name}/{key}", f"{self._name}/{key}/readers"
+        value_key, count = f"{self._name}/{key}", f"{self._name}/{key}/readers"
         if self._rank == 0:
-            self._remove(word)
+            self._remove(value_key)
             return
         with contextlib.suppress(RuntimeError):  # some stores do not count
             if self._store.add(count, 1) == self._ranks - 1:
-                self._remove(word, count)
+                self._remove(value_key, count)
 
     def _remove(self, *keys: str) -> None:
         with contextlib.suppress(RuntimeError):  # some stores keep all keys
             for key in keys:
                 self._store.delete_key(key)
 
-    def give_up(self, reason: str) -> None:
+    def report_failure(self, reason: str) -> None:
         """Reports the reason to the other ranks, if the store still works."""
         if not self._name:
             return
         with contextlib.suppress(Exception):
             self.set("failure", f"rank {self._rank} gave up the rendezvous: {reason}")
-            until = time.monotonic() + _ANSWER_SECONDS
-            while len(self._answered) < len(self._callers) and time.monotonic() < until:
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            while len(self._answered) < len(self._callers) and time.monotonic() < deadline:
                 self._answer()
                 time.sleep(_PAUSES[0])
 
-    def _find(self, key: str, until: float) -> str | None:
+    def _wait_for_key(self, key: str, deadline: float) -> str | None:
         pause, longest = _PAUSES
         while not self._store.check([key]):
             self._answer()
             if self._name and self._store.check([f"{self._name}/failure"]):
                 raise TransportError(self._store.get(f"{self._name}/failure").decode())
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 return None
             time.sleep(pause)
             pause = min(2 * pause, longest)
@@ -100,12 +100,12 @@ class Meeting:
     def _answer(self) -> None:
         """Answers new calls. A rank may call again after a failed rendezvous."""
         for rank in self._callers:
-            if self._store.check([_call_of(rank)]):
-                call = self._store.get(_call_of(rank)).decode()
+            if self._store.check([_call_key(rank)]):
+                call = self._store.get(_call_key(rank)).decode()
                 if call not in (_NO_CALL, self._answered.get(rank)):
                     self._store.set(call, self._name)
                     self._answered[rank] = call
 
 
-def _call_of(rank: int) -> str:
+def _call_key(rank: int) -> str:
     return f"tersor/call-{rank}"

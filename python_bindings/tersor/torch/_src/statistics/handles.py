@@ -17,7 +17,7 @@ from tersor._renamed import renamed_keywords
 from tersor.reducer import GradientReducer
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.gradients.exchange import TensorExchange
-from tersor.torch._src.process_group.connections import checked
+from tersor.torch._src.process_group.connections import as_group
 from tersor.torch._src.statistics import records
 from tersor.torch._src.statistics.picture import draw
 from tersor.torch._src.statistics.records import ParameterStatistics
@@ -387,7 +387,7 @@ class ReducerReporting(Reporting):
         return dist.get_world_size(self._group) if made is None else made.ranks
 
     def _process_group(self) -> dist.ProcessGroup:
-        return checked(self._group)
+        return as_group(self._group)
 
 
 class ElasticReporting(ReducerReporting):
