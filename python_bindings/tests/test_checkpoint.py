@@ -30,7 +30,7 @@ from tersor.torch._src.checkpoint.residuals import (
     move_residuals,
     own_row,
     save_reducer,
-    side_by_side,
+    stack_rows,
 )
 
 SHAPES = {"body.weight": (90, 70), "body.bias": (90,), "head.weight": (50, 90)}
@@ -284,7 +284,7 @@ class Owned:
         self.loaded: Mapping[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"places": side_by_side(torch.tensor([dist.get_rank()]), self.mesh)}
+        return {"places": stack_rows(torch.tensor([dist.get_rank()]), self.mesh)}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         self.loaded = state

@@ -291,10 +291,10 @@ def test_a_step_after_an_error_has_its_own_scale(
     def fail(*_: Any) -> None:
         raise error("a rank is lost")
 
-    real, optimizer._exchange.together = optimizer._exchange.together, fail
+    real, optimizer._exchange.run_elastic = optimizer._exchange.run_elastic, fail
     with pytest.raises(error):
         scaler.step(optimizer)
-    optimizer._exchange.together = real
+    optimizer._exchange.run_elastic = real
     if error is tersor.TransportError:
         optimizer.zero_grad()
         loss = loss_of(model, rank, 0)

@@ -284,7 +284,7 @@ def test_unsupported_elastic_options_raise() -> None:
 def dies_in(exchange: Any, rank: int, victim: int) -> None:
     """The victim dies in the next call of ``hold``, while a new parameter is taken in."""
     if rank == victim:
-        exchange.hold = lambda *_, **__: killed()
+        exchange.register = lambda *_, **__: killed()
 
 
 def by_optimizer_with_newcomer(rank: int, _: int, victim: int, kind: str) -> list[float]:

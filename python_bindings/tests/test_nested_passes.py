@@ -160,7 +160,7 @@ def test_foreign_error_ends_the_pass() -> None:
     assert ends == ["end"]
 
     def fail(_: Tensor) -> None:
-        assert passes.under_way
+        assert passes.active
         raise KeyError("a mistake of the trainer's")
 
     loss = weight * 2
@@ -168,5 +168,5 @@ def test_foreign_error_ends_the_pass() -> None:
     loss.register_hook(fail)
     with pytest.raises(KeyError):
         loss.backward()  # type: ignore[no-untyped-call]
-    assert not passes.under_way
+    assert not passes.active
     assert ends == ["end"]

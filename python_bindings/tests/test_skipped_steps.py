@@ -220,7 +220,7 @@ def watched(**options: Any) -> tuple[Any, torch.optim.Optimizer, LossScale, Reco
     scale, found = LossScale(scaler, True), Recorder()
 
     def follow() -> list[Any]:
-        scale.follow(found, lambda: {"p": parameter})
+        scale.begin_step(found, lambda: {"p": parameter})
         calls, found.calls = found.calls, []
         return calls
 

@@ -100,13 +100,13 @@ def live_modules() -> list[nn.Module]:
     return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
 
 
-def caller_variables(fits: Callable[[FrameType], bool]) -> Mapping[str, Any]:
+def caller_variables(matches: Callable[[FrameType], bool]) -> Mapping[str, Any]:
     """The variables of the nearest caller that fits. Empty if no caller fits.
 
     For values that a library passes to no hook and keeps in no object.
     """
     frame = inspect.currentframe()
-    while frame is not None and not fits(frame):
+    while frame is not None and not matches(frame):
         frame = frame.f_back
     return {} if frame is None else frame.f_locals
 
@@ -141,7 +141,7 @@ _ddps = weakref.WeakSet[DistributedDataParallel]()
 _registrations = 0
 
 
-def _remember(module: nn.Module, name: str, one: Tensor | nn.Module | None) -> None:
+def _on_registration(module: nn.Module, name: str, one: Tensor | nn.Module | None) -> None:
     """DDP registers the wrapped model, which a public hook for all modules reports."""
     global _registrations
     _registrations += 1
@@ -149,8 +149,8 @@ def _remember(module: nn.Module, name: str, one: Tensor | nn.Module | None) -> N
         _ddps.add(module)
 
 
-nn.modules.module.register_module_module_registration_hook(_remember)
-nn.modules.module.register_module_parameter_registration_hook(_remember)
+nn.modules.module.register_module_module_registration_hook(_on_registration)
+nn.modules.module.register_module_parameter_registration_hook(_on_registration)
 
 
 def registrations() -> int:
@@ -167,7 +167,7 @@ def ddp_with_hook(state: object) -> DistributedDataParallel | None:
     return next((ddp for ddp, own in hooks.items() if any(state is one for _, one in own)), None)
 
 
-def forget_hook(ddp: DistributedDataParallel, state: object) -> None:
+def remove_hook(ddp: DistributedDataParallel, state: object) -> None:
     """Takes a refused hook off DDP's list. DDP extends the list before the refusal."""
     ddp._comm_hooks[:] = [one for one in ddp._comm_hooks if one[1] is not state]
 
@@ -192,7 +192,7 @@ def steps_in_backward(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, "_in_backward_optimizers")
 
 
-def hands_over_buckets() -> bool:
+def calls_comm_hook() -> bool:
     """Whether the compiler leaves DDP's communication hook in place."""
     return bool(torch._dynamo.config.optimize_ddp != "python_reducer")
 
@@ -319,8 +319,8 @@ class FsdpGroup:
         if not (entries := self._entries):
             return torch.float32
         policy = getattr(entries[0], "mp_policy", None)
-        asked = policy and (policy.reduce_dtype or policy.param_dtype)
-        found: torch.dtype = asked or entries[0].sharded_param.dtype
+        requested = policy and (policy.reduce_dtype or policy.param_dtype)
+        found: torch.dtype = requested or entries[0].sharded_param.dtype
         return found
 
     def averages(self, *, replicas: bool) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 import tersor
 from tersor._core import InvalidArgumentError
 from tersor._options import expect
-from tersor.torch._src.parameters.selection import DTYPES, every_parameter, followed, store
+from tersor.torch._src.parameters.selection import DTYPES, every_parameter, refreshed, store
 from tersor.torch._src.process_group import connections
 
 
@@ -115,7 +115,7 @@ class Gossip(tersor.Gossip):
 
     def _copy_in(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Copies the parameters that have memory of their own, and returns each with its copy."""
-        self._parameters = followed(self._model, self._parameters, "Gossip")
+        self._parameters = refreshed(self._model, self._parameters, "Gossip")
         pairs = [(one.detach(), self._mixed[name]) for name, one in self._parameters.items()]
         elsewhere = [(own, mixed) for own, mixed in pairs if own.data_ptr() != mixed.data_ptr()]
         for own, mixed in elsewhere:

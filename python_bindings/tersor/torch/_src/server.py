@@ -167,7 +167,7 @@ class ParameterClient(Worker):
         self._client.push(gradients)
 
     def _follow(self) -> dict[str, nn.Parameter]:
-        self._parameters = selection.followed(self._model, self._parameters, "ParameterClient")
+        self._parameters = selection.refreshed(self._model, self._parameters, "ParameterClient")
         return self._parameters
 
 

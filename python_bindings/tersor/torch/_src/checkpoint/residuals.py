@@ -87,9 +87,9 @@ def load_reducer(
     """
     if not (state := as_mapping(state)):
         now = ReducerState.read(reducer.save_state()).parameters
-        kept = sum(bool(len(one.residual) + len(one.owner)) for one in now)
-        return start_at_zero([reducer], kept)
-    reducer.load_state(read_bytes(_fitted(state, reducer), group), _hash_of(common))
+        count = sum(bool(len(one.residual) + len(one.owner)) for one in now)
+        return start_at_zero([reducer], count)
+    reducer.load_state(state_bytes(_adapt_codecs(state, reducer), group), _hash_of(common))
 
 
 def _hash_of(tensors: Iterable[Tensor]) -> int:
@@ -103,7 +103,7 @@ def _hash_of(tensors: Iterable[Tensor]) -> int:
 
 
 @contextlib.contextmanager
-def refusing_damage() -> Iterator[None]:
+def reject_damage() -> Iterator[None]:
     """Turns every error from reading a state into an InvalidArgumentError. The body must not
     change a handle."""
     try:
@@ -116,8 +116,8 @@ def refusing_damage() -> Iterator[None]:
         raise InvalidArgumentError(f"the state is damaged: {damage}") from damage
 
 
-@refusing_damage()
-def _fitted(saved: Saved, reducer: GradientReducer) -> Saved:
+@reject_damage()
+def _adapt_codecs(saved: Saved, reducer: GradientReducer) -> Saved:
     """The state with the reducer's codec where only ``result=`` differs: residuals are values.
 
     Raises InvalidArgumentError if the parameters of a state are in another order.
@@ -129,13 +129,13 @@ def _fitted(saved: Saved, reducer: GradientReducer) -> Saved:
             f"the state has the parameters in another order: {', '.join(names)}"
         )
     codecs = [
-        own[name] if name in own and _first_hop(own[name]) == _first_hop(codec) else codec
+        own[name] if name in own and _sender_codec(own[name]) == _sender_codec(codec) else codec
         for name, codec in zip(names, saved["codecs"], strict=True)
     ]
     return {**saved, "codecs": codecs}
 
 
-def _first_hop(spec: str) -> str:
+def _sender_codec(spec: str) -> str:
     """The codec without the codec of owners."""
     return re.sub(r"[:,]result=[^+]*", "", spec)
 
@@ -152,11 +152,11 @@ def as_mapping(state: Any) -> Saved:
         raise InvalidArgumentError(
             f"the state's loss_scale is {scale!r}: expected a finite number above 0"
         )
-    number(state.get("skipped_steps", 0), "skipped_steps")
+    checked_int(state.get("skipped_steps", 0), "skipped_steps")
     return state
 
 
-def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
+def checked_int(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
     """An integer of a state. Raises InvalidArgumentError for other types, and outside the range."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidArgumentError(
@@ -165,7 +165,7 @@ def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
     return value
 
 
-def like(found: Any, wanted: Tensor, name: str) -> Tensor:
+def checked_like(found: Any, wanted: Tensor, name: str) -> Tensor:
     """Returns ``found``. Raises InvalidArgumentError unless it is a floating-point tensor of the
     wanted shape."""
     what = described(found)
@@ -178,7 +178,7 @@ def like(found: Any, wanted: Tensor, name: str) -> Tensor:
     )
 
 
-def finite(values: Tensor, name: str) -> Tensor:
+def checked_finite(values: Tensor, name: str) -> Tensor:
     """Raises InvalidArgumentError, which names the values, if one of them is not finite."""
     if not values.isfinite().all():
         raise InvalidArgumentError(f"the state's {name} has values that are not finite")
@@ -228,12 +228,12 @@ def check_version(saved: Saved) -> None:
         )
 
 
-def start_at_zero(keepers: Iterable[GradientReducer], parameters: int) -> None:
+def start_at_zero(reducers: Iterable[GradientReducer], parameters: int) -> None:
     """Sets residuals to zero after a checkpoint without residuals; warns if parameters have any."""
     if parameters == 0:
         return
-    for keeper in keepers:
-        keeper.scale_residuals(0.0)
+    for reducer in reducers:
+        reducer.scale_residuals(0.0)
     text = f"the checkpoint holds no residuals: those of {parameters} parameters start at zero"
     warnings.warn(text, stacklevel=4)
 
@@ -256,14 +256,14 @@ def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, 
         ):
             if longest if mesh else len(own):
                 row = torch.from_numpy(own)
-                found[entry][one.name] = side_by_side(row, mesh, longest) if mesh else row
+                found[entry][one.name] = stack_rows(row, mesh, longest) if mesh else row
     if mesh is None:
         del found["owners"]
         return found
-    return {"places": side_by_side(torch.tensor(places, device="cpu"), mesh), **found}
+    return {"places": stack_rows(torch.tensor(places, device="cpu"), mesh), **found}
 
 
-def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
+def stack_rows(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
     """A DTensor (ranks, values) with this rank's row.
 
     ``longest``: the length to which all ranks pad their rows with zeros; default: this length.
@@ -273,8 +273,8 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
-@refusing_damage()
-def read_bytes(saved: Saved, group: dist.ProcessGroup) -> bytes:
+@reject_damage()
+def state_bytes(saved: Saved, group: dist.ProcessGroup) -> bytes:
     """The bytes that a reducer loads. Raises InvalidArgumentError for a damaged state."""
     check_version(saved)
     state = ReducerState()
@@ -351,7 +351,7 @@ def load_checkpoint(
     group = process_group or dist.group.WORLD
     if group is None:
         raise InvalidArgumentError("call torch.distributed.init_process_group first")
-    with refusing_damage():
+    with reject_damage():
         state = _empty_state(reader, key, group)
     if state:
         load({key: state}, storage_reader=reader, process_group=group)
@@ -385,4 +385,4 @@ def _empty(entry: object, exact: bool, group: dist.ProcessGroup) -> Any:
     mesh = DeviceMesh.from_group(group, "cpu")
     check_ranks(entry.size[0], mesh.size())
     row = torch.empty(entry.size[1:], dtype=entry.properties.dtype, device="cpu")
-    return side_by_side(row, mesh)
+    return stack_rows(row, mesh)

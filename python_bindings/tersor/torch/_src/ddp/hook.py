@@ -21,11 +21,11 @@ from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.ddp import options as ddp_options
 from tersor.torch._src.ddp.copies import CopiedHookState
-from tersor.torch._src.gradients.backward import Backward, Bucket, Future, KnownBuckets, in_pass
+from tersor.torch._src.gradients.backward import Backward, Bucket, BucketCache, Future, in_pass
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
-from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, watch
-from tersor.torch._src.gradients.sample_weights import Samples, UnevenInputs, Weighed, scale
+from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_at_first_step
+from tersor.torch._src.gradients.sample_weights import Samples, SampleWeighted, UnevenInputs, scale
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.memory_order import check_layouts, in_memory_order, layouts
 from tersor.torch._src.parameters.replaced import Registered
@@ -39,7 +39,7 @@ from tersor.torch._src.process_group import connections
 from tersor.torch._src.statistics.handles import ReducerReporting
 
 
-class HookState(ReducerReporting, Weighed):
+class HookState(ReducerReporting, SampleWeighted):
     """The state of ``hook``, for programs in which other code builds DDP.
 
     ``compress`` returns a ``HookState`` for DDP. If you make one, the first backward pass connects
@@ -79,20 +79,20 @@ class HookState(ReducerReporting, Weighed):
         self._names, self._frozen = Names(), dict[str, nn.Parameter]()
         if model is not None:
             expect(model, nn.Module, "HookState needs the model that DDP wraps, and codec=")
-            trained, self._frozen = split_parameters(selection.wrapped_in(model))
+            trained, self._frozen = split_parameters(selection.inner_module(model))
             self._names = Names(trained, self._frozen)
         self._group = process_group
         self._options = gathered(AdvancedOptions, **locals())
         self._samples = Samples(self._options)
         self._uneven = UnevenInputs(self)
-        self._unsupported_means: Unsupported = unsupported
+        self._unsupported_policy: Unsupported = unsupported
         self._loss_scale = LossScale(scaler, transactional)
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "tersor")
         self._transport: Transport | None = None
         self._exchange: TensorExchange | None = None
         self._parameters: Mapping[str, torch.Tensor] = {}
         self._backward: Backward | None = None
-        self._buckets = KnownBuckets()
+        self._buckets = BucketCache()
         self._removed = self._checks_parameters = self._reported = False
         self._unsupported: dict[str, str] = {}
         self._loaded: Mapping[str, Any] | None = None
@@ -119,7 +119,7 @@ class HookState(ReducerReporting, Weighed):
 
             torch.save(handle.state_dict(), f"residuals.{rank}.pt")
         """
-        self._loss_scale.settle(self.reducer, lambda: self._parameters)
+        self._loss_scale.discard_skipped(self.reducer, lambda: self._parameters)
         residuals = checkpoint.save_reducer(self.reducer, self._process_group(), mode)
         return residuals | layouts(self._parameters.values()) | self._loss_scale.state_dict()
 
@@ -142,9 +142,9 @@ class HookState(ReducerReporting, Weighed):
         if self._exchange is None:
             self._loaded = checkpoint.as_mapping(state)
             if state:
-                checkpoint.read_bytes(state, self._process_group())
+                checkpoint.state_bytes(state, self._process_group())
             return
-        with checkpoint.refusing_damage():
+        with checkpoint.reject_damage():
             check_layouts(state or {}, self._parameters)
         checkpoint.load_reducer(self.reducer, self._process_group(), state)
         self._loss_scale.load_state_dict(state or {}, self.reducer)
@@ -193,7 +193,7 @@ class HookState(ReducerReporting, Weighed):
         self._exchange = self._transport = None
         connections.close(self._group)
         if self._parameters:
-            self._hold(self._parameters)
+            self._register(self._parameters)
 
     def close(self) -> None:
         """Releases the reducer and its thread. Later gradients are sent uncompressed.
@@ -223,12 +223,12 @@ class HookState(ReducerReporting, Weighed):
         """
         parameters, self._frozen = split_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
-        self._uneven.of(model)
+        self._uneven.set_model(model)
         self._names = Names(parameters, self._frozen)
         self._unsupported = selection.unsupported_parameters(model.module, parameters)
         self._report_unsupported()
         self._check_parameters_of(model)
-        self._hold(compressible(model))
+        self._register(compressible(model))
 
     def reduce(self, bucket: GradBucket) -> Future:
         """Sends a bucket of gradients. DDP calls :func:`hook`, which calls this method.
@@ -252,12 +252,12 @@ class HookState(ReducerReporting, Weighed):
         if self._backward is None:
             ddp_options.refuse_options(self._uneven.model())
             self._check_parameters_of(self._uneven.model())
-            self._backward = self._begin()
-        supported = is_supported(bucket.buffer()) and self._buckets.known(bucket).supported
-        take = self._take if supported and not self._removed else self._pass_on
-        future = take(self._backward, bucket)
+            self._backward = self._begin_pass()
+        supported = is_supported(bucket.buffer()) and self._buckets.lookup(bucket).supported
+        reduce = self._enqueue if supported and not self._removed else self._forward
+        future = reduce(self._backward, bucket)
         if bucket.is_last():
-            self._end(self._backward)
+            self._end_pass(self._backward)
         return future
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -270,11 +270,11 @@ class HookState(ReducerReporting, Weighed):
             self._checks_parameters = True
             parameters, frozen = split_parameters(model.module, model.parameters_to_ignore)
             model.register_forward_pre_hook(Registered(parameters, model.modules()))
-            model.register_forward_pre_hook(ddp_options.Complete([parameters, frozen]))
+            model.register_forward_pre_hook(ddp_options.NewParameterCheck([parameters, frozen]))
             if self._exchange is None and not self._names.complete:  # DDP's first buckets differ
                 self._frozen, self._names = frozen, Names.numbered(parameters.values())
 
-    def _begin(self) -> Backward:
+    def _begin_pass(self) -> Backward:
         stream = None if self._exchange is None else self._exchange.stream
         backward = Backward(stream, sums=self._options.get("reduction") == "sum")
         with backward.guard():
@@ -284,24 +284,24 @@ class HookState(ReducerReporting, Weighed):
             if not self._removed:
                 ddp_options.refuse_unfrozen(self._frozen)
             if self._exchange is not None:
-                self._loss_scale.follow(self.reducer, lambda: self._parameters)
+                self._loss_scale.begin_step(self.reducer, lambda: self._parameters)
         return backward
 
-    def _take(self, backward: Backward, bucket: GradBucket) -> Future:
-        taken = backward.add(bucket.buffer())
+    def _enqueue(self, backward: Backward, bucket: GradBucket) -> Future:
+        entry = backward.add(bucket.buffer())
         with backward.guard():
-            known = self._buckets.known(bucket)
+            known = self._buckets.lookup(bucket)
             if known.names is None:
                 known.names = self._names.of(known.parameters)
-            taken.names = known.names
+            entry.names = known.names
             if self._exchange is not None and backward.error is None:
                 if self._buckets.rebuilt and len(backward.buckets) == 1:  # in another order
                     self._buckets.rebuilt = False
                     self.reducer.relearn_order()
-                self._send(self._exchange, taken)
-        return taken.future
+                self._send(self._exchange, entry)
+        return entry.future
 
-    def _pass_on(self, backward: Backward, bucket: GradBucket) -> Future:
+    def _forward(self, backward: Backward, bucket: GradBucket) -> Future:
         """Reduces a bucket as DDP does without a hook. Starts no collective in a callback."""
         if self._exchange is None and not self._removed:
             parameters = bucket.parameters()
@@ -315,7 +315,7 @@ class HookState(ReducerReporting, Weighed):
         work = dist.all_reduce(gradients, group=self._group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    def _end(self, backward: Backward) -> None:
+    def _end_pass(self, backward: Backward) -> None:
         """Ends the reducer's step, and completes the futures of the pass as results arrive."""
         self._backward = None
         with backward.guard():
@@ -323,7 +323,7 @@ class HookState(ReducerReporting, Weighed):
         if backward.buckets:
             with backward.guard():
                 if self._exchange is None and backward.error is None:
-                    self._learn(backward)
+                    self._start_exchange(backward)
                 if backward.error is None:
                     self.reducer.flush()
             if backward.error is not None and self._transport is not None:
@@ -334,15 +334,15 @@ class HookState(ReducerReporting, Weighed):
 
     def _report_unsupported(self) -> None:
         if not self._reported:
-            selection.report_unsupported(self._unsupported, self._unsupported_means, self._group)
+            selection.report_unsupported(self._unsupported, self._unsupported_policy, self._group)
             self._reported = True
 
-    def _learn(self, backward: Backward) -> None:
+    def _start_exchange(self, backward: Backward) -> None:
         names = [name for bucket in backward.buckets for name in bucket.names]
-        exchange = self._hold(self._names.in_order(names))
+        exchange = self._register(self._names.in_order(names))
         if self._loaded is not None:
             self.load_state_dict(self._loaded)
-        self._loss_scale.follow(exchange.reducer, lambda: self._parameters)
+        self._loss_scale.begin_step(exchange.reducer, lambda: self._parameters)
         for bucket in backward.buckets:
             self._send(exchange, bucket)
 
@@ -352,20 +352,20 @@ class HookState(ReducerReporting, Weighed):
         DDP discards the result of a parameter that no rank used, including the part from the
         residual. On a device, zeros are not detected, and the residual is lost.
         """
-        exchange.take_over()
+        exchange.acquire()
         self._samples.weigh_once(exchange.reducer)
         names, gradients = bucket.names, bucket.gradients
         bucket.sent = exchange.reducer.ready_flat(names, gradients, "gradient-unless-zero")
 
-    def _hold(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
+    def _register(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
         device, options = selection.only_device(parameters), self._options.copy()
         if device.type == "cuda":
             options.pop("stream", None)  # the thread that completes a pass waits on the exchange's
         exchange = TensorExchange(self._group, device, options)
         self._transport = exchange.transport
-        exchange.hold({name: in_memory_order(one.detach()) for name, one in parameters.items()})
+        exchange.register({name: in_memory_order(one.detach()) for name, one in parameters.items()})
         if not self._parameters:  # not after a reset
-            watch(parameters, chosen_codecs(self._options, parameters))
+            warn_at_first_step(parameters, chosen_codecs(self._options, parameters))
         self._parameters, self._exchange = parameters, exchange
         return exchange
 

@@ -37,7 +37,7 @@ def checked_ddp(model: nn.Module) -> DistributedDataParallel:
             "an optimizer in the backward pass occupies DDP's communication hook; step the "
             "optimizer after backward()"
         )
-    check_reducer(_compat.hands_over_buckets())
+    check_reducer(_compat.calls_comm_hook())
     return ddp
 
 
@@ -60,9 +60,9 @@ def refuse_options(ddp: DistributedDataParallel | None) -> None:
         )
 
 
-def check_reducer(hands_over_buckets: bool) -> None:
+def check_reducer(calls_hook: bool) -> None:
     """Raises InvalidArgumentError if DDP does not call its communication hook."""
-    if not hands_over_buckets:
+    if not calls_hook:
         raise InvalidArgumentError(
             'torch._dynamo.config.optimize_ddp = "python_reducer" passes no buckets; set it to '
             'True or "ddp_optimizer" before DistributedDataParallel is made'
@@ -80,7 +80,7 @@ def refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
         )
 
 
-class Complete:
+class NewParameterCheck:
     """A forward pre-hook of a DDP model that refuses new parameters.
 
     A copy of the model checks nothing.
@@ -114,7 +114,7 @@ def register(ddp: DistributedDataParallel, state: object, hook: Callable[..., ob
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
-        _compat.forget_hook(ddp, state)
+        _compat.remove_hook(ddp, state)
         raise InvalidArgumentError(
             f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
             "module in a new one"

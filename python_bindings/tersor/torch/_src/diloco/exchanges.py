@@ -45,7 +45,7 @@ class FragmentExchange(LateReporting):
                 self._under_way = None
                 raise
 
-        return self._exchange.together(attempt)
+        return self._exchange.run_elastic(attempt)
 
     def _step(self) -> bool:
         turn = self._timetable.turn_of(self.steps)
@@ -65,7 +65,7 @@ class FragmentExchange(LateReporting):
         self._settle(math.inf)
 
     def _follow(self) -> Mapping[str, nn.Parameter]:
-        self._parameters = selection.followed(self._model, self._parameters, "DiLoCo")
+        self._parameters = selection.refreshed(self._model, self._parameters, "DiLoCo")
         return self._parameters
 
     def _check(self, parameters: Mapping[str, Tensor]) -> None:
@@ -87,7 +87,7 @@ class FragmentExchange(LateReporting):
         own = dict(zip(self._start, moved.tolist(), strict=True))
         every = selection.every_parameter(self._model)
         trained = {n: own.get(n, here and one.requires_grad) for n, one in every.items()}
-        self._somewhere, counts = self._presence.somewhere(trained, also)
+        self._somewhere, counts = self._presence.on_any_rank(trained, also)
         return counts
 
     def _weights(self) -> Mapping[str, Tensor]:
@@ -116,13 +116,13 @@ class FragmentExchange(LateReporting):
         """Sends the moved parameters. The update is ``delay`` steps later."""
         if self.error_decay != 1 and self._part.samples > 0:
             self.reducer.scale_residuals(self.error_decay, names)
-        shards, somewhere = self._weights(), set(self._somewhere)
-        moving = {n: (self._start[n], shards[n]) for n in names if n in somewhere}
+        shards, active = self._weights(), set(self._somewhere)
+        moving = {n: (self._start[n], shards[n]) for n in names if n in active}
         self._under_way = UnderWay(self.steps + delay, mix, {})
         if self._stragglers is not None:
             self.reducer.weigh(self._part.samples)
         for flat, parts in differences(moving):
-            self._exchange.take_over()
+            self._exchange.acquire()
             self.reducer.ready_flat(list(parts), flat)
             self._under_way.mean.update(parts)
         self.reducer.flush()
@@ -178,10 +178,10 @@ class FragmentExchange(LateReporting):
             mean = shard.contiguous()
             allreduce(ranks, mean, codec="none", reduction="mean", timeout=limit)
             shard.copy_(mean)
-        taking_part = {*self._start, *newcomers}
-        parameters = {name: one for name, one in every.items() if name in taking_part}
+        exchanged = {*self._start, *newcomers}
+        parameters = {name: one for name, one in every.items() if name in exchanged}
         start = self._with_start(parameters)
-        self._exchange.hold(shards_of(start))
+        self._exchange.register(shards_of(start))
         self._parameters, self._start = parameters, start  # an error before leaves newcomers out
         self._fragments = self._divided()
         (group, *others) = self.outer_optimizer.param_groups

@@ -65,7 +65,7 @@ def check_outer(outer_optimizer: object) -> None:
         )
 
 
-@checkpoint.refusing_damage()
+@checkpoint.reject_damage()
 def check_all(
     state: Mapping[str, Any],
     start: Mapping[str, Tensor],
@@ -85,9 +85,9 @@ def check_all(
     under_way, straggler = state.get("under_way"), check_state(state.get("grace"), late)
     for tensors in (state["start"], under_way["mean"] if under_way else {}, straggler["moved"]):
         for name, one in tensors.items():
-            checkpoint.finite(checkpoint.like(one, start[name], name), name)
+            checkpoint.checked_finite(checkpoint.checked_like(one, start[name], name), name)
     if under_way:
-        checkpoint.number(under_way["due"], "due step")
+        checkpoint.checked_int(under_way["due"], "due step")
         if not 0 <= under_way["mix"] < 1:
             raise InvalidArgumentError(
                 f"the state's mix is {under_way['mix']}: expected 0 to below 1"
@@ -96,8 +96,8 @@ def check_all(
         raise InvalidArgumentError(
             f"the state's samples are {straggler['samples']}: expected 0 or more"
         )
-    checkpoint.number(straggler["steps"], "steps of a late rank")
-    checkpoint.number(state["steps"], "steps")
+    checkpoint.checked_int(straggler["steps"], "steps of a late rank")
+    checkpoint.checked_int(state["steps"], "steps")
     checkpoint.as_mapping(state["residuals"])
     if unknown := set(state.get("somewhere", [])) - set(names):
         raise InvalidArgumentError(f"the state is of another model: {', '.join(map(str, unknown))}")

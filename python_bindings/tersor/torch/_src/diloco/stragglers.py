@@ -54,7 +54,7 @@ class Tasks:
 
     exchange: TensorExchange
     presence: Presence
-    together: Callable[[Callable[[], None]], None]
+    run_elastic: Callable[[Callable[[], None]], None]
     take_part: Callable[[Part], bool]  #: exchanges; returns True if a rank had a difference
     weights: Callable[[], Mapping[str, Tensor]]  #: of this rank
 
@@ -244,7 +244,7 @@ class Stragglers:
             while not self._ended:
                 try:
                     with self.busy:
-                        self._tasks.together(self._turn)
+                        self._tasks.run_elastic(self._turn)
                 except RanksLostError as lost:
                     self._stand_still(lost)
                 except Exception as error:

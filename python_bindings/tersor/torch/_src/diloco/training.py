@@ -170,7 +170,7 @@ class DiLoCo(FragmentExchange):
         self._start: dict[str, torch.nn.Parameter] = {}
         self._start = self._with_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
-        self._exchange.hold(selection.shards_of(self._start))
+        self._exchange.register(selection.shards_of(self._start))
         self._presence = Presence(self._exchange)
         self._somewhere: list[str] = []
         self._under_way: UnderWay | None = None

@@ -30,7 +30,7 @@ from tersor.torch._src.fsdp.handle import ShardedHandle, meshes_of
 from tersor.torch._src.fsdp.layout import ModuleLayout, refuse_meshes
 from tersor.torch._src.fsdp.weights import WeightExchange
 from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
-from tersor.torch._src.gradients.low_bit_adam import last_codec, watch
+from tersor.torch._src.gradients.low_bit_adam import last_codec, warn_at_first_step
 from tersor.torch._src.gradients.sample_weights import refuse_weighted
 from tersor.torch._src.parameters.selection import Unsupported, every_parameter, unwrapped
 from tersor.torch._src.process_group.connections import as_group, seconds_of
@@ -114,7 +114,7 @@ def compress(
     sender.loss_scale = LossScale(scaler, transactional)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
     parameters = every_parameter(model)
-    watch(parameters, {one.name: last_codec(choice) for one, choice in expected})
+    warn_at_first_step(parameters, {one.name: last_codec(choice) for one, choice in expected})
     return handle
 
 

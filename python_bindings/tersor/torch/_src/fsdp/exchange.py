@@ -65,7 +65,7 @@ class Sender:
 
     def begin(self) -> bool:
         """Call for each gradient. Returns True in a backward pass, whose end waits for results."""
-        return self._passes.under_way if self._follows else after_pass(self._end)
+        return self._passes.active if self._follows else after_pass(self._end)
 
     def every_reducer(self) -> list[ShardedReducer]:
         """Returns the reducers of modules, then the reducers between replicas."""
@@ -245,7 +245,7 @@ class ModuleExchange(Exchange):
         sender = self._sender
         sender.groups.add(group)
         if not any(one.under_way for one in sender.every_reducer()):
-            sender.loss_scale.follow(sender, sender.trained)
+            sender.loss_scale.begin_step(sender, sender.trained)
         in_pass = sender.begin()
         reduction, factor = reduction_of(op)
         if sender.samples.weighted and reduction == "sum":

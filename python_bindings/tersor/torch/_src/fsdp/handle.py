@@ -15,12 +15,12 @@ from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, Sender
 from tersor.torch._src.fsdp.layout import Kept
 from tersor.torch._src.fsdp.reducer import ShardedReducer
 from tersor.torch._src.fsdp.state import load_sharded, save_sharded
-from tersor.torch._src.gradients.sample_weights import Weighed
+from tersor.torch._src.gradients.sample_weights import SampleWeighted
 from tersor.torch._src.statistics.handles import Reporting
 from tersor.torch._src.statistics.records import ParameterStatistics, add_up
 
 
-class ShardedHandle(Reporting, Weighed):
+class ShardedHandle(Reporting, SampleWeighted):
     """The handle of a model of ``fully_shard``. ``compress`` returns this handle.
 
     Example::
@@ -133,7 +133,7 @@ class ShardedHandle(Reporting, Weighed):
                 'different cuts cannot be summed; save the state with mode="exact"'
             )
         self._sender.prepare()
-        self._sender.loss_scale.settle(self._sender, self._sender.trained)
+        self._sender.loss_scale.discard_skipped(self._sender, self._sender.trained)
         state = save_sharded(self._sender, self._group, mode)
         return {**state, **self._sender.loss_scale.state_dict()}
 

@@ -100,12 +100,12 @@ class ShardedReducer:
         if self._samples is not None and not self._ready:
             self._samples.weigh(self.core)
         self._ready.update(names)
-        self._exchange.take_over()
+        self._exchange.acquire()
 
     def wait(self, sent: ReadyGradients) -> None:
         """Waits for results. On a device, the current stream waits."""
         sent.wait()
-        self._exchange.give_back()
+        self._exchange.release()
 
     def finish(self) -> None:
         """Ends the current step, if any."""

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tersor import collectives
 from tersor._core import InvalidArgumentError
 from tersor.torch._src.checkpoint import residuals as checkpoint
-from tersor.torch._src.checkpoint.residuals import Mode, own_row, side_by_side
+from tersor.torch._src.checkpoint.residuals import Mode, own_row, stack_rows
 from tersor.torch._src.fsdp.exchange import Sender
 from tersor.torch._src.fsdp.layout import Kept, from_flat, to_flat
 from tersor.torch._src.fsdp.reducer import Kind, ReplicaReducer
@@ -84,7 +84,7 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
     if not state:
         names = {one.parameter.name for one in kept.values()}
         return checkpoint.start_at_zero([one.core for one in reducers], len(names))
-    with checkpoint.refusing_damage():
+    with checkpoint.reject_damage():
         _check(kept, state)
         _check_places(group, _hosts(sender, group), state)
         units = _saved_units(kept, [one.kind for one in sender.every_reducer()], group, state)
@@ -140,9 +140,9 @@ def _take(
     exact = state["mode"] == "exact"
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         one, saved = kept[name], state["residuals"][name]
-        one.step = checkpoint.number(step, f"step of {name}")
+        one.step = checkpoint.checked_int(step, f"step of {name}")
         saved = own_row(saved, group.rank()) if exact else saved
-        found = checkpoint.finite(saved, f"residual of {name}").shape
+        found = checkpoint.checked_finite(saved, f"residual of {name}").shape
         wanted = torch.Size([one.longest]) if exact else one.parameter.shape
         if found != wanted:
             raise InvalidArgumentError(
@@ -167,8 +167,8 @@ def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
 
 def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
-    places = side_by_side(torch.tensor([group.rank()], device="cpu"), mesh)
-    rows = {name: side_by_side(one.residual, mesh, one.longest) for name, one in kept.items()}
+    places = stack_rows(torch.tensor([group.rank()], device="cpu"), mesh)
+    rows = {name: stack_rows(one.residual, mesh, one.longest) for name, one in kept.items()}
     return {"places": places, "residuals": rows}
 
 
@@ -210,8 +210,8 @@ def _move_to_replicas(
 def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
     checkpoint.check_version(state)
     checkpoint.check_mode(state["mode"])
-    checkpoint.number(state["ranks"], "ranks", 1, 2**16)
-    checkpoint.number(state.get("step", 0), "step")
+    checkpoint.checked_int(state["ranks"], "ranks", 1, 2**16)
+    checkpoint.checked_int(state.get("step", 0), "step")
     if state["reduction"] not in ("sum", "mean"):
         raise InvalidArgumentError(f"the state's reduction is {state['reduction']!r}: sum or mean")
     saved = dict(zip(state["parameters"], state["codecs"], strict=True))

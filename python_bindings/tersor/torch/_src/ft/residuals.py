@@ -18,7 +18,7 @@ from torch import Tensor
 from tersor import _core
 from tersor._options import fill
 from tersor.torch._src.checkpoint import residuals as checkpoint
-from tersor.torch._src.checkpoint.residuals import finite, number
+from tersor.torch._src.checkpoint.residuals import checked_finite, checked_int
 
 
 class World(NamedTuple):
@@ -172,7 +172,7 @@ class Positions:
         now = {key: one.total(discarded=one.step == last) for key, one in self._positions.items()}
         return {f"{one[0]}.{one[1]}": tensor for one, tensor in (self._loaded | now).items()}
 
-    @checkpoint.refusing_damage()
+    @checkpoint.reject_damage()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Loads residuals.
 
@@ -182,7 +182,7 @@ class Positions:
         loaded = {}
         for key, tensor in checkpoint.as_mapping(state).items():
             fragment, position = map(int, key.split("."))
-            residual = finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
-            loaded[number(fragment, "fragment"), number(position, "place")] = residual
+            residual = checked_finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
+            loaded[checked_int(fragment, "fragment"), checked_int(position, "place")] = residual
         self.clear()
         self._loaded = loaded

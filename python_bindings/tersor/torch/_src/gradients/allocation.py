@@ -16,7 +16,7 @@ from tersor import _core
 from tersor._core import AllocationParameter, InvalidArgumentError
 from tersor._options import expect
 from tersor._renamed import renamed_keywords
-from tersor.torch._src.parameters.selection import is_supported, split_parameters, wrapped_in
+from tersor.torch._src.parameters.selection import inner_module, is_supported, split_parameters
 
 Rules = list[tuple[str, str]]
 
@@ -64,7 +64,7 @@ def allocate(
         handle = tersor.torch.compress(DistributedDataParallel(model), rules=rules)
     """
     expect(model, nn.Module, "model must be a torch.nn.Module")
-    found = _over_ranks(_measure(model, codecs, threads), process_group)
+    found = _rank_sums(_measure(model, codecs, threads), process_group)
     if not found:
         raise InvalidArgumentError(
             "no parameter has a gradient: call allocate() after backward(), before zero_grad()"
@@ -80,7 +80,7 @@ def allocate(
 
 def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Measured | str:
     """Measures each parameter with a gradient. Returns a message after an error."""
-    parameters, _ = split_parameters(wrapped_in(model))
+    parameters, _ = split_parameters(inner_module(model))
     measured: Measured = {}
     failed = ""
     for name, one in parameters.items():
@@ -106,14 +106,14 @@ def _whole(gradient: Tensor) -> Tensor:
     return own.detach().to("cpu").contiguous()
 
 
-def _over_ranks(own: Measured | str, group: dist.ProcessGroup | None) -> list[AllocationParameter]:
+def _rank_sums(own: Measured | str, group: dist.ProcessGroup | None) -> list[AllocationParameter]:
     """Returns sums over ranks, added in the order of ranks and therefore equal on all ranks."""
-    of_ranks: list[Measured | str | None] = [own]
+    gathered: list[Measured | str | None] = [own]
     if dist.is_initialized():
-        of_ranks = [None] * dist.get_world_size(group)
-        dist.all_gather_object(of_ranks, own, group=group)
+        gathered = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, own, group=group)
     total: Measured = {}
-    for rank, measured in enumerate(of_ranks):
+    for rank, measured in enumerate(gathered):
         if not isinstance(measured, dict):
             raise InvalidArgumentError(f"rank {rank}: {measured}")
         for name, sample in measured.items():

@@ -50,14 +50,14 @@ class BucketParameters:
     names: list[str] | None = None
 
 
-class KnownBuckets:
+class BucketCache:
     """The parameters of DDP's buckets in the previous pass."""
 
     def __init__(self) -> None:
         self.rebuilt = False  #: True after a bucket changed
         self._buckets: dict[int, BucketParameters] = {}
 
-    def known(self, bucket: dist.GradBucket) -> BucketParameters:  # type: ignore[name-defined]
+    def lookup(self, bucket: dist.GradBucket) -> BucketParameters:  # type: ignore[name-defined]
         """Returns the parameters of a bucket, usually the same object as in the previous pass."""
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
@@ -136,26 +136,26 @@ class Passes:
     def __init__(self, at_end: Callable[[], None]) -> None:
         """``at_end`` is called at the end of the last current pass."""
         self._at_end = at_end
-        self._ends: weakref.WeakSet[_End] = weakref.WeakSet()  # autograd keeps them in a pass
+        self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()  # autograd keeps them in a pass
 
     def begin(self) -> None:
         """Call when FSDP has queued its callback for the end of a pass."""
-        end = _End()
-        self._ends.add(end)
-        after_pass(lambda: self._end(end))
+        current = _Pass()
+        self._passes.add(current)
+        after_pass(lambda: self._end(current))
 
     @property
-    def under_way(self) -> bool:
+    def active(self) -> bool:
         """True if ``at_end`` will be called. False after an error of another library."""
-        return len(self._ends) > 0
+        return len(self._passes) > 0
 
-    def _end(self, end: _End) -> None:
-        self._ends.discard(end)
-        if not self._ends:
+    def _end(self, current: _Pass) -> None:
+        self._passes.discard(current)
+        if not self._passes:
             self._at_end()
 
 
-class _End:
+class _Pass:
     """A pass. Autograd's callback keeps this object alive; autograd drops it if the pass fails."""
 
 

@@ -23,7 +23,7 @@ from tersor.torch._src.parameters.selection import local_shard, restore_overflow
 
 
 @dataclass
-class _Sent:
+class _Entry:
     """``values``: the copy, until the mean arrives; None if the group reduces the gradient."""
 
     gradient: Tensor
@@ -44,10 +44,10 @@ class SentGradients:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._waits = device.type == "cpu"
+        self._synchronous = device.type == "cpu"
         self._copies: dict[str, Tensor] = {}
-        self._sent: dict[str, _Sent] = {}
-        self._compared: tuple[list[str], HostCopy] | None = None
+        self._sent: dict[str, _Entry] = {}
+        self._comparison: tuple[list[str], HostCopy] | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._sent
@@ -70,8 +70,8 @@ class SentGradients:
     def add(self, name: str, gradient: Tensor, values: Tensor | None = None) -> None:
         """A gradient whose copy is being sent; without ``values`` by ``synchronize``."""
         own = local_shard(gradient)
-        bits = None if values is None else _sum_of_bits(own)
-        self._sent[name] = _Sent(gradient, _compat.version(own), own.data_ptr(), values, bits)
+        bits = None if values is None else _bit_sum(own)
+        self._sent[name] = _Entry(gradient, _compat.version(own), own.data_ptr(), values, bits)
 
     def changed(self, parameters: Mapping[str, Tensor]) -> list[str]:
         """Names of parameters with a gradient edited or replaced after the copy.
@@ -86,12 +86,12 @@ class SentGradients:
             or (_compat.version(one.own), one.own.data_ptr()) != (one.version, one.address)
         ]
         same = {n: one for n, one in self._sent.items() if n not in found and one.bits is not None}
-        earlier, self._compared = self._compared, _compare(same)
-        if self._waits:
-            found += _differing(self._compared)
+        earlier, self._comparison = self._comparison, _compare(same)
+        if self._synchronous:
+            found += _differing(self._comparison)
         for name in found:
             self._sent[name].values = None
-        return found if self._waits else found + _differing(earlier)
+        return found if self._synchronous else found + _differing(earlier)
 
     def end(self) -> list[tuple[Tensor, Tensor]]:
         """Forgets all gradients. Returns each gradient with the copy that receives the mean."""
@@ -108,13 +108,13 @@ def write_means(pairs: Sequence[tuple[Tensor, Tensor]], *, sums: bool = False) -
     """
     for _, mean in pairs if sums else ():
         restore_overflow(mean)
-    copied = [pair for pair in pairs if not _exchanged(*pair)]
+    copied = [pair for pair in pairs if not _swapped(*pair)]
     if copied:
         gradients, means = zip(*copied, strict=True)
         _compat.foreach_copy_(gradients, means)
 
 
-def _exchanged(gradient: Tensor, mean: Tensor) -> bool:
+def _swapped(gradient: Tensor, mean: Tensor) -> bool:
     storage = gradient.untyped_storage()
     if (
         type(gradient) is not Tensor
@@ -129,23 +129,23 @@ def _exchanged(gradient: Tensor, mean: Tensor) -> bool:
     return True
 
 
-def _compare(sent: Mapping[str, _Sent]) -> tuple[list[str], HostCopy] | None:
+def _compare(sent: Mapping[str, _Entry]) -> tuple[list[str], HostCopy] | None:
     """Compares the present bits with the sent bits. One transfer from a device for all."""
     if not sent:
         return None
-    now = torch.stack([_sum_of_bits(one.own) for one in sent.values()])
+    now = torch.stack([_bit_sum(one.own) for one in sent.values()])
     before = torch.stack([one.bits for one in sent.values() if one.bits is not None])
     return list(sent), HostCopy(now != before)
 
 
-def _differing(compared: tuple[list[str], HostCopy] | None) -> list[str]:
-    if compared is None:
+def _differing(comparison: tuple[list[str], HostCopy] | None) -> list[str]:
+    if comparison is None:
         return []
-    names, differ = compared
+    names, differ = comparison
     return [name for name, differs in zip(names, differ.wait().tolist(), strict=True) if differs]
 
 
-def _sum_of_bits(values: Tensor) -> Tensor:
+def _bit_sum(values: Tensor) -> Tensor:
     """The sum of the values' bits as 64-bit integers. Scaling and clipping change the sum."""
     flat = values.detach().flatten()
     per_word = 8 // flat.element_size()

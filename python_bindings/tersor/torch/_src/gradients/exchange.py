@@ -45,10 +45,10 @@ class ElasticOptions(ReducerOptions, total=False):
 class TensorExchange:
     """Exchanges named tensors on one device among the ranks of a process group.
 
-    Do not free or write a tensor between ``take_over`` and ``give_back``.
+    Do not free or write a tensor between ``acquire`` and ``release``.
     """
 
-    reducer: GradientReducer  #: the reducer of the latest ``hold``
+    reducer: GradientReducer  #: the reducer of the latest ``register``
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class TensorExchange:
         if on_loss == "continue" and not self.elastic:
             raise InvalidArgumentError('on_loss="continue" needs elastic=True')
         self.on_loss = cast(OnLoss, on_loss)
-        told = {key: value for key, value in options.items() if key != "on_loss"}
+        given = {key: value for key, value in options.items() if key != "on_loss"}
         #: The caller's options, with a timeout.
-        self.options = connections.with_timeout(cast(ReducerOptions, told), group)
+        self.options = connections.with_timeout(cast(ReducerOptions, given), group)
         self.group = connections.as_group(group)
         #: The transport of all ranks, including lost ranks.
         self.transport = connections.transport(group, None if self.elastic else device)
@@ -83,15 +83,15 @@ class TensorExchange:
 
     def make(self, options: ReducerOptions) -> GradientReducer:
         """Makes a reducer without tensors. ``options`` are added to the common options."""
-        told: ReducerOptions = {**self.options, **options}
+        merged: ReducerOptions = {**self.options, **options}
         if self.stream is not None:
-            told["stream"] = self.stream
-        if "trace" in told and self.transport.ranks != dist.get_world_size():
-            path = pathlib.PurePath(told["trace"])  # other groups have equal rank numbers
-            told["trace"] = str(path.with_stem(f"{path.stem}.of{dist.get_rank()}"))
-        return GradientReducer(self.transport if not self.losses else self.channel(), **told)
+            merged["stream"] = self.stream
+        if "trace" in merged and self.transport.ranks != dist.get_world_size():
+            path = pathlib.PurePath(merged["trace"])  # other groups have equal rank numbers
+            merged["trace"] = str(path.with_stem(f"{path.stem}.of{dist.get_rank()}"))
+        return GradientReducer(self.transport if not self.losses else self.channel(), **merged)
 
-    def hold(
+    def register(
         self,
         tensors: Mapping[str, Tensor],
         options: ReducerOptions | None = None,
@@ -104,8 +104,8 @@ class TensorExchange:
         index, so a new reducer has the indices of a run that resumes from a checkpoint.
         ``steps_back`` is subtracted from the step.
         """
-        told: ReducerOptions = {**self.options, **(options or {})}
-        made = self.make(connections.with_message_sizes(told, self.transport, tensors.values()))
+        merged: ReducerOptions = {**self.options, **(options or {})}
+        made = self.make(connections.with_message_sizes(merged, self.transport, tensors.values()))
         for name, one in tensors.items():
             made.add(name, contiguous_like(one))
         if hasattr(self, "reducer"):
@@ -124,10 +124,10 @@ class TensorExchange:
             return self.reducer.channel()
         return connections.transport(self.group).channel()
 
-    def together(self, work: Callable[[], Result], *, again: bool = True) -> Result:
+    def run_elastic(self, work: Callable[[], Result], *, repeat: bool = True) -> Result:
         """Returns the result of ``work``, which exchanges with the other ranks.
 
-        After a loss, raises RanksLostError on all ranks. With ``on_loss="continue"`` and ``again``,
+        After a loss, all ranks raise RanksLostError. With ``on_loss="continue"`` and ``repeat``,
         resumes and repeats ``work``.
         """
         while True:
@@ -140,7 +140,7 @@ class TensorExchange:
                     raise
             except RanksLostError as lost:
                 lost.members = self.members = [self._reducer_members[one] for one in lost.members]
-                if self.on_loss == "raise" or not again:
+                if self.on_loss == "raise" or not repeat:
                     raise
                 _compat.warn(f"{lost}. The exchange under way is repeated.")
                 self.resume()
@@ -155,25 +155,25 @@ class TensorExchange:
                 self.members = [self._reducer_members[one] for one in lost.members]
         self.losses += 1
 
-    def take_over(self) -> None:
+    def acquire(self) -> None:
         """Makes this exchange's stream wait for the caller's current stream."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Makes the caller's current stream wait for this exchange's stream."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def leave_out(self, name: str, like: Tensor) -> None:
+    def skip(self, name: str, like: Tensor) -> None:
         """Omits a tensor from the step. Call on all ranks."""
-        nothing = torch.empty_like(local_shard(like.detach()))
-        self.reducer.ready(name, contiguous_like(nothing), "globally-unused")
+        empty = torch.empty_like(local_shard(like.detach()))
+        self.reducer.ready(name, contiguous_like(empty), "globally-unused")
 
     def wait(self) -> None:
         """Ends the step and waits for all results. On a device, the current stream waits."""
         self.reducer.wait()
-        self.give_back()
+        self.release()
 
 
 class Presence:
@@ -189,16 +189,16 @@ class Presence:
         self._exchange = exchange
         self._ranks, self._losses = exchange.channel(), exchange.losses
 
-    def somewhere(
-        self, present: Mapping[str, bool], also: Sequence[bool] = ()
+    def on_any_rank(
+        self, present: Mapping[str, bool], extra: Sequence[bool] = ()
     ) -> tuple[list[str], list[int]]:
-        """Returns the names present on some rank, and the number of ranks per flag of ``also``."""
-        return _told_apart(present, self.counts([*present.values(), *also]))
+        """Returns the names present on some rank, and the number of ranks per flag of ``extra``."""
+        return _split_counts(present, self.counts([*present.values(), *extra]))
 
     def weighted(
-        self, present: Mapping[str, bool], also: Sequence[bool], samples: float | None
+        self, present: Mapping[str, bool], extra: Sequence[bool], samples: float | None
     ) -> tuple[list[str], list[int], float]:
-        """Returns the results of ``somewhere``, and this rank's weight in the mean over samples.
+        """Returns the results of ``on_any_rank``, and this rank's weight in the mean over samples.
 
         The weight is 1 if no rank has samples.
 
@@ -208,19 +208,19 @@ class Presence:
         """
         if samples is not None and not 0 <= samples < math.inf:
             raise InvalidArgumentError(f"samples={samples}: give a number of samples, 0 or more")
-        flags = [*present.values(), *also, samples is not None]
-        (*counts, told), total = self._sums(flags, samples or 0.0)
-        if 0 < told < self._exchange.ranks:
+        flags = [*present.values(), *extra, samples is not None]
+        (*counts, reporting), total = self._sums(flags, samples or 0.0)
+        if 0 < reporting < self._exchange.ranks:
             raise InvalidArgumentError(
-                f"{told} of {self._exchange.ranks} ranks set samples: set samples before a step on "
-                "all ranks, or on no rank"
+                f"{reporting} of {self._exchange.ranks} ranks set samples: set samples before "
+                "a step on all ranks, or on no rank"
             )
-        if told and not 0 < total < math.inf:
+        if reporting and not 0 < total < math.inf:
             raise InvalidArgumentError(
                 f"the samples of all ranks add up to {total}: set more than 0"
             )
-        weight = (samples or 0.0) * told / total if told else 1.0
-        return (*_told_apart(present, counts), weight)
+        weight = (samples or 0.0) * reporting / total if reporting else 1.0
+        return (*_split_counts(present, counts), weight)
 
     def abort(self, cause: str) -> None:
         """Aborts the current exchange of all ranks. Any thread may call ``abort``."""
@@ -239,5 +239,5 @@ class Presence:
         return list(map(int, counts)), total
 
 
-def _told_apart(present: Mapping[str, bool], counts: list[int]) -> tuple[list[str], list[int]]:
+def _split_counts(present: Mapping[str, bool], counts: list[int]) -> tuple[list[str], list[int]]:
     return [name for name, n in zip(present, counts, strict=False) if n], counts[len(present) :]

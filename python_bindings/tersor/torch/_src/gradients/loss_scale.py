@@ -61,36 +61,36 @@ class LossScale:
         self._transactional = transactional
         self._scale: float | None = None
         self._results: _Results | None = None  # of the iteration of the last exchange
-        self._settled: set[Optimizer] = set()
-        watch(scaler)
+        self._decided: set[Optimizer] = set()
+        record_results(scaler)
 
-    def follow(self, residuals: Residuals, parameters: Parameters) -> None:
+    def begin_step(self, residuals: Residuals, parameters: Parameters) -> None:
         """Discards skipped steps and converts residuals to the present scale, before a step."""
         if self.scaler is None:
             return
-        self.settle(residuals, parameters)
-        scaler, watched = self._watched()
-        results = None if watched is None else watched.results
+        self.discard_skipped(residuals, parameters)
+        scaler, recorder = self._recorder()
+        results = None if recorder is None else recorder.results
         if results is not self._results:
-            self._results, self._settled = results, set(results or ())
+            self._results, self._decided = results, set(results or ())
             if self._transactional:
                 residuals.accept_steps()
         before = self._scale
-        self._scale = scale = watched.scale(scaler) if watched else self.scaler.get_scale()
+        self._scale = scale = recorder.scale(scaler) if recorder else self.scaler.get_scale()
         if before and scale != before:
             residuals.scale_residuals(scale / before)
 
-    def settle(self, residuals: Residuals, parameters: Parameters) -> None:
+    def discard_skipped(self, residuals: Residuals, parameters: Parameters) -> None:
         """Discards the residuals of skipped steps, if the scaler has decided."""
-        results, (_, watched) = self._results, self._watched()
-        if results is None or watched is None:
+        results, (_, recorder) = self._results, self._recorder()
+        if results is None or recorder is None:
             return
-        is_over = results is not watched.results
+        is_over = results is not recorder.results
         if is_over:
             self._results = None
         found = {one: float(result.wait()) > 0 for one, result in results.items()}
-        fresh = found.keys() - self._settled
-        if not any(found[one] for one in fresh) and (is_over or not fresh):
+        new = found.keys() - self._decided
+        if not any(found[one] for one in new) and (is_over or not new):
             return
         names = {one: name for name, one in parameters().items()}
         trained = {
@@ -100,9 +100,9 @@ class LossScale:
         if is_over:  # an optimizer of other tensors than the model's may have copies of them
             unknown = set(names.values()).difference(*trained.values())
             trained = {one: own or unknown for one, own in trained.items()}
-        stepped = {name for one in fresh if not found[one] for name in trained[one]}
-        skipped = {name for one in fresh if found[one] for name in trained[one]} - stepped
-        self._settled |= {one for one in fresh if trained[one]}
+        stepped = {name for one in new if not found[one] for name in trained[one]}
+        skipped = {name for one in new if found[one] for name in trained[one]} - stepped
+        self._decided |= {one for one in new if trained[one]}
         self.skipped_steps += bool(skipped)
         if self._transactional and skipped:
             residuals.discard_step(list(skipped))
@@ -124,18 +124,18 @@ class LossScale:
         elif self._scale:  # gradients are not scaled any more
             residuals.scale_residuals(1 / self._scale)
 
-    def _watched(self) -> tuple[Any, _Watch | None]:
-        """The scaler itself, and the watch over it."""
-        scaler = getattr(self.scaler, "made", self.scaler)
-        return scaler, None if scaler is None else _WATCHES.get(scaler)
+    def _recorder(self) -> tuple[Any, _Recorder | None]:
+        """The scaler itself, and its recorder."""
+        scaler = getattr(self.scaler, "program_scaler", self.scaler)
+        return scaler, None if scaler is None else _RECORDERS.get(scaler)
 
 
-def watch(scaler: object) -> None:
+def record_results(scaler: object) -> None:
     """Records the results of an enabled ``GradScaler`` from now on."""
     if not isinstance(scaler, torch.amp.GradScaler):
         return
-    if scaler.is_enabled() and scaler not in _WATCHES:
-        _WATCHES[scaler] = _Watch(scaler)
+    if scaler.is_enabled() and scaler not in _RECORDERS:
+        _RECORDERS[scaler] = _Recorder(scaler)
 
 
 class HostCopy:
@@ -150,7 +150,7 @@ class HostCopy:
         self._values.copy_(values, non_blocking=True)
         self._done = torch.cuda.current_stream(values.device).record_event() if pinned else None
 
-    def is_of(self, values: Tensor | None) -> bool:
+    def matches(self, values: Tensor | None) -> bool:
         """Whether this tensor still has the same values."""
         return values is self._source and _compat.version(values) == self._version
 
@@ -164,7 +164,7 @@ class HostCopy:
 _Results = dict[Optimizer, HostCopy]
 
 
-class _Watch:
+class _Recorder:
     """Records the results of a scaler."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
@@ -173,42 +173,42 @@ class _Watch:
         self.results: _Results = {}
         self._scale: HostCopy | None = None
         for name in ("unscale_", "step", "update"):
-            then = self._updated if name == "update" else self._found
-            setattr(scaler, name, _Method(scaler, name, then))
+            callback = self._record_update if name == "update" else self._record_infinities
+            setattr(scaler, name, _RecordedMethod(scaler, name, callback))
 
     def scale(self, scaler: Any) -> float:
         """``get_scale``, which on a GPU waits for the last ``update`` only."""
         copied = self._scale
-        if copied is None or not copied.is_of(_compat.scale_tensor(scaler)):
+        if copied is None or not copied.matches(_compat.scale_tensor(scaler)):
             return float(scaler.get_scale())
         return float(copied.wait())
 
-    def _found(self, scaler: Any, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+    def _record_infinities(self, scaler: Any, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         found = _compat.found_infinities(scaler, optimizer)
         if found and optimizer not in self.results:  # update() adds others to these tensors
             device = _compat.scale_tensor(scaler).device
             total = sum(one.to(device, non_blocking=True) for one in found)
             self.results[optimizer] = HostCopy(cast(Tensor, total))
 
-    def _updated(self, scaler: Any, *_: Any, **__: Any) -> None:
+    def _record_update(self, scaler: Any, *_: Any, **__: Any) -> None:
         self.results = {}
         self._scale = HostCopy(_compat.scale_tensor(scaler))
 
 
-class _Method:
+class _RecordedMethod:
     """A method of a scaler, in its place. Calls ``then`` afterwards."""
 
-    def __init__(self, scaler: Any, name: str, then: Callable[..., None]) -> None:
+    def __init__(self, scaler: Any, name: str, callback: Callable[..., None]) -> None:
         self._scaler, self._name = scaler, name
-        self._method, self._then = getattr(scaler, name), then
+        self._method, self._callback = getattr(scaler, name), callback
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         result = self._method(*arguments, **options)
-        self._then(self._scaler, *arguments, **options)
+        self._callback(self._scaler, *arguments, **options)
         return result
 
     def __reduce__(self) -> Any:  # a copied or loaded scaler has the method itself
         return getattr, (self._scaler, self._name)
 
 
-_WATCHES = weakref.WeakKeyDictionary[Any, _Watch]()
+_RECORDERS = weakref.WeakKeyDictionary[Any, _Recorder]()

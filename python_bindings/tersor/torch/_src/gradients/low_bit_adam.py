@@ -20,7 +20,7 @@ from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.reducer import ReducerOptions
 
-FEWEST_BITS = 2.0
+MIN_BITS = 2.0
 _SMALL, _LARGE = 1 << 9, 1 << 10  # rows and columns, between which payloads are compared
 
 CodecOf = Mapping[str, str]
@@ -28,9 +28,9 @@ CodecOf = Mapping[str, str]
 
 def chosen_codecs(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns the codec of each parameter: a spec, the last spec of a schedule, or ``"auto"``."""
-    asked = fill(_core.ReducerOptions(), options)
+    core = fill(_core.ReducerOptions(), options)
     return {
-        name: last_codec(_core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype)))
+        name: last_codec(_core.choose_codec(core, name, list(one.shape), dtype_text(one.dtype)))
         for name, one in parameters.items()
     }
 
@@ -46,51 +46,51 @@ def last_codec(choice: _core.CodecChoice) -> str:
     return choice.phases[-1][1] if choice.phases else choice.codec
 
 
-def warn_of(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int = 3) -> None:
+def warn_low_bits(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int = 3) -> None:
     """Warns if the optimizer is like Adam and a codec has less than two bits per value."""
-    few = [name for name, codec in codecs.items() if _is_below(codec)]
-    if few and "adam" in type(optimizer).__name__.lower():
-        others = f" and {len(few) - 1} more use" if len(few) > 1 else " uses"
+    low = [name for name, codec in codecs.items() if _is_low_bit(codec)]
+    if low and "adam" in type(optimizer).__name__.lower():
+        others = f" and {len(low) - 1} more use" if len(low) > 1 else " uses"
         warnings.warn(
             "gradients with less than two bits per value train poorly under Adam: use "
-            f"tersor.torch.CompressedAdamW ({few[0]}{others} {codecs[few[0]]})",
+            f"tersor.torch.CompressedAdamW ({low[0]}{others} {codecs[low[0]]})",
             stacklevel=stacklevel,
         )
 
 
-def watch(parameters: Mapping[str, Tensor], codecs: CodecOf) -> None:
+def warn_at_first_step(parameters: Mapping[str, Tensor], codecs: CodecOf) -> None:
     """Warns at the first step of an optimizer that has one of the parameters."""
-    low = [parameters[name] for name, codec in codecs.items() if _is_below(codec)]
+    low = [parameters[name] for name, codec in codecs.items() if _is_low_bit(codec)]
     references = [weakref.ref(one) for one in low]
     if references:
-        _look_before_steps()
-        _watched.append((references, codecs))
+        _register_step_hook()
+        _pending.append((references, codecs))
 
 
-_watched: list[tuple[list[weakref.ref[Tensor]], CodecOf]] = []  # no optimizer has stepped yet
+_pending: list[tuple[list[weakref.ref[Tensor]], CodecOf]] = []  # no optimizer has stepped yet
 
 
 @functools.cache
-def _look_before_steps() -> None:
+def _register_step_hook() -> None:
     """Registers a hook that stays, because PyTorch iterates over hooks during a step."""
     register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for entry in list(_watched):
-        watched = [one for reference in entry[0] if (one := reference()) is not None]
+    for entry in list(_pending):
+        alive = [one for reference in entry[0] if (one := reference()) is not None]
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        found = any(id(one) in own for one in watched)
-        if found or not watched:
-            _watched[:] = [one for one in _watched if one is not entry]  # == compares tensors
+        found = any(id(one) in own for one in alive)
+        if found or not alive:
+            _pending[:] = [one for one in _pending if one is not entry]  # == compares tensors
         if found:
-            warn_of(optimizer, entry[1], stacklevel=4)
+            warn_low_bits(optimizer, entry[1], stacklevel=4)
 
 
 @functools.cache
-def _is_below(codec: str) -> bool:
+def _is_low_bit(codec: str) -> bool:
     """True if the codec sends less than two bits per float32 value of a long parameter."""
     if codec == "auto":
         return False
     small, large = (Codec(codec).max_payload_bytes((side, side)) for side in (_SMALL, _LARGE))
-    return 0 < 8 * (large - small) < FEWEST_BITS * (_LARGE**2 - _SMALL**2)  # 0: raw values
+    return 0 < 8 * (large - small) < MIN_BITS * (_LARGE**2 - _SMALL**2)  # 0: raw values

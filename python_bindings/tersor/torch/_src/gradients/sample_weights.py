@@ -25,7 +25,7 @@ class Samples:
         self.count: float | None = None  #: of the next pass
         self.ended = ""  #: the reason why counts have no effect any longer
         self._step: float | None = None  # of the current pass
-        self._told = False
+        self._weighed = False
         self._share: float | None = None
 
     def begin(self, *, is_done: bool = False) -> None:
@@ -56,11 +56,11 @@ class Samples:
             except Exception:
                 self.end()
                 raise
-        self._told = True
+        self._weighed = True
 
     def weigh_once(self, reducer: _core.GradientReducer) -> None:
         """Calls ``weigh`` once until ``end``."""
-        if not self._told:
+        if not self._weighed:
             self.weigh(reducer)
 
     def share(self, gradients: torch.Tensor, group: dist.ProcessGroup | None) -> float:
@@ -89,10 +89,10 @@ class Samples:
     def end(self) -> None:
         """Ends or discards the pass."""
         self._step = self._share = None
-        self._told = False
+        self._weighed = False
 
 
-class Weighed:
+class SampleWeighted:
     """A handle with a sample count per backward pass."""
 
     _samples: Samples
@@ -120,10 +120,10 @@ class Weighed:
         self._samples.count = count
 
 
-def refuse_weighted(options: Mapping[str, Any], who: str, instead: str) -> None:
+def refuse_weighted(options: Mapping[str, Any], name: str, remedy: str) -> None:
     """Raises InvalidArgumentError for ``weighted=True``."""
     if options.get("weighted"):
-        raise InvalidArgumentError(f"weighted=True: {who} {instead}")
+        raise InvalidArgumentError(f"weighted=True: {name} {remedy}")
 
 
 def scale(gradients: torch.Tensor, share: float) -> torch.Tensor:
@@ -138,7 +138,7 @@ class UnevenInputs:
         self._state = weakref.ref(state)
         self._model: Callable[[], DistributedDataParallel | None] | None = None
 
-    def of(self, model: DistributedDataParallel) -> None:
+    def set_model(self, model: DistributedDataParallel) -> None:
         """Sets the model."""
         self._model = weakref.ref(model)
 

@@ -16,7 +16,7 @@ from tersor.reducer import ReducerOptions
 from tersor.torch import _compat
 from tersor.torch._src.gradients.copies import SentGradients, write_means
 from tersor.torch._src.gradients.low_bit_adam import has_feedback
-from tersor.torch._src.gradients.sample_weights import Weighed
+from tersor.torch._src.gradients.sample_weights import SampleWeighted
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import Unsupported
@@ -27,7 +27,7 @@ _LEFT_OVER = (
 )
 
 
-class AveragedGradients(OptimizerHandle, Weighed):
+class AveragedGradients(OptimizerHandle, SampleWeighted):
     """The gradients of a wrapped optimizer. The subclass has the attributes in ``__slots__``."""
 
     optimizer: torch.optim.Optimizer
@@ -43,15 +43,15 @@ class AveragedGradients(OptimizerHandle, Weighed):
     def _exchange_gradients(self) -> None:
         if self._removed:
             return self._average_uncompressed()
-        somewhere = self._end_exchange(discards=False)
-        self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
+        active = self._end_exchange(discards=False)
+        self._exchange_newcomers([name for name in active if name not in self._parameters])
         self._samples.end()
 
     def _average_uncompressed(self) -> None:
         self._passes.clear()
         self._samples.begin()
-        somewhere, _ = self._presence.somewhere(self._optimized.with_gradients())
-        for name in somewhere:
+        active, _ = self._presence.on_any_rank(self._optimized.with_gradients())
+        for name in active:
             gradient = self._dense_gradient(name, self._optimized.all[name])
             selection.reduce_uncompressed(gradient, self._group, self._samples)
         self._samples.end()
@@ -85,10 +85,10 @@ class AveragedGradients(OptimizerHandle, Weighed):
         """Ends the exchange. Returns the parameters with a gradient on some rank."""
         try:
             present = self._optimized.with_gradients()
-            self._watch(self._optimized.take_replaced())
-            somewhere, [discarding] = self._presence.somewhere(present, [discards])
+            self._watch(self._optimized.pop_replaced())
+            active, [discarding] = self._presence.on_any_rank(present, [discards])
             self._samples.weigh_once(self.reducer)
-            self._send_rest(self._parameters, [] if discards else somewhere)
+            self._send_rest(self._parameters, [] if discards else active)
         finally:  # an error must not make zero_grad fail
             self._passes.clear()
             sent = self._sent.end()
@@ -100,10 +100,10 @@ class AveragedGradients(OptimizerHandle, Weighed):
             )
         if not discards:
             write_means(sent, sums=self._options.get("reduction") == "sum")
-            self._reduce_uncompressed(somewhere)
-            grads = {n: one.grad for n, one in self._parameters.items() if n in somewhere}
+            self._reduce_uncompressed(active)
+            grads = {n: one.grad for n, one in self._parameters.items() if n in active}
             self._passes = {n: (0, weakref.ref(one)) for n, one in grads.items() if one is not None}
-        return somewhere
+        return active
 
     def _are_cleared(self) -> bool:
         """True if a program removed averaged gradients without this object's ``zero_grad``."""
@@ -127,14 +127,14 @@ class AveragedGradients(OptimizerHandle, Weighed):
         if transactional:
             self.reducer.discard_step()
 
-    def _send_rest(self, names: Iterable[str], somewhere: Collection[str]) -> None:
+    def _send_rest(self, names: Iterable[str], active: Collection[str]) -> None:
         for name in names:
             if name in self._sent:
                 continue
-            if name in somewhere:
+            if name in active:
                 self._send(name, self._parameters[name])
             elif name not in self._uncompressed:
-                self._exchange.leave_out(name, self._parameters[name])
+                self._exchange.skip(name, self._parameters[name])
 
     def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
         """Adds parameters without an earlier gradient. All ranks add the same parameters.
@@ -145,9 +145,9 @@ class AveragedGradients(OptimizerHandle, Weighed):
         if not newcomers:
             return
         self._take_part({name: self._optimized.all[name] for name in newcomers})
-        joined = self._optimized.joined(newcomers)
-        self._exchange.hold(self._compressed(joined), steps_back=1)
-        self._optimized.taking_part = joined  # an error before leaves newcomers out
+        extended = self._optimized.extended(newcomers)
+        self._exchange.register(self._compressed(extended), steps_back=1)
+        self._optimized.exchanged = extended  # an error before leaves newcomers out
         self._watch(newcomers)
         self._samples.weigh(self.reducer)
         self._send_rest(self._parameters, newcomers)
@@ -192,7 +192,7 @@ class AveragedGradients(OptimizerHandle, Weighed):
             self._sent.add(name, gradient)
             return
         values = self._sent.copy(name, gradient)
-        self._exchange.take_over()
+        self._exchange.acquire()
         with contextlib.suppress(RanksLostError):  # raised by step() instead
             self._samples.weigh_once(self.reducer)
             self.reducer.ready(name, values, "none" if missing else "gradient")

@@ -124,7 +124,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         samples, self.samples = self.samples, None
         try:
             is_finite = self._is_finite()
-            made = self._exchange.together(lambda: self._exchange_step(is_finite, samples))
+            made = self._exchange.run_elastic(lambda: self._exchange_step(is_finite, samples))
         except BaseException as error:
             # A scaler removes its attributes after a step, and multiplies with the rest otherwise.
             told = {key: vars(self).pop(key) for key in _OF_SCALER & vars(self).keys()}
@@ -146,13 +146,13 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     ) -> list[tuple[Part, list[Tensor]]] | None:
         """The parts with their mean over ranks; None if a gradient is not finite on some rank."""
         flags = self._optimized.with_gradients(), [not is_finite]
-        somewhere, [skips], weight = self._presence.weighted(*flags, samples)
+        active, [skips], weight = self._presence.weighted(*flags, samples)
         if skips > 0:
             return None
-        self._take_in([name for name in somewhere if name not in self._parameters])
+        self._take_in([name for name in active if name not in self._parameters])
         self._begin_replaced()
         parameters = self._parameters
-        gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
+        gradients = {name: self._gradient(name, parameters[name]) for name in active}
         if self._exchange.elastic:  # the step may be done again
             gradients = {name: one.clone() for name, one in gradients.items()}
         # Divided by the scaler's scale: f32 gradients in place, 16-bit gradients as f32 copies.
@@ -270,7 +270,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _hold(self, parameters: Mapping[str, Tensor]) -> None:
         sent = {name: self._like_sent(name, one) for name, one in parameters.items()}
         options: ReducerOptions = {"rules": self._schedule()} if self._warmup_steps else {}
-        self._exchange.hold(shards_of(sent), options)
+        self._exchange.register(shards_of(sent), options)
 
     def _like_sent(self, name: str, parameter: Tensor) -> Tensor:
         moments: dict[str, Tensor] = self.state[parameter]
@@ -283,10 +283,10 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         new = {name: self._optimized.all[name] for name in newcomers}
         self._agree(new)
         self._begin(new)
-        joined = self._optimized.joined(newcomers)
+        extended = self._optimized.extended(newcomers)
         if not self._removed:
-            self._hold(joined)
-        self._optimized.taking_part = joined  # an error before leaves newcomers out
+            self._hold(extended)
+        self._optimized.exchanged = extended  # an error before leaves newcomers out
 
     def _schedule(self) -> list[tuple[str, str, int]]:
         rules = []
@@ -299,13 +299,13 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
     def _begin_replaced(self) -> None:
         """Sets moments of replaced parameters to zero, also if a program clears ``state``."""
-        for former in self._optimized.take_replaced().values():
+        for former in self._optimized.pop_replaced().values():
             self.state.pop(former, None)
         if new := {name: one for name, one in self._parameters.items() if not self.state.get(one)}:
             self._begin(new)
 
     def _kept(self) -> Kept:
-        self._optimized.follow_groups()
+        self._optimized.sync_groups()
         self._begin_replaced()
         names = {id(one): name for name, one in self._optimized.all.items()}
         moments = {name: self.state[one] for name, one in self._parameters.items()}
@@ -347,13 +347,13 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             arrived.append([one.contiguous() for one in part.rule.sent(part)])
             if weight != 1:
                 _compat.foreach_mul_(arrived[-1], weight)
-            self._exchange.take_over()
+            self._exchange.acquire()
             for name, one in zip(part.names, arrived[-1], strict=True):
                 self.reducer.ready(name, one)
         taken = {name for part in parts for name in part.names}
         for name, one in self._parameters.items():
             if name not in taken:
-                self._exchange.leave_out(name, self._like_sent(name, one))
+                self._exchange.skip(name, self._like_sent(name, one))
         self._exchange.wait()
         return arrived
 

@@ -22,7 +22,7 @@ from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
 from tersor.torch._src.gradients.copies import SentGradients
 from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
-from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_of
+from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_low_bits
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.optim import state as optimizer_state
 from tersor.torch._src.optim.averaging import AveragedGradients
@@ -170,9 +170,9 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._options = self._exchange.options
         self._take_part(self._parameters)
         self._watch(self._parameters)
-        self._exchange.hold(compressed := self._compressed(self._parameters))
+        self._exchange.register(compressed := self._compressed(self._parameters))
         self._presence = Presence(self._exchange)
-        warn_of(optimizer, chosen_codecs(self._options, compressed))
+        warn_low_bits(optimizer, chosen_codecs(self._options, compressed))
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
         return super().__new__(_merged(cls, optimizer))
@@ -199,7 +199,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         """
         changed = self._sent.changed(self._parameters)
         try:
-            self._exchange.together(self._exchange_gradients, again=False)
+            self._exchange.run_elastic(self._exchange_gradients, repeat=False)
         except RanksLostError as lost:
             if self._exchange.on_loss == "raise":
                 raise
@@ -217,7 +217,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
     def reset(self) -> None:
         super().reset()
-        self._exchange.hold(self._compressed(self._parameters))
+        self._exchange.register(self._compressed(self._parameters))
         self._forget_step()
 
     def remove(self) -> None:

@@ -23,7 +23,7 @@ class OptimizerHandle(ElasticReporting):
 
     @property
     def _parameters(self) -> dict[str, torch.Tensor]:
-        return self._optimized.taking_part
+        return self._optimized.exchanged
 
     def reset(self) -> None:
         """Reconnects the ranks after an error that ended an exchange. Residuals become zero.

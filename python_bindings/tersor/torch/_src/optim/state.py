@@ -23,7 +23,7 @@ from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.collectives import allreduce
 from tersor.torch._src.checkpoint import residuals as checkpoint
-from tersor.torch._src.checkpoint.residuals import Mode, own_row, refusing_damage
+from tersor.torch._src.checkpoint.residuals import Mode, own_row, reject_damage
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.parameters.selection import local_shard
 
@@ -37,7 +37,7 @@ def with_residuals(packed: Mapping[str, Any], own: Mapping[str, Any]) -> dict[st
     return {**packed, "param_groups": [{**first, "tersor": own}, *others]}
 
 
-@refusing_damage()
+@reject_damage()
 def residuals_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """Each rank's own values, possibly empty. Earlier versions had the values at the top level."""
     (first, *_) = saved["param_groups"] or [{}]
@@ -50,7 +50,7 @@ def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{k: v for k, v in one.items() if k != "tersor"} for one in saved["param_groups"]]
 
 
-@refusing_damage()
+@reject_damage()
 def plain_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The state in PyTorch's format. Distributed checkpoints turn keys into strings."""
     check_groups(optimizer, saved)
@@ -79,7 +79,7 @@ def load_with(
     before = reducer.save_state()
     checkpoint.load_reducer(reducer, group, residuals, common)
     try:
-        with refusing_damage():
+        with reject_damage():
             load()
     except InvalidArgumentError:
         reducer.load_state(before)
@@ -150,7 +150,7 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
 
     Returns parameter groups for PyTorch's optimizers to load without a state.
     """
-    with refusing_damage():
+    with reject_damage():
         _check(kept, saved)
         check_groups(optimizer, saved)
         for one in saved["param_groups"]:
@@ -172,7 +172,7 @@ def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
         own = local_shard(kept.moments[name][key]).detach().flatten().clone()
         if mesh is None:
             allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
-        yield name, own.cpu() if mesh is None else checkpoint.side_by_side(own.cpu(), mesh)
+        yield name, own.cpu() if mesh is None else checkpoint.stack_rows(own.cpu(), mesh)
 
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
@@ -235,11 +235,11 @@ def checked_moment(key: str, value: Any, like: Tensor, name: str) -> Tensor:
     Raises InvalidArgumentError for another shape, and for values that cannot be a moment's.
     """
     what = f"{key} of {name}"
-    found = checkpoint.like(value, like, what).to(like.dtype)
-    checkpoint.finite(found, what)
+    found = checkpoint.checked_like(value, like, what).to(like.dtype)
+    checkpoint.checked_finite(found, what)
     if key == "exp_avg_sq" and (found < 0).any():
         raise InvalidArgumentError(f"the state's {what} has values below 0")
     if key == "step":
         steps = float(found)
-        checkpoint.number(int(steps) if steps.is_integer() else steps, what)
+        checkpoint.checked_int(int(steps) if steps.is_integer() else steps, what)
     return found

@@ -53,7 +53,7 @@ def restore_overflow(sums: Tensor | None) -> None:
             sums.masked_fill_(sums >= most, math.inf).masked_fill_(sums <= -most, -math.inf)
 
 
-def wrapped_in(model: nn.Module) -> nn.Module:
+def inner_module(model: nn.Module) -> nn.Module:
     """Returns the module inside torch.compile and DistributedDataParallel."""
     uncompiled = _compat.uncompiled(model)
     return uncompiled.module if isinstance(uncompiled, DistributedDataParallel) else uncompiled
@@ -103,16 +103,16 @@ class OptimizedParameters:
                 groups, or ``"parameter.0"``, ….
         """
         self._optimizer = weakref.ref(optimizer)
-        self._named = _by_identity(named_parameters or ())
+        self._named = _by_id(named_parameters or ())
         self.all: dict[str, Tensor] = {}  #: trained and frozen parameters
         #: Exchanged parameters, equal on all ranks. Initially the trained parameters.
-        self.taking_part: dict[str, Tensor] = {}
+        self.exchanged: dict[str, Tensor] = {}
         self._replaced: dict[str, Tensor] = {}
         self._order: list[int] = []
         if named_parameters is not None:
             self._check_names()
-        self.follow_groups()
-        self.taking_part = {name: one for name, one in self.all.items() if one.requires_grad}
+        self.sync_groups()
+        self.exchanged = {name: one for name, one in self.all.items() if one.requires_grad}
 
     def with_gradients(self) -> dict[str, bool]:
         """Returns by name of all parameters, including new ones, if this rank has a gradient.
@@ -120,17 +120,17 @@ class OptimizedParameters:
         Raises:
             InvalidArgumentError: A parameter was replaced or cast in a model.
         """
-        self.follow_groups()
+        self.sync_groups()
         remedy = "make the optimizer after that, or put the new parameter into its param_groups"
         self._registered.check(remedy)
         return {name: one.grad is not None for name, one in self.all.items()}
 
-    def follow_groups(self) -> None:
+    def sync_groups(self) -> None:
         """Follows additions and replacements in the optimizer's groups.
 
         A replacement without a name takes the name of the replaced tensor.
         """
-        own = {id(one): one for one in self._own()}
+        own = {id(one): one for one in self._tensors()}
         if own.keys() == {id(one) for one in self.all.values()}:
             return
         in_groups = {  # names that the program passed to the optimizer
@@ -149,7 +149,7 @@ class OptimizedParameters:
         if len(named) < len(own):
             raise InvalidArgumentError("two parameters of the optimizer have one name")
         every = unwrapped(named)
-        for name, former in self.taking_part.items():
+        for name, former in self.exchanged.items():
             one = every.get(name, former)
             if (one.shape, one.dtype, one.device) != (former.shape, former.dtype, former.device):
                 raise InvalidArgumentError(
@@ -159,19 +159,19 @@ class OptimizedParameters:
             if one is not former:
                 self._replaced[name] = former
         self.all, self._registered = every, Registered(every)
-        self.taking_part = {name: every.get(name, one) for name, one in self.taking_part.items()}
+        self.exchanged = {name: every.get(name, one) for name, one in self.exchanged.items()}
 
-    def take_replaced(self) -> dict[str, Tensor]:
+    def pop_replaced(self) -> dict[str, Tensor]:
         """Returns the tensors that were replaced in the groups since the last call."""
         replaced, self._replaced = self._replaced, {}
         return replaced
 
-    def joined(self, newcomers: Collection[str]) -> dict[str, Tensor]:
-        """Returns ``taking_part`` with the newcomers, in the order of the names."""
-        taking_part = {*self.taking_part, *newcomers}
-        return {name: one for name, one in self.all.items() if name in taking_part}
+    def extended(self, newcomers: Collection[str]) -> dict[str, Tensor]:
+        """Returns ``exchanged`` with the newcomers, in the order of the names."""
+        exchanged = {*self.exchanged, *newcomers}
+        return {name: one for name, one in self.all.items() if name in exchanged}
 
-    def _own(self) -> list[Tensor]:
+    def _tensors(self) -> list[Tensor]:
         return [one for group in self._groups() for one in group["params"]]
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ class OptimizedParameters:
         return optimizer.param_groups
 
     def _check_names(self) -> None:
-        wanted = {id(one) for one in self._own() if one.requires_grad}
+        wanted = {id(one) for one in self._tensors() if one.requires_grad}
         if found := wanted - self._named.keys():
             raise InvalidArgumentError(
                 f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
@@ -189,7 +189,7 @@ class OptimizedParameters:
             )
 
 
-def _by_identity(named: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[str, Tensor]]:
+def _by_id(named: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[str, Tensor]]:
     found: dict[int, tuple[str, Tensor]] = {}
     names: set[str] = set()
     for pair in named:
@@ -252,7 +252,7 @@ def refuse_unsupported(parameters: Mapping[str, Tensor], who: str) -> None:
         )
 
 
-def followed(model: nn.Module, known: Mapping[str, Tensor], who: str) -> dict[str, nn.Parameter]:
+def refreshed(model: nn.Module, known: Mapping[str, Tensor], who: str) -> dict[str, nn.Parameter]:
     """Returns the model's current parameters by the names in ``known``.
 
     Raises:
@@ -279,10 +279,10 @@ def is_sharded_over(ranks: Collection[int], tensor: Tensor) -> bool:
     return not set(tensor.device_mesh.mesh.flatten().tolist()).isdisjoint(ranks)
 
 
-def refuse_sharded(parameters: Mapping[str, Tensor], group: dist.ProcessGroup, else_: str) -> None:
+def refuse_sharded(parameters: Mapping[str, Tensor], group: dist.ProcessGroup, hint: str) -> None:
     """Raises InvalidArgumentError if ranks of the group have different shards.
 
-    ``else_`` is the alternative in the message.
+    ``hint`` is the alternative in the message.
     """
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, one in parameters.items():
@@ -290,7 +290,7 @@ def refuse_sharded(parameters: Mapping[str, Tensor], group: dist.ProcessGroup, e
             raise InvalidArgumentError(
                 f"{name} is sharded over ranks of the group, so the ranks have different values: "
                 "shard over other ranks than those of process_group= (e.g. within a host), or "
-                f"{else_}"
+                f"{hint}"
             )
 
 

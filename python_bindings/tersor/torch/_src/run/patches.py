@@ -33,9 +33,9 @@ from tersor.torch._src.ddp import hook as ddp
 from tersor.torch._src.ddp.hook import HookState
 from tersor.torch._src.fsdp import compression as fsdp
 from tersor.torch._src.fsdp.handle import ShardedHandle
-from tersor.torch._src.gradients.loss_scale import watch
+from tersor.torch._src.gradients.loss_scale import record_results
 from tersor.torch._src.gradients.low_bit_adam import has_feedback
-from tersor.torch._src.parameters.selection import DTYPES, Unsupported, wrapped_in
+from tersor.torch._src.parameters.selection import DTYPES, Unsupported, inner_module
 from tersor.torch._src.process_group.connections import seconds_of, transport
 
 MIN_BYTES = 1 << 20  # of a counted all-reduce
@@ -142,7 +142,7 @@ class Constructors:
 
     def _add(self, model: nn.Module, way: str) -> Seen:
         self.rank = rank()
-        self._seen[model] = seen = Seen(type(wrapped_in(model)).__name__, way)
+        self._seen[model] = seen = Seen(type(inner_module(model)).__name__, way)
         self.models.append(seen)
         return seen
 
@@ -243,10 +243,10 @@ class Scalers:
         construct(scaler, *arguments, **options)
         if scaler.is_enabled():
             self._made.add(scaler)
-            watch(scaler)
+            record_results(scaler)
 
     @property
-    def made(self) -> Any:
+    def program_scaler(self) -> Any:
         """The only scaler, or None before the first scaler."""
         alive = list(self._made)
         if len(alive) > 1:
@@ -258,7 +258,7 @@ class Scalers:
 
     def get_scale(self) -> float:
         """Returns the scaler's scale, or 1 without a scaler."""
-        return 1.0 if (made := self.made) is None else float(made.get_scale())
+        return 1.0 if (made := self.program_scaler) is None else float(made.get_scale())
 
 
 def _around(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
