@@ -15,7 +15,7 @@ from test_compressed_adamw import EXACT, evaluated, flat, loss_of, make_model, m
 import ranks
 import tersor
 from tersor.torch import CompressedSGD
-from tersor.torch._src.optim.sgd import share_of
+from tersor.torch._src.optim.sgd import sent_share
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ from tersor.torch._src.optim.sgd import share_of
     ],
 )
 def test_sent_share_of_codecs(codec: str, share: float) -> None:
-    assert share_of(codec) == pytest.approx(share, abs=0.005)
+    assert sent_share(codec) == pytest.approx(share, abs=0.005)
 
 
 def test_split_momentum_equals_requested_momentum() -> None:
     """A step of the gradient arrives as by a momentum of 0.9, whatever share a step brings."""
     for codec in ("int8+ef", "hadamard:bits=1+ef", "blocktopk:density=0.03+ef"):
-        share = share_of(codec)
+        share = sent_share(codec)
         sent_momentum = max(0.0, 1 - (1 - 0.9) / share)
         waits = common = 0.0
         for step in range(1, 30):
@@ -48,7 +48,7 @@ def test_split_momentum_equals_requested_momentum() -> None:
 def sent_of_ones(optimizer: CompressedSGD) -> float:
     """Returns the sent value for a gradient of ones, in a step with a common momentum of 0."""
     (part,) = optimizer._parts({"0.weight": torch.ones(65, 90)})
-    (sent,) = part.rule.sent(part)
+    (sent,) = part.rule.to_send(part)
     assert sent.min() == sent.max()
     return float(sent[0, 0])
 
@@ -56,7 +56,7 @@ def sent_of_ones(optimizer: CompressedSGD) -> float:
 @ranks.on(1)
 def test_sent_momentum_depends_on_codec_and_options(rank: int, count: int) -> None:
     for codec, options, sent in (
-        ("hadamard:bits=1+ef", {}, 0.1 / share_of("hadamard:bits=1+ef")),
+        ("hadamard:bits=1+ef", {}, 0.1 / sent_share("hadamard:bits=1+ef")),
         ("blocktopk:density=0.01+ef", {}, 1.0),
         ("hadamard:bits=1+ef", {"sent_momentum": 0.3}, 0.7),
     ):

@@ -16,7 +16,7 @@ from diloco_models import equal_on_ranks, flat, make_model, mean_of_ranks, move,
 
 import ranks
 import tersor
-from tersor.torch._src.diloco.fragments import Timetable, divide
+from tersor.torch._src.diloco.fragments import SyncSchedule, divide
 from tersor.torch.diloco import DiLoCo, averaging
 
 STOCHASTIC = [("*.weight", "int4:rounding=stochastic+ef"), ("*", "bf16")]
@@ -26,8 +26,8 @@ STOCHASTIC = [("*.weight", "int4:rounding=stochastic+ef"), ("*", "bf16")]
     ("every", "fragments", "delay"), [(1, 1, 0), (5, 1, 4), (20, 4, 4), (10, 3, 3), (4, 4, 0)]
 )
 def test_each_fragment_is_sent_once_per_round(every: int, fragments: int, delay: int) -> None:
-    table = Timetable(every, fragments, delay)
-    turns = [(step, table.turn_of(step)) for step in range(1, 3 * every + 1)]
+    table = SyncSchedule(every, fragments, delay)
+    turns = [(step, table.fragment_at(step)) for step in range(1, 3 * every + 1)]
     sent = [(step, turn) for step, turn in turns if turn is not None]
     assert [turn for _, turn in sent] == 3 * list(range(fragments))
     assert sent[fragments - 1][0] == every
@@ -363,9 +363,7 @@ def test_explain_reports_fragment_sync_delay(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_closing_with_a_fragment_in_flight_keeps_other_handles_working(
-    rank: int, count: int
-) -> None:
+def test_closing_with_a_fragment_in_flight_keeps_other_handles_working(rank: int, count: int) -> None:
     model = make_model()
     first = DiLoCo(model, "int8+ef", sync_every=1)
     second = DiLoCo(model, "int8+ef", sync_every=2, fragment_sync_delay=1)

@@ -24,19 +24,19 @@ from tersor.bench.hook_kinds import ComputedHook, CountedHook, LocalHook, expect
 from tersor.bench.measures import parameter_count, ring_bytes
 from tersor.bench.optimizers import MuonBesideAdamW
 from tersor.bench.torchft_ways import manager
-from tersor.torch._src.diloco.fragments import Timetable
+from tersor.torch._src.diloco.fragments import SyncSchedule
 
 _LARGE = 4096  # values; CODEC/SMALL compresses vectors and smaller parameters by SMALL
 _LIMIT = timedelta(seconds=120)
 
 
-def _parsed(every: str, options: str) -> tuple[Timetable, dict[str, float]]:
+def _parsed(every: str, options: str) -> tuple[SyncSchedule, dict[str, float]]:
     """The schedule of exchanges, and the other options. Raises BenchmarkError for a conflict."""
     given = (one.split("=") for one in options.split(",") if one)
     found = {key: float(value) for key, value in given}
     parts, delay = int(found.pop("fragments", 1)), int(found.pop("delay", 0))
     try:
-        return Timetable(int(every), parts, delay), found
+        return SyncSchedule(int(every), parts, delay), found
     except tersor.InvalidArgumentError as error:
         raise BenchmarkError(f"{every}{options}: {error}") from error
 
@@ -66,11 +66,11 @@ class DiLoCoHook(LocalHook, CountedHook):
     def __init__(
         self, module: nn.Module, every: str, options: str, codec: str, **advanced: Any
     ) -> None:
-        table, told = _parsed(every, options)
-        self.period, self._muon = table.sync_every, told.get("muon")
+        schedule, told = _parsed(every, options)
+        self.period, self._muon = schedule.sync_every, told.get("muon")
         self._outer = tersor.torch.DiLoCo(
             module,
-            **vars(table),
+            **vars(schedule),
             fragment_update_alpha=told.get("mix"),
             outer_optimizer=_outer(**told),
             error_decay=told.get("residual", 1.0),
@@ -97,12 +97,12 @@ class TorchftHook(LocalHook, ComputedHook):
 
     def __init__(self, module: nn.Module, every: str, options: str, codec: str | None) -> None:
         """Without ``codec``, torchft's own gloo sends. Raises BenchmarkError without torchft."""
-        self._table, _ = _parsed(every, options)
+        self._schedule, _ = _parsed(every, options)
         self._sent = 0.0
-        self.period, ranks = self._table.sync_every, dist.get_world_size()
+        self.period, ranks = self._schedule.sync_every, dist.get_world_size()
         super().__init__(module, lambda _: self._sent)
         self.bytes_are = "computed" if codec else "counted"
-        self._parts = _parted(module, self._table.fragments)
+        self._parts = _parted(module, self._schedule.fragments)
         address = _own_address()
         os.environ["TORCHFT_LIGHTHOUSE"] = _lighthouse(address)
         given: dict[str, Any] = {"load_state_dict": lambda _: None, "state_dict": dict}
@@ -120,7 +120,7 @@ class TorchftHook(LocalHook, ComputedHook):
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         from torchft.local_sgd import DiLoCo
 
-        delay = self._table.fragment_sync_delay
+        delay = self._schedule.fragment_sync_delay
         options: dict[str, Any] = {"sync_every": self.period, "pin_memory": False}
         options |= {"fragment_sync_delay": delay}
         options |= {"fragment_update_alpha": 0.5 if delay else 0.0}  # as in Tersor

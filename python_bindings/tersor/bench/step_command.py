@@ -28,8 +28,8 @@ from tersor.torch._src.optim.rules import Part
 class _Alone(CompressedOptimizer):
     """An optimizer without an exchange: the encoded values arrive unchanged, at once."""
 
-    def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
-        return [[one.contiguous() for one in part.rule.sent(part)] for part in parts]
+    def _exchange_parts(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
+        return [[one.contiguous() for one in part.rule.to_send(part)] for part in parts]
 
 
 class _OneRank(Presence):

@@ -127,7 +127,7 @@ class ParameterClient(Worker):
             client.pull()
         """
         self._client.pull(self._arrays)
-        for name, one in self._follow().items():
+        for name, one in self._refresh().items():
             selection.store(one, torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
@@ -158,7 +158,7 @@ class ParameterClient(Worker):
                 )
         gradients = {
             name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
-            for name, one in self._follow().items()
+            for name, one in self._refresh().items()
         }
         bad = [name for name, one in gradients.items() if not np.isfinite(one).all()]
         if bad:
@@ -166,7 +166,7 @@ class ParameterClient(Worker):
             gradients = {name: np.zeros_like(one) for name, one in gradients.items()}
         self._client.push(gradients)
 
-    def _follow(self) -> dict[str, nn.Parameter]:
+    def _refresh(self) -> dict[str, nn.Parameter]:
         self._parameters = selection.refreshed(self._model, self._parameters, "ParameterClient")
         return self._parameters
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tersor._core import RanksLostError, TransportError
 from tersor.collectives import allreduce
-from tersor.torch._src.diloco.fragments import Timetable, UnderWay, differences, divide
-from tersor.torch._src.diloco.stragglers import LateReporting, Part
+from tersor.torch._src.diloco.fragments import PendingFragment, SyncSchedule, differences, divide
+from tersor.torch._src.diloco.stragglers import LateReporting, Role
 from tersor.torch._src.gradients.exchange import Presence, Result
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import shards_of
@@ -28,43 +28,43 @@ class FragmentExchange(LateReporting):
     _model: nn.Module
     _parameters: Mapping[str, nn.Parameter]
     _presence: Presence
-    _timetable: Timetable
+    _schedule: SyncSchedule
     _fragments: list[list[str]]
     _start: dict[str, nn.Parameter]  # the common parameters
-    _somewhere: list[str]  # the parameters that some rank moved
-    _under_way: UnderWay | None
-    _part: Part
+    _active: list[str]  # the parameters that some rank moved
+    _pending: PendingFragment | None
+    _role: Role
 
-    def _together(self, work: Callable[[], Result]) -> Result:
+    def _run_elastic(self, work: Callable[[], Result]) -> Result:
         """Leaves out the fragment under way if ranks are lost; the next exchange sends it."""
 
         def attempt() -> Result:
             try:
                 return work()
             except TransportError:
-                self._under_way = None
+                self._pending = None
                 raise
 
         return self._exchange.run_elastic(attempt)
 
     def _step(self) -> bool:
-        turn = self._timetable.turn_of(self.steps)
-        arrived = self._settle(self.steps if turn is None else math.inf)
-        if turn is None:
+        fragment = self._schedule.fragment_at(self.steps)
+        arrived = self._apply_due(self.steps if fragment is None else math.inf)
+        if fragment is None:
             return arrived
-        if turn == 0 or not self._somewhere:
-            self._look()
-        delay = self._timetable.fragment_sync_delay
-        self._send(self._fragments[turn], delay, self.fragment_update_alpha)
-        return self._settle(self.steps) or arrived
+        if fragment == 0 or not self._active:
+            self._find_active()
+        delay = self._schedule.fragment_sync_delay
+        self._send(self._fragments[fragment], delay, self.fragment_update_alpha)
+        return self._apply_due(self.steps) or arrived
 
     def _synchronize(self) -> None:
-        self._settle(math.inf)
-        self._look()
+        self._apply_due(math.inf)
+        self._find_active()
         self._send(list(self._start), 0, 0.0)
-        self._settle(math.inf)
+        self._apply_due(math.inf)
 
-    def _follow(self) -> Mapping[str, nn.Parameter]:
+    def _refresh(self) -> Mapping[str, nn.Parameter]:
         self._parameters = selection.refreshed(self._model, self._parameters, "DiLoCo")
         return self._parameters
 
@@ -72,101 +72,101 @@ class FragmentExchange(LateReporting):
         selection.refuse_unsupported(parameters, "DiLoCo")
         selection.refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
 
-    def _divided(self) -> list[list[str]]:
+    def _make_fragments(self) -> list[list[str]]:
         counts = {name: one.numel() for name, one in self._parameters.items()}  # of all shards
-        return divide(counts, self._timetable.fragments)
+        return divide(counts, self._schedule.fragments)
 
-    def _look(self, also: Sequence[bool] = ()) -> list[int]:
+    def _find_active(self, extra: Sequence[bool] = ()) -> list[int]:
         """Finds the moved and the newly trained parameters of all ranks. A collective call.
 
         Late ranks count as ranks without parameters. Returns the number of ranks with each of
-        ``also`` set.
+        ``extra`` set.
         """
-        shards, here = self._weights(), self._part.here
+        shards, present = self._weights(), self._role.present
         moved = torch.stack([(start != shards[n]).any() for n, start in self._start.items()])
         own = dict(zip(self._start, moved.tolist(), strict=True))
         every = selection.every_parameter(self._model)
-        trained = {n: own.get(n, here and one.requires_grad) for n, one in every.items()}
-        self._somewhere, counts = self._presence.on_any_rank(trained, also)
+        trained = {n: own.get(n, present and one.requires_grad) for n, one in every.items()}
+        self._active, counts = self._presence.on_any_rank(trained, extra)
         return counts
 
     def _weights(self) -> Mapping[str, Tensor]:
-        return shards_of(self._follow()) if self._part.here else self._start
+        return shards_of(self._refresh()) if self._role.present else self._start
 
-    def _take_part(self, part: Part) -> bool:
+    def _run_exchange(self, role: Role) -> bool:
         """An exchange of all ranks, some of them late, on the thread of ``Stragglers``.
 
         Returns whether some rank had a difference. An unfrozen parameter waits until no rank is
         late.
         """
-        self._part = part
-        if part.here and self._stragglers is not None:
-            self._stragglers.follow_now()
-        (weighing,) = self._look([part.samples > 0])
-        if not (weighing or part.everyone):
+        self._role = role
+        if role.present and self._stragglers is not None:
+            self._stragglers.apply_missed()
+        (contributing,) = self._find_active([role.samples > 0])
+        if not (contributing or role.all_present):
             return False
-        if not weighing:
-            self._part = Part()  # no rank counted a step: differences have equal weights
-        if not part.everyone:
-            self._somewhere = [name for name in self._somewhere if name in self._start]
+        if not contributing:
+            self._role = Role()  # no rank counted a step: differences have equal weights
+        if not role.all_present:
+            self._active = [name for name in self._active if name in self._start]
         self._send(list(self._start), 0, 0.0)
-        return self._settle(math.inf)
+        return self._apply_due(math.inf)
 
-    def _send(self, names: Sequence[str], delay: int, mix: float) -> None:
+    def _send(self, names: Sequence[str], delay: int, alpha: float) -> None:
         """Sends the moved parameters. The update is ``delay`` steps later."""
-        if self.error_decay != 1 and self._part.samples > 0:
+        if self.error_decay != 1 and self._role.samples > 0:
             self.reducer.scale_residuals(self.error_decay, names)
-        shards, active = self._weights(), set(self._somewhere)
+        shards, active = self._weights(), set(self._active)
         moving = {n: (self._start[n], shards[n]) for n in names if n in active}
-        self._under_way = UnderWay(self.steps + delay, mix, {})
+        self._pending = PendingFragment(self.steps + delay, alpha, {})
         if self._stragglers is not None:
-            self.reducer.weigh(self._part.samples)
+            self.reducer.weigh(self._role.samples)
         for flat, parts in differences(moving):
             self._exchange.acquire()
             self.reducer.ready_flat(list(parts), flat)
-            self._under_way.mean.update(parts)
+            self._pending.mean.update(parts)
         self.reducer.flush()
 
     def close(self) -> None:
         if self._stragglers is None:
-            self._fetch()  # to free a reducer with a step under way aborts the group's exchanges
+            self._wait_pending()  # freeing a reducer in a step aborts the group's exchanges
         super().close()
 
-    def _fetch(self) -> None:
-        if self._under_way is not None and not self._under_way.is_here:
+    def _wait_pending(self) -> None:
+        if self._pending is not None and not self._pending.is_complete:
             self._exchange.wait()
-            self._under_way.is_here = True
+            self._pending.is_complete = True
 
-    def _settle(self, step: float) -> bool:
+    def _apply_due(self, step: float) -> bool:
         """Updates the weights by the fragment under way, if the update is due after this step."""
-        if self._under_way is None:
+        if self._pending is None:
             return False
-        if self._under_way.due > step:
+        if self._pending.due > step:
             with contextlib.suppress(RanksLostError):  # the completed step counts
                 self.reducer.progress()
             return False
-        self._fetch()
-        mean, mix, self._under_way = self._under_way.mean, self._under_way.mix, None
-        if self._part.here:
-            self._step_outside(mean)
-            live = self._follow()
+        self._wait_pending()
+        mean, alpha, self._pending = self._pending.mean, self._pending.alpha, None
+        if self._role.present:
+            self._outer_step(mean)
+            live = self._refresh()
             for name in mean:
                 own, start = selection.local_shard(live[name]), self._start[name]
-                own.lerp_(start, 1 - mix) if mix else own.copy_(start)
+                own.lerp_(start, 1 - alpha) if alpha else own.copy_(start)
         elif self._stragglers is not None:
             before = {name: self._start[name].clone() for name in mean}
-            self._step_outside(mean)
-            self._stragglers.fall_behind({n: self._start[n] - one for n, one in before.items()})
-        self._take_in([name for name in self._somewhere if name not in self._start])
+            self._outer_step(mean)
+            self._stragglers.add_missed({n: self._start[n] - one for n, one in before.items()})
+        self._add_newcomers([name for name in self._active if name not in self._start])
         return True
 
-    def _step_outside(self, mean: Mapping[str, Tensor]) -> None:
+    def _outer_step(self, mean: Mapping[str, Tensor]) -> None:
         for name, start in self._start.items():
             start.grad = mean.get(name)
         self.outer_optimizer.step()
         self.outer_optimizer.zero_grad()
 
-    def _take_in(self, newcomers: Collection[str]) -> None:
+    def _add_newcomers(self, newcomers: Collection[str]) -> None:
         """Averages parameters that were frozen at the last exchange."""
         if not newcomers:
             return
@@ -183,7 +183,7 @@ class FragmentExchange(LateReporting):
         start = self._with_start(parameters)
         self._exchange.register(shards_of(start))
         self._parameters, self._start = parameters, start  # an error before leaves newcomers out
-        self._fragments = self._divided()
+        self._fragments = self._make_fragments()
         (group, *others) = self.outer_optimizer.param_groups
         if others:
             self.outer_optimizer.add_param_group({"params": [self._start[n] for n in newcomers]})

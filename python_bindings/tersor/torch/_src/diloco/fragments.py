@@ -1,4 +1,4 @@
-"""The timetable of fragments in Streaming DiLoCo (arXiv:2501.18512)."""
+"""The schedule of fragments in Streaming DiLoCo (arXiv:2501.18512)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HIDDEN_ENOUGH = 0.05  # accepted share of waiting in the time of the exchange
 
 
 @dataclasses.dataclass(frozen=True)
-class Timetable:
+class SyncSchedule:
     """Rounds of ``sync_every`` inner steps, counted from 1. Each fragment has a turn per round.
 
     A fragment updates the weights ``fragment_sync_delay`` steps after the fragment's turn and
@@ -48,13 +48,13 @@ class Timetable:
                 f"{(self.sync_every - 1) // self.fragments}"
             )
 
-    def turn_of(self, step: int) -> int | None:
+    def fragment_at(self, step: int) -> int | None:
         """The fragment with a turn after this step, or None."""
-        place = (step - 1) % self.sync_every + 1
+        position = (step - 1) % self.sync_every + 1
         # The first fragment with an end at this step or later.
-        fragment = -(-place * self.fragments // self.sync_every) - 1
+        fragment = -(-position * self.fragments // self.sync_every) - 1
         end = (fragment + 1) * self.sync_every // self.fragments  # the last step before the turn
-        return fragment if end == place else None
+        return fragment if end == position else None
 
 
 def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
@@ -83,10 +83,10 @@ def differences(
     pairs: Mapping[str, tuple[Tensor, Tensor]],
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Yields the differences of all pairs, per dtype: contiguous memory, and views by name."""
-    alike: dict[torch.dtype, list[str]] = {}
+    by_dtype: dict[torch.dtype, list[str]] = {}
     for name, (first, _) in pairs.items():
-        alike.setdefault(first.dtype, []).append(name)
-    for names in alike.values():
+        by_dtype.setdefault(first.dtype, []).append(name)
+    for names in by_dtype.values():
         firsts = [pairs[name][0] for name in names]
         counts = [one.numel() for one in firsts]
         flat = firsts[0].new_empty(sum(counts))
@@ -96,33 +96,33 @@ def differences(
         yield flat, parts
 
 
-def hidden(delay: int, sofar: ReducerStatistics) -> str:
+def overlap(delay: int, statistics: ReducerStatistics) -> str:
     """A line about the exposed share of the exchange. The line is empty without a delay."""
-    if not (delay and sofar.wire_seconds):
+    if not (delay and statistics.wire_seconds):
         return ""
-    waited = sofar.exposed_seconds / sofar.wire_seconds
+    waited = statistics.exposed_seconds / statistics.wire_seconds
     hint = ": a longer delay hides more" if waited > _HIDDEN_ENOUGH else ""
-    spent = _text.seconds(sofar.wire_seconds)
+    spent = _text.seconds(statistics.wire_seconds)
     share = f"{100 * waited:.0f} % of {spent} of exchange was waiting"
     return f"fragment_sync_delay={delay}: {share}{hint}\n"
 
 
 @dataclasses.dataclass
-class UnderWay:
+class PendingFragment:
     """A sent fragment, before the update of the weights."""
 
     due: int  #: the inner step after which the mean updates the weights
-    mix: float  #: the share of the rank's own weights in this update
-    mean: dict[str, Tensor]  #: over ranks, valid if ``is_here``
-    is_here: bool = False
+    alpha: float  #: the share of the rank's own weights in this update
+    mean: dict[str, Tensor]  #: over ranks, valid if ``is_complete``
+    is_complete: bool = False
 
     def state(self) -> dict[str, Any]:
-        """A copy. ``is_here`` must be true."""
+        """A copy. ``is_complete`` must be true."""
         mean = {name: one.clone() for name, one in self.mean.items()}
-        return {"due": self.due, "mix": self.mix, "mean": mean}
+        return {"due": self.due, "mix": self.alpha, "mean": mean}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], like: Mapping[str, Tensor]) -> UnderWay:
+    def from_state(cls, state: Mapping[str, Any], like: Mapping[str, Tensor]) -> PendingFragment:
         """Restores the result of ``state`` on the devices of the tensors ``like``."""
         mean = {name: one.to(like[name].device, copy=True) for name, one in state["mean"].items()}
-        return cls(state["due"], state["mix"], mean, is_here=True)
+        return cls(state["due"], state["mix"], mean, is_complete=True)

@@ -82,15 +82,15 @@ def check_all(
     if state["start"].keys() != start.keys():
         other = sorted(state["start"].keys() ^ start.keys())
         raise InvalidArgumentError(f"the state is of another model: {', '.join(other)}")
-    under_way, straggler = state.get("under_way"), check_state(state.get("grace"), late)
-    for tensors in (state["start"], under_way["mean"] if under_way else {}, straggler["moved"]):
+    pending, straggler = state.get("under_way"), check_state(state.get("grace"), late)
+    for tensors in (state["start"], pending["mean"] if pending else {}, straggler["moved"]):
         for name, one in tensors.items():
             checkpoint.checked_finite(checkpoint.checked_like(one, start[name], name), name)
-    if under_way:
-        checkpoint.checked_int(under_way["due"], "due step")
-        if not 0 <= under_way["mix"] < 1:
+    if pending:
+        checkpoint.checked_int(pending["due"], "due step")
+        if not 0 <= pending["mix"] < 1:
             raise InvalidArgumentError(
-                f"the state's mix is {under_way['mix']}: expected 0 to below 1"
+                f"the state's mix is {pending['mix']}: expected 0 to below 1"
             )
     if not 0 <= straggler["samples"] < math.inf:
         raise InvalidArgumentError(

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tersor._core import InvalidArgumentError, RanksLostError, TransportError
 from tersor._options import expect
-from tersor.torch._src.diloco.fragments import Timetable
+from tersor.torch._src.diloco.fragments import SyncSchedule
 from tersor.torch._src.gradients.exchange import Presence, Result, TensorExchange
 from tersor.torch._src.statistics.handles import ElasticReporting
 from tersor.torch._src.statistics.records import ParameterStatistics
@@ -36,15 +36,15 @@ from tersor.torch._src.statistics.records import ParameterStatistics
 _PAUSE_SECONDS = 0.005  # between two sums
 _END_SECONDS = 2.0  # for a sum or an exchange under way when the interpreter ends
 #: Calls of all ranks together, during which training waits.
-_KINDS = ("synchronize", "exact state_dict", "portable state_dict", "load_state_dict", "close")
+_CALLS = ("synchronize", "exact state_dict", "portable state_dict", "load_state_dict", "close")
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Role:
     """This rank's part in an exchange."""
 
-    here: bool = True  #: True if the training thread waits: its weights may be read and written
-    everyone: bool = True  #: True if ``here`` is True on all ranks
+    present: bool = True  #: True if the training thread waits: its weights may be read and written
+    all_present: bool = True  #: True if ``present`` is True on all ranks
     samples: float = 1.0  #: the number of samples in the difference
 
 
@@ -55,12 +55,12 @@ class Tasks:
     exchange: TensorExchange
     presence: Presence
     run_elastic: Callable[[Callable[[], None]], None]
-    take_part: Callable[[Part], bool]  #: exchanges; returns True if a rank had a difference
+    run_exchange: Callable[[Role], bool]  #: exchanges; returns True if a rank had a difference
     weights: Callable[[], Mapping[str, Tensor]]  #: of this rank
 
 
 @dataclasses.dataclass
-class _Asked:
+class _Call:
     """A call of the training thread that waits until all ranks call."""
 
     kind: str
@@ -70,12 +70,12 @@ class _Asked:
     done: bool = False
 
 
-def check_timeout(seconds: float, timetable: Timetable) -> None:
+def check_timeout(seconds: float, schedule: SyncSchedule) -> None:
     """Raises InvalidArgumentError for a timeout out of range, or with fragments or a delay."""
     expect(seconds, (float, int), "straggler_timeout must be a number of seconds")
     if not 0 <= seconds < math.inf:
         raise InvalidArgumentError(f"straggler_timeout={seconds}: give seconds, 0 or more")
-    fragments, delay = timetable.fragments, timetable.fragment_sync_delay
+    fragments, delay = schedule.fragments, schedule.fragment_sync_delay
     if fragments > 1 or delay > 0:
         raise InvalidArgumentError(
             f"straggler_timeout={seconds} with fragments={fragments} and "
@@ -101,14 +101,14 @@ class Stragglers:
         """A collective call."""
         self.steps = 0  #: inner steps in this rank's difference
         self.samples = 0.0  #: samples in this rank's difference
-        self.moved: dict[str, Tensor] = {}  #: updates that this rank's weights lack
-        self.busy = threading.Lock()  #: held by the user of the reducer
+        self.missed: dict[str, Tensor] = {}  #: updates that this rank's weights lack
+        self.lock = threading.Lock()  #: held by the user of the reducer
         self._tasks, self._sync_every, self._timeout = tasks, sync_every, timeout
-        self._state = threading.Condition()
-        self._waits = False  # the training thread handed over its difference
+        self._condition = threading.Condition()
+        self._training_waits = False  # the training thread waits in ``step``
         self._called = False  # by some rank
         self._deadline = math.inf  # of the exchange that a rank called
-        self._asked: _Asked | None = None
+        self._call: _Call | None = None
         self._error: Exception | None = None
         self._ended = False
         cuda = tasks.exchange.device.type == "cuda"
@@ -121,78 +121,78 @@ class Stragglers:
 
     def step(self, samples: float) -> bool:
         """Counts an inner step and joins a called exchange. Returns True if weights changed."""
-        with self._state:
+        with self._condition:
             self._check()
             self.steps += 1
             self.samples += samples
             changed = self._catch_up()
             if not (self._called or self._is_due()):
                 return changed
-            self._hand_over()
-            self._waits = True
-            self._wait_while(lambda: self._waits)
+            self._order_after_training()
+            self._training_waits = True
+            self._wait_while(lambda: self._training_waits)
             self._catch_up()
             return True
 
     def synchronize(self) -> None:
         """An exchange that waits for all ranks without a timeout."""
-        self.ask(_KINDS[0], lambda: self._exchange(Part(samples=self.samples)))
+        self.call(_CALLS[0], lambda: self._exchange(Role(samples=self.samples)))
 
-    def ask(self, kind: str, work: Callable[[], Result]) -> Result:
+    def call(self, kind: str, work: Callable[[], Result]) -> Result:
         """Runs ``work`` on all ranks at once when all ranks have asked, and returns its result."""
-        with self._state:
-            if self._ended and kind != _KINDS[0]:
+        with self._condition:
+            if self._ended and kind != _CALLS[0]:
                 return work()
             self._check()
-            asked = self._asked = _Asked(kind, work)
-            self._hand_over()
+            call = self._call = _Call(kind, work)
+            self._order_after_training()
             try:
-                self._wait_while(lambda: not asked.done)
+                self._wait_while(lambda: not call.done)
             finally:
-                self._asked = None
-        if asked.error is not None:
-            raise asked.error
-        return cast(Result, asked.result)
+                self._call = None
+        if call.error is not None:
+            raise call.error
+        return cast(Result, call.result)
 
     def resume(self) -> None:
         """Continues after RanksLostError, which paused the thread."""
-        with self.busy:
+        with self.lock:
             self._tasks.exchange.resume()
-        with self._state:
+        with self._condition:
             self._error = None
-            self._state.notify_all()
+            self._condition.notify_all()
 
     def close(self) -> None:
         """Ends the threads of all ranks together."""
         if not self._ended and self._error is None:
             with contextlib.suppress(TransportError):  # a rank ended before
-                self.ask("close", lambda: None)
+                self.call("close", lambda: None)
         self._end()
         self._thread.join()
 
-    def fall_behind(self, by: Mapping[str, Tensor]) -> None:
+    def add_missed(self, by: Mapping[str, Tensor]) -> None:
         """Notes an update of the common weights that the late rank lacks."""
-        with self._state:
+        with self._condition:
             for name, one in by.items():
-                self.moved[name] = self.moved[name] + one if name in self.moved else one
+                self.missed[name] = self.missed[name] + one if name in self.missed else one
 
     def state(self) -> dict[str, Any]:
         """The steps since this rank's last exchange, and its missing updates."""
-        moved = {name: one.clone() for name, one in self.moved.items()}
+        moved = {name: one.clone() for name, one in self.missed.items()}
         return {"steps": self.steps, "samples": self.samples, "moved": moved}
 
     def load(self, state: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
         """Loads the result of ``state``, to the devices of the tensors ``like``."""
         self.steps, self.samples = state["steps"], state["samples"]
-        self.moved = {n: one.to(like[n].device, copy=True) for n, one in state["moved"].items()}
+        self.missed = {n: one.to(like[n].device, copy=True) for n, one in state["moved"].items()}
 
-    def follow_now(self) -> None:
+    def apply_missed(self) -> None:
         """Applies the missing updates, while the training thread waits."""
-        if self.moved:
+        if self.missed:
             weights = self._tasks.weights()
-            for name, one in self.moved.items():
+            for name, one in self.missed.items():
                 weights[name].add_(one)
-        self.moved = {}
+        self.missed = {}
 
     def abandon(self) -> None:
         """Ends this rank's thread at the end of the interpreter; other ranks continue."""
@@ -212,26 +212,26 @@ class Stragglers:
         return self.steps >= self._sync_every
 
     def _catch_up(self) -> bool:
-        behind = bool(self.moved)
+        behind = bool(self.missed)
         if behind:
-            self._give_back()
-            self.follow_now()
-            self._hand_over()  # the thread may reuse the freed memory
+            self._order_after_thread()
+            self.apply_missed()
+            self._order_after_training()  # the thread may reuse the freed memory
         return behind
 
     def _wait_while(self, waiting: Callable[[], bool]) -> None:
-        self._state.notify_all()
-        self._state.wait_for(lambda: self._error is not None or self._ended or not waiting())
+        self._condition.notify_all()
+        self._condition.wait_for(lambda: self._error is not None or self._ended or not waiting())
         if waiting():
             self._check()
-        self._give_back()
+        self._order_after_thread()
 
-    def _hand_over(self) -> None:
+    def _order_after_training(self) -> None:
         """Makes later work of the thread wait for the training thread's queued work."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
-    def _give_back(self) -> None:
+    def _order_after_thread(self) -> None:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
@@ -243,94 +243,94 @@ class Stragglers:
         with torch.no_grad(), on_device:
             while not self._ended:
                 try:
-                    with self.busy:
-                        self._tasks.run_elastic(self._turn)
+                    with self.lock:
+                        self._tasks.run_elastic(self._poll)
                 except RanksLostError as lost:
-                    self._stand_still(lost)
+                    self._pause(lost)
                 except Exception as error:
                     return self._fail(error)
-                with self._state:
-                    self._state.wait(_PAUSE_SECONDS)
+                with self._condition:
+                    self._condition.wait(_PAUSE_SECONDS)
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         """One sum and the action that all ranks derive from the sum. Repeated if ranks are lost."""
-        with self._state:
-            asked = self._asked
-            joins = self._waits or (asked is not None and asked.kind == _KINDS[0])
-            calls = self._waits and self._is_due()
+        with self._condition:
+            call = self._call
+            joins = self._training_waits or (call is not None and call.kind == _CALLS[0])
+            calls = self._training_waits and self._is_due()
             if calls:
                 self._begin_timeout()
-            over = time.monotonic() >= self._deadline
-        flags = [calls, joins, over, *(asked is not None and asked.kind == one for one in _KINDS)]
+            expired = time.monotonic() >= self._deadline
+        flags = [calls, joins, expired, *(call is not None and call.kind == one for one in _CALLS)]
         calling, joining, timed_out, *asking = self._tasks.presence.counts(flags)
         ranks = self._tasks.exchange.ranks
-        if asked is not None and sum(asking) == ranks:
-            self._answer(asked, alike=max(asking) == ranks)
+        if call is not None and sum(asking) == ranks:
+            self._run_call(call, same_kind=max(asking) == ranks)
         elif calling and (joining == ranks or timed_out):
-            self._exchange(Part(joins, joining == ranks, self.samples if joins else 0.0))
+            self._exchange(Role(joins, joining == ranks, self.samples if joins else 0.0))
         else:
-            self._note(called=calling > 0)
+            self._set_called(called=calling > 0)
 
     def _begin_timeout(self) -> None:
         self._deadline = min(self._deadline, time.monotonic() + self._timeout)
 
-    def _note(self, *, called: bool) -> None:
-        with self._state:
+    def _set_called(self, *, called: bool) -> None:
+        with self._condition:
             self._called = called
             if called:
                 return self._begin_timeout()
             self._deadline = math.inf
             if not self._is_due():  # the calling rank is lost
-                self._release()
+                self._resume_training()
 
-    def _exchange(self, part: Part) -> None:
-        if self._tasks.take_part(part) and part.here:
+    def _exchange(self, role: Role) -> None:
+        if self._tasks.run_exchange(role) and role.present:
             self.steps, self.samples = 0, 0.0
-        with self._state:
+        with self._condition:
             self._called, self._deadline = False, math.inf
-            self._release()
+            self._resume_training()
 
-    def _release(self) -> None:
-        self._waits = False
-        self._state.notify_all()
+    def _resume_training(self) -> None:
+        self._training_waits = False
+        self._condition.notify_all()
 
-    def _answer(self, asked: _Asked, *, alike: bool) -> None:
+    def _run_call(self, call: _Call, *, same_kind: bool) -> None:
         try:
-            if not alike:
+            if not same_kind:
                 raise InvalidArgumentError(
-                    f"{asked.kind}: other ranks make another call ({', '.join(_KINDS)}); with "
+                    f"{call.kind}: other ranks make another call ({', '.join(_CALLS)}); with "
                     "straggler_timeout, all ranks make these calls together"
                 )
-            asked.result = asked.work()
+            call.result = call.work()
         except TransportError as error:
-            if asked.kind != _KINDS[0]:  # a synchronize is repeated
-                asked.error, asked.done = error, True
+            if call.kind != _CALLS[0]:  # a synchronize is repeated
+                call.error, call.done = error, True
             raise
         except InvalidArgumentError as error:
-            asked.error = error
-        with self._state:
-            asked.done, self._asked = True, None
-            self._ended = asked.kind == "close" and asked.error is None
-            self._state.notify_all()
+            call.error = error
+        with self._condition:
+            call.done, self._call = True, None
+            self._ended = call.kind == "close" and call.error is None
+            self._condition.notify_all()
 
-    def _stand_still(self, lost: RanksLostError) -> None:
+    def _pause(self, lost: RanksLostError) -> None:
         """Waits until the training thread has received the error and called ``resume``."""
-        with self._state:
+        with self._condition:
             self._error, self._called, self._deadline = lost, False, math.inf
-            self._release()
-            self._state.wait_for(lambda: self._error is None or self._ended)
+            self._resume_training()
+            self._condition.wait_for(lambda: self._error is None or self._ended)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, TransportError):  # the other ranks would wait
             self._tasks.presence.abort(f"DiLoCo's exchange ended: {error}")
-        with self._state:
+        with self._condition:
             self._error = error
-            self._release()
+            self._resume_training()
 
     def _end(self) -> None:
-        with self._state:
+        with self._condition:
             self._ended = True
-            self._state.notify_all()
+            self._condition.notify_all()
 
 
 class LateReporting(ElasticReporting):
@@ -366,16 +366,16 @@ class LateReporting(ElasticReporting):
         super().resume() if self._stragglers is None else self._stragglers.resume()
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        with self._alone():
+        with self._exclusive():
             return super().statistics(residual_norms=residual_norms)
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
-        with self._alone():
+        with self._exclusive():
             return super().totals(residual_norms=residual_norms)
 
-    def _alone(self) -> contextlib.AbstractContextManager[object]:
+    def _exclusive(self) -> contextlib.AbstractContextManager[object]:
         """A context in which no other thread uses the reducer."""
-        return contextlib.nullcontext() if self._stragglers is None else self._stragglers.busy
+        return contextlib.nullcontext() if self._stragglers is None else self._stragglers.lock
 
 
 _running: weakref.WeakSet[Stragglers] = weakref.WeakSet()

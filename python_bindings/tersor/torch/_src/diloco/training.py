@@ -27,8 +27,8 @@ from tersor.torch._src.checkpoint.residuals import Mode, check_mode, save_reduce
 from tersor.torch._src.collectives.models import broadcast_model
 from tersor.torch._src.diloco import outer_optimizers, stragglers
 from tersor.torch._src.diloco.exchanges import FragmentExchange
-from tersor.torch._src.diloco.fragments import Timetable, UnderWay, hidden
-from tersor.torch._src.diloco.stragglers import Part, Stragglers, Tasks
+from tersor.torch._src.diloco.fragments import PendingFragment, SyncSchedule, overlap
+from tersor.torch._src.diloco.stragglers import Role, Stragglers, Tasks
 from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
 from tersor.torch._src.optim.state import load_with
 from tersor.torch._src.parameters import selection
@@ -134,9 +134,9 @@ class DiLoCo(FragmentExchange):
     ) -> None:
         expect(model, torch.nn.Module, "model must be a torch.nn.Module")
         outer_optimizers.check_outer(outer_optimizer)
-        self._timetable = Timetable(sync_every, fragments, fragment_sync_delay)
+        self._schedule = SyncSchedule(sync_every, fragments, fragment_sync_delay)
         if straggler_timeout is not None:
-            stragglers.check_timeout(straggler_timeout, self._timetable)
+            stragglers.check_timeout(straggler_timeout, self._schedule)
         usual = 0.5 if fragment_sync_delay else 0.0
         alpha = usual if fragment_update_alpha is None else fragment_update_alpha
         expect(alpha, (float, int), "fragment_update_alpha must be a number")
@@ -164,7 +164,7 @@ class DiLoCo(FragmentExchange):
         if fragments > 1 or fragment_sync_delay > 0:
             options["auto_learning"] = False
         selection.refuse_elastic_shards(options, self._parameters)
-        self._fragments = self._divided()
+        self._fragments = self._make_fragments()
         self._exchange = TensorExchange(process_group, only_device(self._parameters), options)
         broadcast_model(model, process_group, self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
@@ -172,13 +172,13 @@ class DiLoCo(FragmentExchange):
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
         self._exchange.register(selection.shards_of(self._start))
         self._presence = Presence(self._exchange)
-        self._somewhere: list[str] = []
-        self._under_way: UnderWay | None = None
-        self._part = Part()
+        self._active: list[str] = []
+        self._pending: PendingFragment | None = None
+        self._role = Role()
         self._stragglers: Stragglers | None = None
         if straggler_timeout is not None:
-            done = (self._exchange, self._presence, self._together, self._take_part)
-            tasks = Tasks(*done, lambda: selection.shards_of(self._follow()))
+            done = (self._exchange, self._presence, self._run_elastic, self._run_exchange)
+            tasks = Tasks(*done, lambda: selection.shards_of(self._refresh()))
             self._stragglers = Stragglers(tasks, sync_every, straggler_timeout)
 
     @torch.no_grad()
@@ -204,7 +204,7 @@ class DiLoCo(FragmentExchange):
         self.steps += 1
         if self._stragglers is not None:
             return self._stragglers.step(self.samples)
-        return self._together(self._step)
+        return self._run_elastic(self._step)
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -223,7 +223,7 @@ class DiLoCo(FragmentExchange):
             torch.save(model.state_dict(), path)
         """
         late = self._stragglers
-        return late.synchronize() if late else self._together(self._synchronize)
+        return late.synchronize() if late else self._run_elastic(self._synchronize)
 
     def common_parameters(self) -> dict[str, torch.Tensor]:
         """Returns the parameters after the last outer step, which are equal on all ranks.
@@ -236,7 +236,7 @@ class DiLoCo(FragmentExchange):
 
             torch.func.functional_call(model, outer.common_parameters(), batch)
         """
-        with self._alone():
+        with self._exclusive():
             starts = {name: start.detach() for name, start in self._start.items()}
             if self._stragglers is None:
                 return starts
@@ -249,9 +249,9 @@ class DiLoCo(FragmentExchange):
 
             print(outer.explain())
         """
-        with self._alone():
+        with self._exclusive():
             text = super().explain()
-        return text + hidden(self._timetable.fragment_sync_delay, self.reducer.statistics_so_far())
+        return text + overlap(self._schedule.fragment_sync_delay, self.reducer.statistics_so_far())
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """Returns the state for a checkpoint, after waiting for a fragment under way.
@@ -275,18 +275,18 @@ class DiLoCo(FragmentExchange):
         """
         if self._stragglers is None:
             return self._state(mode)
-        return self._stragglers.ask(f"{check_mode(mode)} state_dict", lambda: self._state(mode))
+        return self._stragglers.call(f"{check_mode(mode)} state_dict", lambda: self._state(mode))
 
     def _state(self, mode: Mode) -> dict[str, Any]:
-        self._fetch()
-        under_way = {} if self._under_way is None else {"under_way": self._under_way.state()}
+        self._wait_pending()
+        pending = {} if self._pending is None else {"under_way": self._pending.state()}
         return {
             "steps": self.steps,
             "start": {name: start.detach().clone() for name, start in self._start.items()},
             "outer_optimizer": copy.deepcopy(self.outer_optimizer.state_dict()),
             "residuals": save_reducer(self.reducer, self._process_group(), self._check_exact(mode)),
-            "somewhere": list(self._somewhere),
-            **under_way,
+            "somewhere": list(self._active),
+            **pending,
             **({} if self._stragglers is None else {"grace": self._stragglers.state()}),
         }
 
@@ -311,10 +311,10 @@ class DiLoCo(FragmentExchange):
         outer_optimizers.check_all(state, self._start, names, self._stragglers is not None, outer)
         if self._stragglers is None:
             return self._load(state)
-        self._stragglers.ask("load_state_dict", lambda: self._load(state))
+        self._stragglers.call("load_state_dict", lambda: self._load(state))
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._fetch()
+        self._wait_pending()
         outer, group = self.outer_optimizer, self._process_group()
         saved = copy.deepcopy(state["outer_optimizer"])  # PyTorch uses the tensors themselves
         common = outer_optimizers.common_tensors(state, self._start)
@@ -323,8 +323,8 @@ class DiLoCo(FragmentExchange):
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]
-        self._somewhere = list(state.get("somewhere", []))
+        self._active = list(state.get("somewhere", []))
         kept = state.get("under_way")
-        self._under_way = UnderWay.of(kept, self._start) if kept else None
+        self._pending = PendingFragment.from_state(kept, self._start) if kept else None
         if self._stragglers is not None:
             self._stragglers.load(stragglers.check_state(state.get("grace"), True), self._start)

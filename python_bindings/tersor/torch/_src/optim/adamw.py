@@ -120,7 +120,7 @@ class _OwnVariance(Rule):
     moments = ("exp_avg", "exp_avg_sq")
     own = "exp_avg_sq"
 
-    def sent(self, part: Part) -> list[Tensor]:
+    def to_send(self, part: Part) -> list[Tensor]:
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments(key) for key in self.moments)
         gradients, correction = part.float_gradients(), 1 - beta2 ** (part.steps + 1)
@@ -132,16 +132,16 @@ class _OwnVariance(Rule):
         _compat.foreach_lerp_(made, averages, beta1)
         return made
 
-    def move(self, part: Part, arrived: list[Tensor]) -> None:
+    def update(self, part: Part, means: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments(key) for key in self.moments)
-        _follow_squares(variances, part.float_gradients(), beta2)
-        _compat.foreach_copy_(averages, arrived)
+        _update_variances(variances, part.float_gradients(), beta2)
+        _compat.foreach_copy_(averages, means)
         rate = float(part.group["lr"]) / (1 - beta1 ** (part.steps + 1))
-        _compat.foreach_add_(part.decayed_weights(), arrived, alpha=-rate)
+        _compat.foreach_add_(part.decayed_weights(), means, alpha=-rate)
 
 
-def _follow_squares(variances: list[Tensor], gradients: list[Tensor], beta2: float) -> None:
+def _update_variances(variances: list[Tensor], gradients: list[Tensor], beta2: float) -> None:
     _compat.foreach_mul_(variances, number(beta2, variances))
     _compat.foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
 
@@ -160,11 +160,11 @@ class _MeanGradient(MeanGradient):
 
     moments = ("exp_avg", "exp_avg_sq")
 
-    def move(self, part: Part, arrived: list[Tensor]) -> None:
+    def update(self, part: Part, means: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments(key) for key in self.moments)
-        _compat.foreach_lerp_(averages, arrived, 1 - beta1)
-        _follow_squares(variances, arrived, beta2)
+        _compat.foreach_lerp_(averages, means, 1 - beta1)
+        _update_variances(variances, means, beta2)
         roots = _compat.foreach_sqrt(variances)
         _compat.foreach_div_(roots, number((1 - beta2 ** (part.steps + 1)) ** 0.5, roots))
         _compat.foreach_add_(roots, number(part.group["eps"], roots))

@@ -21,7 +21,7 @@ from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import Unsupported
 
-_LEFT_OVER = (
+_RESIDUALS = (
     "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
     "gradients in this pass (requires_grad_(False) of the module)"
 )
@@ -31,7 +31,7 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
     """The gradients of a wrapped optimizer. The subclass has the attributes in ``__slots__``."""
 
     optimizer: torch.optim.Optimizer
-    _dense: set[str]  # parameters with sparse gradients before
+    _sparse: set[str]  # parameters with sparse gradients before
     _options: ReducerOptions
     _passes: dict[str, tuple[int, weakref.ref[Tensor]]]
     _passes_per_step: int
@@ -56,39 +56,39 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
             selection.reduce_uncompressed(gradient, self._group, self._samples)
         self._samples.end()
 
-    def _forget_step(self) -> None:
+    def _reset_step(self) -> None:
         self._sent = SentGradients(self._exchange.device)
         self._passes.clear()
         self._samples.end()
         self._synchronized = False
 
-    def _leave_out_step(self, lost: RanksLostError) -> None:
+    def _skip_step(self, lost: RanksLostError) -> None:
         _compat.warn(f"{lost}. The step is skipped.")
         self.resume()
         self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True
 
-    def _take_part(self, newcomers: Mapping[str, Tensor]) -> None:
+    def _check_newcomers(self, newcomers: Mapping[str, Tensor]) -> None:
         group, how = self._process_group(), self._unsupported
         selection.refuse_sharded(newcomers, group, "use tersor.torch.compress")
         found = selection.reasons_of(newcomers)
         selection.report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
 
-    def _watch(self, names: Iterable[str]) -> None:
+    def _register_hooks(self, names: Iterable[str]) -> None:
         for name in names:
             if self._parameters[name].requires_grad:  # may still be frozen on this rank
-                watch = functools.partial(_accumulated, weakref.ref(self), name)
-                self._parameters[name].register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
+                hook = functools.partial(_grad_hook, weakref.ref(self), name)
+                self._parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _end_exchange(self, *, discards: bool) -> list[str]:
         """Ends the exchange. Returns the parameters with a gradient on some rank."""
         try:
             present = self._optimized.with_gradients()
-            self._watch(self._optimized.pop_replaced())
+            self._register_hooks(self._optimized.pop_replaced())
             active, [discarding] = self._presence.on_any_rank(present, [discards])
             self._samples.weigh_once(self.reducer)
-            self._send_rest(self._parameters, [] if discards else active)
+            self._send_remaining(self._parameters, [] if discards else active)
         finally:  # an error must not make zero_grad fail
             self._passes.clear()
             sent = self._sent.end()
@@ -105,21 +105,21 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
             self._passes = {n: (0, weakref.ref(one)) for n, one in grads.items() if one is not None}
         return active
 
-    def _are_cleared(self) -> bool:
+    def _were_cleared(self) -> bool:
         """True if a program removed averaged gradients without this object's ``zero_grad``."""
         now = {n: one.grad for n, one in self._parameters.items()}
         return any(n in now and last() is not now[n] for n, (_, last) in self._passes.items())
 
-    def _throw_away(self) -> None:
+    def _discard_gradients(self) -> None:
         if self._removed:
             self._synchronized = False
             return
         transactional = self._options.get("transactional", False)
-        leaves_some = has_feedback(self._options) and not transactional
-        if leaves_some and len(self._sent):
-            raise InvalidArgumentError(f"gradients that are being sent are discarded: {_LEFT_OVER}")
-        if leaves_some:
-            warnings.warn(f"averaged gradients were discarded: {_LEFT_OVER}", stacklevel=3)
+        leaves_residuals = has_feedback(self._options) and not transactional
+        if leaves_residuals and len(self._sent):
+            raise InvalidArgumentError(f"gradients that are being sent are discarded: {_RESIDUALS}")
+        if leaves_residuals:
+            warnings.warn(f"averaged gradients were discarded: {_RESIDUALS}", stacklevel=3)
         if len(self._sent):
             self._end_exchange(discards=True)
             self._samples.end()
@@ -127,7 +127,7 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
         if transactional:
             self.reducer.discard_step()
 
-    def _send_rest(self, names: Iterable[str], active: Collection[str]) -> None:
+    def _send_remaining(self, names: Iterable[str], active: Collection[str]) -> None:
         for name in names:
             if name in self._sent:
                 continue
@@ -144,13 +144,13 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
         """
         if not newcomers:
             return
-        self._take_part({name: self._optimized.all[name] for name in newcomers})
+        self._check_newcomers({name: self._optimized.all[name] for name in newcomers})
         extended = self._optimized.extended(newcomers)
         self._exchange.register(self._compressed(extended), steps_back=1)
         self._optimized.exchanged = extended  # an error before leaves newcomers out
-        self._watch(newcomers)
+        self._register_hooks(newcomers)
         self._samples.weigh(self.reducer)
-        self._send_rest(self._parameters, newcomers)
+        self._send_remaining(self._parameters, newcomers)
         sent = self._sent.end()
         self._exchange.wait()
         write_means(sent, sums=self._options.get("reduction") == "sum")
@@ -161,7 +161,7 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
         shards = selection.shards_of(parameters)
         return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
-    def _accumulated(self, name: str, parameter: Tensor) -> None:
+    def _on_accumulated(self, name: str, parameter: Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""
         if self._removed:
             return
@@ -174,10 +174,10 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
                     f"step() or synchronize() after {self._passes_per_step} backward passes, or "
                     "pass a larger backward_passes_per_step"
                 )
-            self._throw_away()
+            self._discard_gradients()
         transactional = self._options.get("transactional", False)
-        if self._synchronized and transactional and self._are_cleared():
-            self._throw_away()  # the step was skipped, and model.zero_grad() was called, say
+        if self._synchronized and transactional and self._were_cleared():
+            self._discard_gradients()  # the step was skipped, and model.zero_grad() was called, say
         self._synchronized = False
         passes, last = self._passes.get(name, (0, None))
         passes = 1 if last is None or last() is not gradient else passes + 1  # 1: a new gradient
@@ -203,8 +203,8 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.layout != torch.strided:
-            if name not in self._dense:
-                self._dense.add(name)
+            if name not in self._sparse:
+                self._sparse.add(name)
                 found = {name: "sparse, as dense"}
                 selection.report_unsupported(found, self._unsupported, self._process_group())
             parameter.grad = parameter.grad.to_dense()
@@ -215,7 +215,7 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
             selection.reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
 
 
-def _accumulated(watcher: weakref.ref[AveragedGradients], name: str, parameter: Tensor) -> None:
+def _grad_hook(owner: weakref.ref[AveragedGradients], name: str, parameter: Tensor) -> None:
     """A hook of autograd, with only a weak reference to the optimizer."""
-    if (optimizer := watcher()) is not None:
-        optimizer._accumulated(name, parameter)
+    if (optimizer := owner()) is not None:
+        optimizer._on_accumulated(name, parameter)

@@ -25,7 +25,7 @@ from tersor.torch._src.gradients.low_bit_adam import chosen_codecs
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.optim.host_mean import HostMean
 from tersor.torch._src.optim.rules import Part, Rule
-from tersor.torch._src.optim.state import Kept, load, save
+from tersor.torch._src.optim.state import StateView, load, save
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import (
     OptimizedParameters,
@@ -42,8 +42,8 @@ RENAMED |= {"group": "process_group", "least_ranks": "min_ranks"}
 _MISSING = ("amsgrad", "dampening", "maximize", "nesterov")  # options of PyTorch's optimizers
 # Values with temporary copies: on CPUs as many as fit into caches, on devices more, because
 # launches take time there.
-_TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
-_OF_SCALER = {"grad_scale", "found_inf"}  # attributes of an optimizer in ``GradScaler.step``
+_BATCH_VALUES, _DEVICE_BATCH_VALUES = 1 << 20, 1 << 24
+_SCALER_KEYS = {"grad_scale", "found_inf"}  # attributes of an optimizer in ``GradScaler.step``
 
 
 class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
@@ -51,19 +51,19 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
     _step_supports_amp_scaling = True  # the scaler calls step() even where it found an infinity
     # The advice for sharded parameters.
-    _instead: ClassVar = "use tersor.torch.compress with a codec of two bits or more"
+    _remedy: ClassVar = "use tersor.torch.compress with a codec of two bits or more"
 
     def __init__(
         self, params: ParamsT, defaults: dict[str, Any], arguments: Mapping[str, Any]
     ) -> None:
         """``arguments``: of the subclass, by name."""
-        who = type(self).__name__
+        kind = type(self).__name__
         if isinstance(params, (torch.nn.Module, torch.optim.Optimizer)):
-            raise TypeError(f"{who} needs model.named_parameters(), not {described(params)}")
+            raise TypeError(f"{kind} needs model.named_parameters(), not {described(params)}")
         super().__init__(params, defaults)
         self._group = process_group = arguments["process_group"]
         found = gathered(OptimizerOptions, **arguments)
-        _check_codecs(found, who)
+        _check_codecs(found, kind)
         self._warmup_codec = arguments["warmup_codec"]
         self._warmup_steps = arguments["warmup_steps"]
         if self._warmup_steps != 0:
@@ -78,10 +78,10 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._agree(self._parameters)
-        self._begin(self._parameters)
-        self._hold(self._parameters)
+        self._init_state(self._parameters)
+        self._register(self._parameters)
         self._removed = False
-        self._told: dict[str, Any] = {}  # by a scaler, for a step that lost ranks
+        self._scaler_values: dict[str, Any] = {}  # by a scaler, for a step that lost ranks
         self.skipped_steps = 0  #: Steps without an update: a gradient was not finite on some rank.
         #: Number of samples of which this rank's gradient in the next step is the mean; 0 for a
         #: rank without samples. Set on all ranks, or leave None: all ranks have equal weights.
@@ -124,21 +124,21 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         samples, self.samples = self.samples, None
         try:
             is_finite = self._is_finite()
-            made = self._exchange.run_elastic(lambda: self._exchange_step(is_finite, samples))
+            exchanged = self._exchange.run_elastic(lambda: self._exchange_step(is_finite, samples))
         except BaseException as error:
             # A scaler removes its attributes after a step, and multiplies with the rest otherwise.
-            told = {key: vars(self).pop(key) for key in _OF_SCALER & vars(self).keys()}
+            values = {key: vars(self).pop(key) for key in _SCALER_KEYS & vars(self).keys()}
             if isinstance(error, RanksLostError):  # the step may be called again
-                self.samples, self._told = samples, {**self._told, **told}
+                self.samples, self._scaler_values = samples, {**self._scaler_values, **values}
             else:
-                self._told = {}
+                self._scaler_values = {}
             raise
-        self._told = {}
-        if made is None:
+        self._scaler_values = {}
+        if exchanged is None:
             self.skipped_steps += 1
             return loss
-        for part, arrived in made:
-            part.rule.move(part, arrived)
+        for part, means in exchanged:
+            part.rule.update(part, means)
         return loss
 
     def _exchange_step(
@@ -149,14 +149,14 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         active, [skips], weight = self._presence.weighted(*flags, samples)
         if skips > 0:
             return None
-        self._take_in([name for name in active if name not in self._parameters])
-        self._begin_replaced()
+        self._add_newcomers([name for name in active if name not in self._parameters])
+        self._reset_replaced()
         parameters = self._parameters
         gradients = {name: self._gradient(name, parameters[name]) for name in active}
         if self._exchange.elastic:  # the step may be done again
             gradients = {name: one.clone() for name, one in gradients.items()}
         # Divided by the scaler's scale: f32 gradients in place, 16-bit gradients as f32 copies.
-        if (scale := self._of_scaler("grad_scale")) is not None and gradients:
+        if (scale := self._scaler_value("grad_scale")) is not None and gradients:
             gradients = {name: one.float() for name, one in gradients.items()}
             _compat.foreach_div_(list(gradients.values()), scale.to(self._exchange.device))
         if self._host_mean is not None:
@@ -164,7 +164,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             own_weight = None if samples is None else weight
             weight = self._host_mean.average(list(gradients.values()), own_weight)
         parts = list(self._parts(gradients))
-        return list(zip(parts, self._exchanged(parts, weight), strict=True))
+        return list(zip(parts, self._exchange_parts(parts, weight), strict=True))
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """Returns the state for a checkpoint, between two steps.
@@ -187,7 +187,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
             torch.save(optimizer.state_dict(), f"optimizer{dist.get_rank()}.pt")
         """
-        return save(self._kept(), super().state_dict(), self._check_exact(mode))
+        return save(self._state_view(), super().state_dict(), self._check_exact(mode))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of ``state_dict`` of either mode.
@@ -205,7 +205,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
 
             optimizer.load_state_dict(torch.load(path, weights_only=True))
         """
-        groups = load(self._kept(), self, state_dict)
+        groups = load(self._state_view(), self, state_dict)
         moments = dict(self.state)
         super().load_state_dict({"state": {}, "param_groups": groups})
         self.state.update(moments)
@@ -227,7 +227,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         super().reset()
         if self._host_mean is not None:
             self._host_mean = HostMean(self._exchange)
-        self._hold(self._parameters)
+        self._register(self._parameters)
         state = ReducerState.read(self.reducer.save_state())
         state.step = steps  # schedules continue
         self.reducer.load_state(state.write())
@@ -256,10 +256,10 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
     def _agree(self, newcomers: Mapping[str, Tensor]) -> None:
         """Checks that ranks treat newcomers alike. A collective call."""
 
-    def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
+    def _init_state(self, newcomers: Mapping[str, Tensor]) -> None:
         """Makes the codecs and moments of parameters that will take part."""
         selection.refuse_unsupported(newcomers, type(self).__name__)
-        selection.refuse_sharded(newcomers, self._process_group(), self._instead)
+        selection.refuse_sharded(newcomers, self._process_group(), self._remedy)
         codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
         self._codecs.update(codecs)
         for name, parameter in newcomers.items():
@@ -267,59 +267,59 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             step = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             self.state[parameter] = {"step": step, **rule.begin(parameter.detach())}
 
-    def _hold(self, parameters: Mapping[str, Tensor]) -> None:
-        sent = {name: self._like_sent(name, one) for name, one in parameters.items()}
+    def _register(self, parameters: Mapping[str, Tensor]) -> None:
+        sent = {name: self._template(name, one) for name, one in parameters.items()}
         options: ReducerOptions = {"rules": self._schedule()} if self._warmup_steps else {}
         self._exchange.register(shards_of(sent), options)
 
-    def _like_sent(self, name: str, parameter: Tensor) -> Tensor:
+    def _template(self, name: str, parameter: Tensor) -> Tensor:
         moments: dict[str, Tensor] = self.state[parameter]
         return moments[self._rules[name].moments[0]]
 
-    def _take_in(self, newcomers: Collection[str]) -> None:
+    def _add_newcomers(self, newcomers: Collection[str]) -> None:
         """Takes in parameters that had a gradient on no rank before."""
         if not newcomers:
             return
         new = {name: self._optimized.all[name] for name in newcomers}
         self._agree(new)
-        self._begin(new)
+        self._init_state(new)
         extended = self._optimized.extended(newcomers)
         if not self._removed:
-            self._hold(extended)
+            self._register(extended)
         self._optimized.exchanged = extended  # an error before leaves newcomers out
 
     def _schedule(self) -> list[tuple[str, str, int]]:
         rules = []
         for name, codec in self._codecs.items():
-            pattern, later = selection.literal_pattern(name), Codec(codec).has_feedback
-            if later:
+            pattern, has_feedback = selection.literal_pattern(name), Codec(codec).has_feedback
+            if has_feedback:
                 rules.append((pattern, self._warmup_codec, 0))
-            rules.append((pattern, codec, self._warmup_steps if later else 0))
+            rules.append((pattern, codec, self._warmup_steps if has_feedback else 0))
         return rules
 
-    def _begin_replaced(self) -> None:
+    def _reset_replaced(self) -> None:
         """Sets moments of replaced parameters to zero, also if a program clears ``state``."""
         for former in self._optimized.pop_replaced().values():
             self.state.pop(former, None)
         if new := {name: one for name, one in self._parameters.items() if not self.state.get(one)}:
-            self._begin(new)
+            self._init_state(new)
 
-    def _kept(self) -> Kept:
+    def _state_view(self) -> StateView:
         self._optimized.sync_groups()
-        self._begin_replaced()
+        self._reset_replaced()
         names = {id(one): name for name, one in self._optimized.all.items()}
         moments = {name: self.state[one] for name, one in self._parameters.items()}
         groups = [[names[id(one)] for one in group["params"]] for group in self.param_groups]
         own = {name: own for name in self._parameters if (own := self._rules[name].own)}
-        group, who = self._process_group(), type(self).__name__
-        return Kept(moments, groups, own, self._exchange, group, who, self._check_group)
+        group, kind = self._process_group(), type(self).__name__
+        return StateView(moments, groups, own, self._exchange, group, kind, self._check_group)
 
     def _is_finite(self) -> bool:
         """True if this rank's gradients are finite, as a scaler already found out.
 
         If parameters are sharded, a collective call of the ranks with the other shards.
         """
-        if (found := self._of_scaler("found_inf")) is not None:
+        if (found := self._scaler_value("found_inf")) is not None:
             return float(found) == 0
         parameters = self._optimized.all
         grads = {name: one.grad for name, one in parameters.items() if one.grad is not None}
@@ -331,35 +331,35 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         if found:
             bad = next(name for name, one in own.items() if not one.isfinite().all())
             _compat.warn(f"the gradient of {bad} is not finite: all ranks skip the step")
-        return not _somewhere_in(bool(found), parameters.values())
+        return not _any_over_shards(bool(found), parameters.values())
 
-    def _of_scaler(self, key: str) -> Tensor | None:
+    def _scaler_value(self, key: str) -> Tensor | None:
         """An attribute that a scaler has set for this step, or for the lost step."""
-        found: Tensor | None = vars(self).get(key, self._told.get(key))
+        found: Tensor | None = vars(self).get(key, self._scaler_values.get(key))
         return found
 
-    def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
+    def _exchange_parts(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         """The means of each part. Tersor sends a part while the next part is computed."""
         if self._removed:
-            return [self._averaged(part, weight) for part in parts]
-        arrived = []
+            return [self._average_part(part, weight) for part in parts]
+        means = []
         for part in parts:
-            arrived.append([one.contiguous() for one in part.rule.sent(part)])
+            means.append([one.contiguous() for one in part.rule.to_send(part)])
             if weight != 1:
-                _compat.foreach_mul_(arrived[-1], weight)
+                _compat.foreach_mul_(means[-1], weight)
             self._exchange.acquire()
-            for name, one in zip(part.names, arrived[-1], strict=True):
+            for name, one in zip(part.names, means[-1], strict=True):
                 self.reducer.ready(name, one)
         taken = {name for part in parts for name in part.names}
         for name, one in self._parameters.items():
             if name not in taken:
-                self._exchange.skip(name, self._like_sent(name, one))
+                self._exchange.skip(name, self._template(name, one))
         self._exchange.wait()
-        return arrived
+        return means
 
-    def _averaged(self, part: Part, weight: float) -> list[Tensor]:
+    def _average_part(self, part: Part, weight: float) -> list[Tensor]:
         """The means of a part by PyTorch's own all-reduce."""
-        values = [one.contiguous() for one in part.rule.sent(part)]
+        values = [one.contiguous() for one in part.rule.to_send(part)]
         for one in values:
             one.mul_(weight / self._exchange.ranks)
             dist.all_reduce(one, group=self._exchange.group)
@@ -373,12 +373,12 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         parameters = self._parameters
         latest = max((int(one["step"]) for one in self.state.values()), default=0)
         on_host = self._exchange.device.type == "cpu"
-        together = _TOGETHER if on_host else _TOGETHER_ON_DEVICES
+        limit = _BATCH_VALUES if on_host else _DEVICE_BATCH_VALUES
         for name, gradient in gradients.items():
             parameter, rule = parameters[name], self._rules[name]
             steps, group = int(self.state[parameter]["step"]), groups[id(parameter)]
-            key = (steps, id(group), id(rule), rule.likeness(parameter))
-            alike.setdefault((*key, counts[key] // together), []).append(name)
+            key = (steps, id(group), id(rule), rule.batch_key(parameter))
+            alike.setdefault((*key, counts[key] // limit), []).append(name)
             counts[key] += gradient.numel()
         for (steps, *_), names in alike.items():
             own = [parameters[name] for name in names]
@@ -398,7 +398,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         return local_shard(gradient)
 
 
-def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:
+def _any_over_shards(flag: bool, tensors: Collection[Tensor]) -> bool:
     """True if ``flag`` is set on a rank with a shard of one of these tensors."""
     for mesh in dict.fromkeys(one.device_mesh for one in tensors if isinstance(one, DTensor)):
         found = torch.tensor(flag, dtype=torch.int32, device=mesh.device_type)
@@ -428,15 +428,15 @@ def _check_options(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(f"betas={betas}: give two numbers, each at least 0 and below 1")
 
 
-def _check_codecs(options: ReducerOptions, who: str) -> None:
+def _check_codecs(options: ReducerOptions, kind: str) -> None:
     """Raises InvalidArgumentError if no codec has error feedback, or a codec is ``"auto"``."""
     codecs = [rule[1] for rule in options.get("rules", ())] or [options["codec"]]
     if "auto" in codecs:
-        raise InvalidArgumentError(f'codec="auto" is for gradients: name a codec for {who}')
+        raise InvalidArgumentError(f'codec="auto" is for gradients: name a codec for {kind}')
     if not any(Codec(codec).has_feedback for codec in codecs):
         listed = ", ".join(codecs)
         raise InvalidArgumentError(
-            f"{listed}: {who} needs codecs with error feedback: add +ef, or average gradients for "
+            f"{listed}: {kind} needs codecs with error feedback: add +ef, or average gradients for "
             "an ordinary optimizer (tersor.torch.compress, DistributedOptimizer)"
         )
 

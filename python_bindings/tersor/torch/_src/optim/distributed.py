@@ -33,7 +33,7 @@ from tersor.torch._src.statistics.handles import Reporting
 Closure = Callable[[], Any]
 
 
-class OwnMethod:
+class WrapperMethod:
     """A method of a wrapper. Programs may replace the method on the wrapper or the optimizer.
 
     Both objects share one ``__dict__``, so ``_replaced`` keeps the wrapper's replacements.
@@ -43,17 +43,17 @@ class OwnMethod:
         self._function = function
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
 
-    def __get__(self, one: Any, of: type | None = None) -> Any:
-        if one is None:
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
             return self._function
-        replaced = one._replaced.get(self._function.__name__)
-        return MethodType(self._function, one) if replaced is None else replaced
+        replaced = instance._replaced.get(self._function.__name__)
+        return MethodType(self._function, instance) if replaced is None else replaced
 
-    def __set__(self, one: Any, value: Any) -> None:
-        one._replaced[self._function.__name__] = value
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance._replaced[self._function.__name__] = value
 
-    def __delete__(self, one: Any) -> None:
-        del one._replaced[self._function.__name__]
+    def __delete__(self, instance: Any) -> None:
+        del instance._replaced[self._function.__name__]
 
 
 class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
@@ -119,8 +119,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
     # Attributes of the wrapper alone: ``__dict__`` is the wrapped optimizer's.
     __slots__ = (
-        "_dense", "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step",
-        "_presence", "_removed", "_replaced", "_samples", "_sent", "_skip", "_synchronized",
+        "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step", "_presence",
+        "_removed", "_replaced", "_samples", "_sent", "_skip", "_sparse", "_synchronized",
         "_uncompressed", "_unsupported", "optimizer",
     )  # fmt: skip
     # False, whatever the wrapped optimizer supports: a scaler looks at this rank's gradients.
@@ -161,21 +161,21 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._group = process_group
         self._unsupported, self._samples = unsupported, Samples(options)
         self._passes_per_step = backward_passes_per_step
-        self._uncompressed, self._passes, self._dense = {}, {}, set()
+        self._uncompressed, self._passes, self._sparse = {}, {}, set()
         self._synchronized = self._skip = self._removed = False
         selection.refuse_elastic_shards(options, self._optimized.all)
         device = next(iter(self._optimized.all.values())).device
         self._exchange = TensorExchange(process_group, device, options)
         self._sent = SentGradients(device)
         self._options = self._exchange.options
-        self._take_part(self._parameters)
-        self._watch(self._parameters)
+        self._check_newcomers(self._parameters)
+        self._register_hooks(self._parameters)
         self._exchange.register(compressed := self._compressed(self._parameters))
         self._presence = Presence(self._exchange)
         warn_low_bits(optimizer, chosen_codecs(self._options, compressed))
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
-        return super().__new__(_merged(cls, optimizer))
+        return super().__new__(_merged_class(cls, optimizer))
 
     functools.update_wrapper(__new__, __init__, (), ())  # the signature in help()
 
@@ -203,7 +203,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         except RanksLostError as lost:
             if self._exchange.on_loss == "raise":
                 raise
-            return self._leave_out_step(lost)
+            return self._skip_step(lost)
         if changed:
             raise InvalidArgumentError(
                 f"the gradient of {changed[0]} was changed while it was being sent: call "
@@ -213,12 +213,12 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
     def resume(self) -> None:
         super().resume()
-        self._forget_step()
+        self._reset_step()
 
     def reset(self) -> None:
         super().reset()
         self._exchange.register(self._compressed(self._parameters))
-        self._forget_step()
+        self._reset_step()
 
     def remove(self) -> None:
         self._check_idle("remove")
@@ -249,7 +249,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         finally:
             self._skip = False
 
-    @OwnMethod
+    @WrapperMethod
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
         """Calls the wrapped optimizer's ``step`` on the mean gradients. A collective call.
 
@@ -283,7 +283,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         self._synchronized = False
         return self.optimizer.step(**options)
 
-    @OwnMethod
+    @WrapperMethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients. Between ``backward`` and ``step``, discards them on all ranks.
 
@@ -300,7 +300,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
             loss.backward()
         """
         if len(self._sent) or self._synchronized:
-            self._throw_away()
+            self._discard_gradients()
         self._passes.clear()
         self.optimizer.zero_grad(set_to_none)
 
@@ -320,7 +320,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
                 optimizer.discard_step()
         """
         if len(self._sent):
-            return self._throw_away()
+            return self._discard_gradients()
         self._synchronized = False
         self.reducer.discard_step()
 
@@ -420,7 +420,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         return loss
 
 
-def _merged(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
+def _merged_class(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
     """A subclass of ``wrapper`` and the optimizer's class. Attributes of ``wrapper`` come first."""
     name = wrapper.__name__
     wanted = f"{name} needs an optimizer, such as torch.optim.SGD(…)"

@@ -15,7 +15,7 @@ from tersor._core import InvalidArgumentError, TransportError
 from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import TensorExchange
 
-_TOGETHER = 1 << 24  # values in one all-reduce
+_BATCH_VALUES = 1 << 24  # values in one all-reduce
 
 
 class HostMean:
@@ -82,7 +82,7 @@ def _batches(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     batch: list[Tensor] = []
     values = 0
     for one in gradients:
-        if batch and values + one.numel() > _TOGETHER:
+        if batch and values + one.numel() > _BATCH_VALUES:
             yield batch
             batch, values = [], 0
         batch.append(one)

@@ -84,7 +84,7 @@ class CompressedMuon(CompressedOptimizer):
         optimizer.step()
     """
 
-    _instead = "use torch.optim.Muon with tersor.torch.compress"
+    _remedy = "use torch.optim.Muon with tersor.torch.compress"
 
     @renamed_keywords(**RENAMED)
     @takes_advanced(OptimizerOptions)
@@ -112,7 +112,7 @@ class CompressedMuon(CompressedOptimizer):
         average_gradients_in_host: bool = False,
         advanced: OptimizerOptions | None = None,
     ) -> None:
-        self._is_hidden = _chosen_by(hidden)
+        self._is_hidden = _hidden_predicate(hidden)
         plain = {"lr": lr, "weight_decay": weight_decay}
         self._muon = {**plain, "momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self._adamw = {**plain, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -130,8 +130,8 @@ class CompressedMuon(CompressedOptimizer):
     @property
     def hidden(self) -> list[str]:
         """The names of the hidden matrices."""
-        marked = self._marked()
-        return [name for name, one in self._optimized.all.items() if id(one) in marked]
+        muon_ids = self._muon_ids()
+        return [name for name, one in self._optimized.all.items() if id(one) in muon_ids]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, between two steps, on all ranks.
@@ -161,22 +161,22 @@ class CompressedMuon(CompressedOptimizer):
         if missing := sorted(wanted.keys() - group.keys()):
             raise InvalidArgumentError(f"a group has no {', '.join(missing)}")
 
-    def _marked(self) -> set[int]:
+    def _muon_ids(self) -> set[int]:
         groups = (one["params"] for one in self.param_groups if one["use_muon"])
         return {id(parameter) for parameters in groups for parameter in parameters}
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
-        return _ORTHOGONAL if id(parameter) in self._marked() else adamw_rule(codec)
+        return _ORTHOGONAL if id(parameter) in self._muon_ids() else adamw_rule(codec)
 
     def _agree(self, newcomers: Mapping[str, Tensor]) -> None:
         """Raises InvalidArgumentError if ranks disagree on the hidden matrices."""
-        marked, names = self._marked(), sorted(newcomers)  # groups may be in another order, too
-        counts = self._presence.counts([id(newcomers[name]) in marked for name in names])
-        everywhere = self._exchange.ranks
+        muon_ids, names = self._muon_ids(), sorted(newcomers)  # groups may be in another order, too
+        counts = self._presence.counts([id(newcomers[name]) in muon_ids for name in names])
+        total = self._exchange.ranks
         for name, ranks in zip(names, counts, strict=True):
-            if ranks not in (0, everywhere):
+            if ranks not in (0, total):
                 raise InvalidArgumentError(
-                    f"{name} is a hidden matrix on {ranks} of {everywhere} ranks: pass the same "
+                    f"{name} is a hidden matrix on {ranks} of {total} ranks: pass the same "
                     "hidden= and groups on all ranks"
                 )
 
@@ -185,25 +185,25 @@ class _Orthogonal(Rule):
     moments = ("momentum_buffer",)
     own = "momentum_buffer"
 
-    def likeness(self, parameter: Tensor) -> object:
+    def batch_key(self, parameter: Tensor) -> object:
         return _as_matrix(parameter).shape
 
-    def sent(self, part: Part) -> list[Tensor]:
+    def to_send(self, part: Part) -> list[Tensor]:
         gradients, weight = part.float_gradients(), 1 - part.group["momentum"]
-        ahead = _compat.foreach_lerp(part.moments("momentum_buffer"), gradients, weight)
+        lookahead = _compat.foreach_lerp(part.moments("momentum_buffer"), gradients, weight)
         if part.group["nesterov"]:
-            _compat.foreach_lerp_(ahead, gradients, weight)
-        pairs = list(zip(ahead, part.parameters, strict=True))
-        matrices = torch.stack([_as_matrix(_whole(one, like)) for one, like in pairs])
-        made = orthogonal(matrices, part.group["ns_steps"])
-        made *= 0.2 * math.sqrt(max(made.shape[1:]))
-        results = zip(made, part.parameters, strict=True)
-        return [_own_part(one.view(like.shape), like) for one, like in results]
+            _compat.foreach_lerp_(lookahead, gradients, weight)
+        pairs = list(zip(lookahead, part.parameters, strict=True))
+        matrices = torch.stack([_as_matrix(_full_tensor(one, like)) for one, like in pairs])
+        updates = orthogonal(matrices, part.group["ns_steps"])
+        updates *= 0.2 * math.sqrt(max(updates.shape[1:]))
+        results = zip(updates, part.parameters, strict=True)
+        return [_local_part(one.view(like.shape), like) for one, like in results]
 
-    def move(self, part: Part, arrived: list[Tensor]) -> None:
+    def update(self, part: Part, means: list[Tensor]) -> None:
         weight = 1 - part.group["momentum"]
         _compat.foreach_lerp_(part.moments("momentum_buffer"), part.float_gradients(), weight)
-        _compat.foreach_add_(part.decayed_weights(), arrived, alpha=-float(part.group["lr"]))
+        _compat.foreach_add_(part.decayed_weights(), means, alpha=-float(part.group["lr"]))
 
 
 _ORTHOGONAL = _Orthogonal()
@@ -241,7 +241,7 @@ def _as_matrix(values: Tensor) -> Tensor:
     return values if values.dim() == 2 else values.flatten(1)
 
 
-def _whole(own: Tensor, like: Tensor) -> Tensor:
+def _full_tensor(own: Tensor, like: Tensor) -> Tensor:
     """The whole tensor of a sharded parameter: a collective call of the ranks with its shards."""
     if not isinstance(like, DTensor):
         return own
@@ -250,7 +250,7 @@ def _whole(own: Tensor, like: Tensor) -> Tensor:
     return made.full_tensor()
 
 
-def _own_part(values: Tensor, like: Tensor) -> Tensor:
+def _local_part(values: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a whole tensor."""
     if not isinstance(like, DTensor):
         return values
@@ -263,7 +263,7 @@ def is_hidden(name: str, parameter: Tensor) -> bool:
     return parameter.dim() != 3 and not (_EMBEDDING.search(name) or _HEAD.search(name))
 
 
-def _chosen_by(hidden: Hidden | None) -> Callable[[str, Tensor], bool]:
+def _hidden_predicate(hidden: Hidden | None) -> Callable[[str, Tensor], bool]:
     if hidden is None:
         return is_hidden
     if callable(hidden):

@@ -78,16 +78,16 @@ class Rule(ABC):
         """The moments before the first step."""
         return {key: torch.zeros_like(parameter, dtype=torch.float32) for key in self.moments}
 
-    def likeness(self, parameter: Tensor) -> object:
+    def batch_key(self, parameter: Tensor) -> object:
         """Parameters with different results are in different parts."""
         return None
 
     @abstractmethod
-    def sent(self, part: Part) -> list[Tensor]:
+    def to_send(self, part: Part) -> list[Tensor]:
         """The values to send, in new memory or in gradients. Leaves the moments unchanged."""
 
     @abstractmethod
-    def move(self, part: Part, arrived: list[Tensor]) -> None:
+    def update(self, part: Part, means: list[Tensor]) -> None:
         """Updates weights, moments and counters by the mean of the sent values over ranks."""
 
 
@@ -99,6 +99,6 @@ class MeanGradient(Rule):
         dtype = torch.float32 if parameter.dtype == torch.float16 else None
         return {key: torch.zeros_like(parameter, dtype=dtype) for key in self.moments}
 
-    def sent(self, part: Part) -> list[Tensor]:
+    def to_send(self, part: Part) -> list[Tensor]:
         pairs = zip(part.gradients, part.moments(self.moments[0]), strict=True)
         return [one.to(like.dtype) for one, like in pairs]

@@ -109,15 +109,15 @@ class _CommonMomentum(Rule):
         """``share``: the part of the residual that a message sends; 1 in the first steps."""
         self._share, self._warmup_steps = share, warmup_steps
 
-    def sent(self, part: Part) -> list[Tensor]:
-        made = _with_decay(part, part.float_gradients())
+    def to_send(self, part: Part) -> list[Tensor]:
+        gradients = _with_decay(part, part.float_gradients())
         weight = 1 - self._sent_momentum(part)
-        return list(_compat.foreach_lerp(part.moments("momentum_buffer"), made, weight))
+        return list(_compat.foreach_lerp(part.moments("momentum_buffer"), gradients, weight))
 
-    def move(self, part: Part, arrived: list[Tensor]) -> None:
-        _compat.foreach_copy_(part.moments("momentum_buffer"), arrived)
+    def update(self, part: Part, means: list[Tensor]) -> None:
+        _compat.foreach_copy_(part.moments("momentum_buffer"), means)
         rate = float(part.group["lr"]) / (1 - part.group["momentum"])
-        _compat.foreach_add_(part.moving_weights(), arrived, alpha=-rate)
+        _compat.foreach_add_(part.moving_weights(), means, alpha=-rate)
 
     def _sent_momentum(self, part: Part) -> float:
         wanted: float = part.group["momentum"]
@@ -132,10 +132,10 @@ class _MeanGradient(MeanGradient):
 
     moments = ("momentum_buffer",)
 
-    def move(self, part: Part, arrived: list[Tensor]) -> None:
+    def update(self, part: Part, means: list[Tensor]) -> None:
         momenta = part.moments("momentum_buffer")
         _compat.foreach_mul_(momenta, number(part.group["momentum"], momenta))
-        _compat.foreach_add_(momenta, _with_decay(part, arrived))
+        _compat.foreach_add_(momenta, _with_decay(part, means))
         _compat.foreach_add_(part.moving_weights(), momenta, alpha=-float(part.group["lr"]))
 
 
@@ -151,12 +151,12 @@ _MEAN_GRADIENT = _MeanGradient()
 @functools.cache
 def _common_momentum(codec: str, warmup_steps: int) -> Rule:
     """One rule for all parameters of a codec, because the parameters move together."""
-    return _CommonMomentum(share_of(codec), warmup_steps)
+    return _CommonMomentum(sent_share(codec), warmup_steps)
 
 
-def share_of(codec: str) -> float:
+def sent_share(codec: str) -> float:
     """The share of normally distributed values in a message."""
     alone = Codec(codec.removesuffix("+ef"))
     values = np.random.default_rng(0).standard_normal(_SAMPLE, dtype=np.float32)
-    brought = alone.decode(alone.encode(values), out=np.empty_like(values))
-    return float(np.vdot(values, brought) / np.vdot(values, values))
+    decoded = alone.decode(alone.encode(values), out=np.empty_like(values))
+    return float(np.vdot(values, decoded) / np.vdot(values, values))

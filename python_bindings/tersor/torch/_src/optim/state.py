@@ -87,7 +87,7 @@ def load_with(
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateView:
     """The saved values of a ``CompressedOptimizer``."""
 
     moments: Mapping[str, dict[str, Tensor]]  #: per parameter name; loading writes to the tensors
@@ -95,28 +95,28 @@ class Kept:
     own: Mapping[str, str]  #: the moment that differs between ranks, by parameter name
     exchange: TensorExchange
     group: dist.ProcessGroup
-    who: str  #: the optimizer's class
+    name: str  #: the optimizer's class
     check_group: Callable[[Mapping[str, Any]], None]  #: raises for options out of range
 
 
-def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
+def save(view: StateView, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """The state, with moments per parameter name. ``packed`` is PyTorch's state."""
-    own = checkpoint.save_reducer(kept.exchange.reducer, kept.group, mode)
-    if others := sorted(kept.moments.keys() - own["parameters"]):
+    own = checkpoint.save_reducer(view.exchange.reducer, view.group, mode)
+    if others := sorted(view.moments.keys() - own["parameters"]):
         raise InvalidArgumentError(
             f"the state of {', '.join(others)}, first trained after remove(), cannot be saved: "
             "call remove() after the first step with all parameters"
         )
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
-    own["shapes"] = [_shape_of(kept.moments[name]) for name in own["parameters"]]
+    own["shapes"] = [_shape_of(view.moments[name]) for name in own["parameters"]]
     common = {
-        name: {key: one.clone() for key, one in moments.items() if key != kept.own.get(name)}
-        for name, moments in kept.moments.items()
+        name: {key: one.clone() for key, one in moments.items() if key != view.own.get(name)}
+        for name, moments in view.moments.items()
     }
-    for name, value in _own_moments(kept, mode):
-        own.setdefault(OWN[kept.own[name]], {})[name] = value
+    for name, value in _own_moments(view, mode):
+        own.setdefault(OWN[view.own[name]], {})[name] = value
     # PyTorch's state functions know positions, and names of the model, but no default names.
-    unnamed = {f"parameter.{i}": i for i in range(sum(map(len, kept.groups)))}
+    unnamed = {f"parameter.{i}": i for i in range(sum(map(len, view.groups)))}
     state = {unnamed.get(name, name): moments for name, moments in common.items()}
     return with_residuals({**packed, "state": state}, own)
 
@@ -131,68 +131,68 @@ def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     default."""
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for name in own.keys() & optimizer.defaults.keys():
-            if not _alike(group.get(name), optimizer.defaults[name]):
+            if not _compatible(group.get(name), optimizer.defaults[name]):
                 raise InvalidArgumentError(f"the state's {name} of a group is {group.get(name)!r}")
 
 
-def _alike(found: Any, value: Any) -> bool:
+def _compatible(found: Any, value: Any) -> bool:
     if isinstance(value, tuple | list):
         same = isinstance(found, tuple | list) and len(found) == len(value)
-        return same and all(map(_alike, found, value))
+        return same and all(map(_compatible, found, value))
     takes_numbers = isinstance(value, int | float | Tensor | None) and not isinstance(value, bool)
     if takes_numbers and isinstance(found, int | float | Tensor):
         return math.isfinite(found) or found == value
     return isinstance(found, type(value))
 
 
-def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+def load(view: StateView, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Loads moments and residuals. An InvalidArgumentError leaves all values unchanged.
 
     Returns parameter groups for PyTorch's optimizers to load without a state.
     """
     with reject_damage():
-        _check(kept, saved)
+        _check(view, saved)
         check_groups(optimizer, saved)
         for one in saved["param_groups"]:
-            kept.check_group(one)
-        values = list(_values(kept, saved))
+            view.check_group(one)
+        values = list(_values(view, saved))
     common = [value for _, value, is_common in values if is_common]
-    checkpoint.load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved), common)
+    checkpoint.load_reducer(view.exchange.reducer, view.group, residuals_of(saved), common)
     for target, value, _ in values:
         target.copy_(value.reshape(target.shape))
     return [{**one, "params": list(range(len(one["params"])))} for one in plain_groups(saved)]
 
 
-def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
+def _own_moments(view: StateView, mode: Mode) -> Iterator[tuple[str, Tensor]]:
     """The rows of all ranks (``exact``) or the mean, in the same order on all ranks."""
-    seconds = kept.exchange.options["timeout"]
-    ranks = kept.exchange.channel() if kept.exchange.elastic else kept.exchange.transport
-    mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
-    for name, key in kept.own.items():
-        own = local_shard(kept.moments[name][key]).detach().flatten().clone()
+    seconds = view.exchange.options["timeout"]
+    ranks = view.exchange.channel() if view.exchange.elastic else view.exchange.transport
+    mesh = DeviceMesh.from_group(view.group, "cpu") if mode == "exact" else None
+    for name, key in view.own.items():
+        own = local_shard(view.moments[name][key]).detach().flatten().clone()
         if mesh is None:
             allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
         yield name, own.cpu() if mesh is None else checkpoint.stack_rows(own.cpu(), mesh)
 
 
-def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
+def _check(view: StateView, saved: Mapping[str, Any]) -> None:
     own = residuals_of(saved)
     if "parameters" not in own:
         raise InvalidArgumentError(
-            f'the state is not that of a {kept.who}: it has no parameters under "tersor"'
+            f'the state is not that of a {view.name}: it has no parameters under "tersor"'
         )
-    if (found := _class_of(saved)) != kept.who:
-        raise InvalidArgumentError(f"the state is that of a {found}, not of a {kept.who}")
-    if others := sorted(set(own["parameters"]) ^ set(kept.moments)):
+    if (found := _class_of(saved)) != view.name:
+        raise InvalidArgumentError(f"the state is that of a {found}, not of a {view.name}")
+    if others := sorted(set(own["parameters"]) ^ set(view.moments)):
         raise InvalidArgumentError(f"the state is of other parameters: {', '.join(others)}")
-    if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
+    if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, view.groups)):
         raise InvalidArgumentError("the state is of other parameter groups")
     shapes = zip(own["parameters"], own.get("shapes", ()), strict=False)  # none in former states
     for name, shape in shapes:
-        if shape != (wanted := _shape_of(kept.moments[name])):
+        if shape != (wanted := _shape_of(view.moments[name])):
             raise InvalidArgumentError(f"{name} has the shape {wanted}, in the state {shape}")
     if own["mode"] == "exact":
-        checkpoint.check_ranks(own["ranks"], kept.group.size())
+        checkpoint.check_ranks(own["ranks"], view.group.size())
 
 
 def _class_of(saved: Mapping[str, Any]) -> str:
@@ -202,31 +202,31 @@ def _class_of(saved: Mapping[str, Any]) -> str:
     return "CompressedSGD" if "sent_momentum" in options else "CompressedAdamW"
 
 
-def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def _values(view: StateView, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Each tensor to write, the saved values, and True for values that are equal on all ranks."""
     state, own = saved["state"], residuals_of(saved)
-    if not state.keys() <= kept.moments.keys():  # PyTorch's state functions put other keys
+    if not state.keys() <= view.moments.keys():  # PyTorch's state functions put other keys
         keys = chain.from_iterable(group["params"] for group in saved["param_groups"])
         names: dict[str, str] = {}
-        for i, (key, name) in enumerate(zip(keys, chain.from_iterable(kept.groups), strict=True)):
+        for i, (key, name) in enumerate(zip(keys, chain.from_iterable(view.groups), strict=True)):
             names |= {str(i): name, str(key): name}
         state = {names[str(key)]: one for key, one in state.items() if str(key) in names}
-    for name, moments in kept.moments.items():
+    for name, moments in view.moments.items():
         entry = dict(state.get(name, {}))
-        if key := kept.own.get(name):
+        if key := view.own.get(name):
             entry[key] = found = own.get(OWN[key], {}).get(name)  # None: a codec without +ef
             if own["mode"] == "exact" and found is not None:
-                entry[key] = own_row(found, dist.get_rank(kept.group))
+                entry[key] = own_row(found, dist.get_rank(view.group))
         for key, target in moments.items():
-            mine, value = local_shard(target), entry.get(key)
-            if value is None or (value := local_shard(value)).numel() != mine.numel():
+            local, value = local_shard(target), entry.get(key)
+            if value is None or (value := local_shard(value)).numel() != local.numel():
                 found = "none" if value is None else f"{value.numel()} values"
                 raise InvalidArgumentError(
-                    f"{key} of {name} has {mine.numel()} values, the state {found}: the state "
+                    f"{key} of {name} has {local.numel()} values, the state {found}: the state "
                     "is of another codec or other parameters"
                 )
-            whole = value.view(mine.shape) if value.dim() == 1 else value  # own moments are rows
-            yield mine, checked_moment(key, whole, mine, name), key != kept.own.get(name)
+            whole = value.view(local.shape) if value.dim() == 1 else value  # own moments are rows
+            yield local, checked_moment(key, whole, local, name), key != view.own.get(name)
 
 
 def checked_moment(key: str, value: Any, like: Tensor, name: str) -> Tensor:

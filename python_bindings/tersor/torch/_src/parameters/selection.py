@@ -244,15 +244,15 @@ def reasons_of(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
 
 
-def refuse_unsupported(parameters: Mapping[str, Tensor], who: str) -> None:
+def refuse_unsupported(parameters: Mapping[str, Tensor], kind: str) -> None:
     """Raises InvalidArgumentError with the names of unsupported parameters."""
     if refused := reasons_of(parameters):
         raise InvalidArgumentError(
-            f"{who} supports float32, bfloat16 and float16 parameters, not {_listed(refused)}"
+            f"{kind} supports float32, bfloat16 and float16 parameters, not {_listed(refused)}"
         )
 
 
-def refreshed(model: nn.Module, known: Mapping[str, Tensor], who: str) -> dict[str, nn.Parameter]:
+def refreshed(model: nn.Module, known: Mapping[str, Tensor], kind: str) -> dict[str, nn.Parameter]:
     """Returns the model's current parameters by the names in ``known``.
 
     Raises:
@@ -265,10 +265,10 @@ def refreshed(model: nn.Module, known: Mapping[str, Tensor], who: str) -> dict[s
         if now is None or (now.shape, now.device) != (before.shape, before.device):
             raise InvalidArgumentError(
                 f"{name}: the model has no such parameter of {tuple(before.shape)} on "
-                f"{before.device} any more: make a new {who}"
+                f"{before.device} any more: make a new {kind}"
             )
     found = {name: current[name] for name in known}
-    refuse_unsupported(found, who)
+    refuse_unsupported(found, kind)
     return found
 
 
