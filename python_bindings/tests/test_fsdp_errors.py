@@ -140,13 +140,13 @@ def test_failing_rank_notifies_the_other_ranks(weights: bool) -> None:
 class Step:
     """The step of a reducer, which ends with or without an error."""
 
-    under_way = True
+    in_step = True
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
 
     def finish(self) -> None:
-        self.under_way = False
+        self.in_step = False
         if self._error is not None:
             raise self._error
 
@@ -155,10 +155,10 @@ def test_error_finishes_all_other_steps(monkeypatch: pytest.MonkeyPatch) -> None
     steps = [Step(), Step(RuntimeError("first")), Step(RuntimeError("second")), Step()]
     sender, late = Sender({}), torch.zeros(3)
     monkeypatch.setattr(sender, "every_reducer", lambda: steps)
-    sender.leave(late)
+    sender.defer(late)
     with pytest.raises(RuntimeError, match="first"):
         sender._end()
-    assert not any(one.under_way for one in steps)
+    assert not any(one.in_step for one in steps)
     assert bool(late.isnan().all())
 
 

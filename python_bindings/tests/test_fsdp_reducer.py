@@ -48,12 +48,12 @@ def counts_late_results(rank: int, count: int, policy: MixedPrecisionPolicy) -> 
     late = 0
     with pytest.MonkeyPatch.context() as patch:
 
-        def leave(sender: Sender, output: torch.Tensor) -> None:
+        def defer(sender: Sender, output: torch.Tensor) -> None:
             nonlocal late
             late += 1
-            sender._late.append(output)
+            sender._deferred.append(output)
 
-        patch.setattr(Sender, "leave", leave)
+        patch.setattr(Sender, "defer", defer)
         model = sharded_model(count, policy)
         fsdp.compress(model, codec="int8")
         found = []
@@ -320,7 +320,7 @@ def test_moved_residual_counts_once_in_the_norm(rank: int, count: int) -> None:
     reducers, (before,) = handle._sender.reducers, handle._sender.reducers.all()
     before._ready.add("first.weight")
     (second,) = [one for one in handle._gradients if one.name == "second"]
-    assert reducers.of(second, second.expected_kind()) is not before
+    assert reducers.reducer_for(second, second.expected_kind()) is not before
     before._ready.clear()
     assert len(reducers.all()) == 2
     assert handle.scalars(residual_norms=True)["tersor/residual_norm"] == pytest.approx(wanted)

@@ -210,8 +210,8 @@ def counts_late_results(rank: int, count: int) -> int:
     model = replicated(count)
     handle = fsdp.compress(model, codec="int8")
     late: list[torch.Tensor] = []
-    leave = handle._sender.leave
-    handle._sender.leave = lambda one: (late.append(one), leave(one))[1]  # type: ignore[method-assign]
+    defer = handle._sender.defer
+    handle._sender.defer = lambda one: (late.append(one), defer(one))[1]  # type: ignore[method-assign]
     backward(model, rank, 0)
     found = len(late)
     backward(model, rank, 1)  # adds up: FSDP looks at results
@@ -376,7 +376,7 @@ def test_replica_residuals_follow_their_parameter(rank: int, count: int) -> None
     before.finish()
     kept = before.sums()["1.weight"]
     after = ReplicaReducer(kind, [early, late], FEEDBACK)
-    after.take_from([before])
+    after.move_from([before])
     assert kept.norm() > 0
     torch.testing.assert_close(after.sums()["1.weight"], kept, rtol=0, atol=1e-6)
     assert not before.parameters

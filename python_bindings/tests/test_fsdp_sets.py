@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import ranks
 from tersor.torch import _compat, fsdp
-from tersor.torch._src.fsdp.reducer import _MOST_ODD
+from tersor.torch._src.fsdp.reducer import _MAX_FALLBACKS
 
 LAYERS, WIDTH = 10, 24
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
@@ -139,7 +139,7 @@ def test_layers_without_gradients_keep_their_residuals(rank: int, count: int) ->
             sent[name], wanted[name] = sent[name] + one, wanted[name] + other
     assert {one.name: one.steps for one in handle.statistics()} == steps
     for name, kept in handle.feedback.items():
-        owed = kept.spread()
+        owed = kept.padded()
         torch.distributed.all_reduce(owed)
         shard = owed.view(count, -1)[rank][: sent[name].numel()].view_as(sent[name]) / count
         torch.testing.assert_close(sent[name] + shard, wanted[name])
@@ -151,11 +151,11 @@ def test_unknown_layer_sets_are_sent_uncompressed(rank: int, count: int) -> None
     handle = fsdp.compress(ours, codec="int4")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_compat, "fsdp_message", tuple)
-        for step, keep in enumerate(sets(2 * _MOST_ODD)):
+        for step, keep in enumerate(sets(2 * _MAX_FALLBACKS)):
             for model in (ours, reference):
                 backward(model, rank, step, keep)
             if step:
                 pairs = zip(some_gradients(ours), some_gradients(reference), strict=True)
                 assert all(one is other or torch.equal(one, other) for one, other in pairs)  # type: ignore[arg-type]
-    assert len(handle._reducers) == 1 + _MOST_ODD
+    assert len(handle._reducers) == 1 + _MAX_FALLBACKS
     assert "PyTorch does not show which" in handle.explain()

@@ -357,7 +357,7 @@ class FsdpGroup:
             self._group.mesh_info = info = copy.copy(self._mesh)
             info.replicate_process_group = group
 
-    def gather_ahead(self, wanted: bool) -> bool:
+    def prefetch_weights(self, wanted: bool) -> bool:
         """Overlaps the module's all-gather of weights with the backward pass, or stops overlapping.
 
         FSDP asks for the next module's weights early. On a CPU FSDP then waits for the weights by
@@ -368,7 +368,7 @@ class FsdpGroup:
         self._group.unshard_async_op = wanted
         return True
 
-    def leaves_views(self, dtype: torch.dtype) -> bool:
+    def makes_only_views(self, dtype: torch.dtype) -> bool:
         """Whether FSDP only makes views of this module's results.
 
         Such results may arrive after the last collective returned, until the pass ends.
@@ -419,8 +419,8 @@ def fsdp_exchanges(module: FSDPModule, collective: Collective) -> list[Any]:
     return [one for one in found if one is not None]
 
 
-def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[], None] | None:
-    """Calls ``began`` whenever FSDP registers a callback for the end of a pass.
+def observe_passes(module: FSDPModule, on_begin: Callable[[], None]) -> Callable[[], None] | None:
+    """Calls ``on_begin`` whenever FSDP registers a callback for the end of a pass.
 
     Any module may be the first of a pass, so every module needs the call. Returns a function that
     undoes the call; None if PyTorch lacks the method.
@@ -434,7 +434,7 @@ def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[],
         before = state._state_ctx.post_backward_final_callback_queued
         register()
         if not before:
-            began()
+            on_begin()
 
     setattr(state, name, registered)
     kept = weakref.ref(state)

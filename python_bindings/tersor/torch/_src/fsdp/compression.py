@@ -185,8 +185,8 @@ def _refuse_others(modules: Mapping[str, FSDPModule], collective: _compat.Collec
     """Raises InvalidArgumentError if a module has a custom collective already."""
     for name, module in modules.items():
         for exchange in _compat.fsdp_exchanges(module, collective):
-            given_up = isinstance(exchange, Exchange) and not exchange.active
-            if not (given_up or type(exchange).__module__.startswith("torch.")):
+            is_removed = isinstance(exchange, Exchange) and not exchange.active
+            if not (is_removed or type(exchange).__module__.startswith("torch.")):
                 raise InvalidArgumentError(
                     f"module {name or '(root)'} has a custom {collective} already, a "
                     f"{type(exchange).__name__}: remove it, or compress once"
@@ -226,10 +226,10 @@ def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[st
                     values += one.shard_count + -(-one.shard_count // replicas.size())
     if values == 0:
         return []
-    each = RESIDUAL_BYTES[sender.options.residual_dtype]
-    each *= 2 if sender.options.transactional else 1
+    value_bytes = RESIDUAL_BYTES[sender.options.residual_dtype]
+    value_bytes *= 2 if sender.options.transactional else 1
     most = "at most " if sender.options.algorithm == "hierarchical" else ""
-    mib = values * each / 2**20
+    mib = values * value_bytes / 2**20
     note = f"error feedback keeps {most}{values} residuals on every rank: {mib:.1f} MiB"
     logger.warning(note)
     return [note]

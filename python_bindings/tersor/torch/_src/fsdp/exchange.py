@@ -51,21 +51,21 @@ class Sender:
         self.replicas = Reducers(options, ReplicaReducer)
         self.groups: set[dist.ProcessGroup] = set()
         self._channels: dict[dist.ProcessGroup, Transport] = {}
-        self._late: list[Tensor] = []
-        self._last: list[ShardedReducer] = []
+        self._deferred: list[Tensor] = []
+        self._last_reducers: list[ShardedReducer] = []
         self.error: Exception | None = None  #: the first error, which backward() will raise
         self._passes = Passes(self._end)
-        self._follows = False
+        self._observes = False
 
-    def follow(self, module: FSDPModule) -> Callable[[], None] | None:
+    def observe(self, module: FSDPModule) -> Callable[[], None] | None:
         """Observes FSDP's ends of passes. Returns the undo function, or None without support."""
-        undo = _compat.follow_passes(module, self._passes.begin)
-        self._follows |= undo is not None
+        undo = _compat.observe_passes(module, self._passes.begin)
+        self._observes |= undo is not None
         return undo
 
     def begin(self) -> bool:
         """Call for each gradient. Returns True in a backward pass, whose end waits for results."""
-        return self._passes.active if self._follows else after_pass(self._end)
+        return self._passes.active if self._observes else after_pass(self._end)
 
     def every_reducer(self) -> list[ShardedReducer]:
         """Returns the reducers of modules, then the reducers between replicas."""
@@ -78,10 +78,10 @@ class Sender:
 
     def end_steps(self) -> None:
         """Waits for all reducers, also after an error. Then raises the first error."""
-        under_way = [one for one in self.every_reducer() if one.under_way]
-        self._last = under_way or self._last
+        active = [one for one in self.every_reducer() if one.in_step]
+        self._last_reducers = active or self._last_reducers
         errors = []
-        for reducer in under_way:
+        for reducer in active:
             try:
                 reducer.finish()
             except Exception as error:  # of any library
@@ -89,9 +89,9 @@ class Sender:
         if errors:
             raise errors[0]
 
-    def leave(self, output: Tensor) -> None:
+    def defer(self, output: Tensor) -> None:
         """Adds a result that arrives before the end of the pass."""
-        self._late.append(output)
+        self._deferred.append(output)
 
     @contextlib.contextmanager
     def guard(self, output: Tensor, group: dist.ProcessGroup | None) -> Iterator[None]:
@@ -128,15 +128,15 @@ class Sender:
         With ``names``, restores residuals of these parameters, and of messages without known
         parameters, from before the passes since ``accept_steps``.
         """
-        if names is None and not self._last:
+        if names is None and not self._last_reducers:
             raise InvalidArgumentError("there is no step to discard: nothing was sent yet")
         if names is None:
-            for reducer in self._last:
+            for reducer in self._last_reducers:
                 reducer.core.discard_step()
             return
-        stand = self.trained().keys() - set(names)
+        unchanged = self.trained().keys() - set(names)
         for reducer in self.every_reducer():
-            reducer.core.discard_step([one for one in reducer.parameters if one not in stand])
+            reducer.core.discard_step([one for one in reducer.parameters if one not in unchanged])
 
     def accept_steps(self, names: Collection[str] | None = None) -> None:
         """Accepts the passes until now as final, for these parameters or for all."""
@@ -159,7 +159,7 @@ class Sender:
     def reset(self) -> None:
         """Closes the transports. Later exchanges make new transports."""
         self.drop()
-        self._late.clear()
+        self._deferred.clear()
         for group in self.groups:
             close(group)
         self.groups.clear()
@@ -168,19 +168,19 @@ class Sender:
         """Destroys all reducers, residuals and threads."""
         self.reducers.reset()
         self.replicas.reset()
-        self._last = []
+        self._last_reducers = []
         self._channels.clear()
 
     def _end(self) -> None:
         self.samples.end()
-        late, self._late = self._late, []
+        deferred, self._deferred = self._deferred, []
         try:
             self.end_steps()
         except Exception as found:  # of any library
             self.error = self.error or found
         error, self.error = self.error, None
         if error is not None:
-            for output in late:
+            for output in deferred:
                 output.fill_(math.nan)
             raise error
 
@@ -202,7 +202,7 @@ class Exchange:
         self.active = False
         self._undo.close()
 
-    def _takes(self, values: Tensor) -> bool:
+    def _handles(self, values: Tensor) -> bool:
         return self.active and selection.is_supported(values)
 
 
@@ -244,7 +244,7 @@ class ModuleExchange(Exchange):
         """Reduces ``rows`` (ranks, shards) and writes this rank's shards to ``output``."""
         sender = self._sender
         sender.groups.add(group)
-        if not any(one.under_way for one in sender.every_reducer()):
+        if not any(one.in_step for one in sender.every_reducer()):
             sender.loss_scale.begin_step(sender, sender.trained)
         in_pass = sender.begin()
         reduction, factor = reduction_of(op)
@@ -255,11 +255,11 @@ class ModuleExchange(Exchange):
             )
         reducer, names = self._reducer(rows, Kind(group, rows.device, rows.dtype, reduction))
         is_last = self._replicas is not None or self.layout.replicas is None
-        late = in_pass and factor == 1.0 and not rows.is_cuda and is_last
-        late = late and self.layout.leaves_views(rows.dtype)  # before there is a gradient
+        defers = in_pass and factor == 1.0 and not rows.is_cuda and is_last
+        defers = defers and self.layout.makes_only_views(rows.dtype)  # before there is a gradient
         sent = reducer.send(names, rows, output)
-        if late:
-            return sender.leave(output)
+        if defers:
+            return sender.defer(output)
         reducer.wait(sent)
         if reduction == "sum":
             selection.restore_overflow(output)
@@ -271,7 +271,7 @@ class ModuleExchange(Exchange):
     def _reducer(self, rows: Tensor, kind: Kind) -> tuple[ShardedReducer, list[str]]:
         parameters = self.layout.parameters(rows.shape[1])
         if parameters is not None:
-            return self._reducers.of(self, kind), [one.name for one in parameters]
+            return self._reducers.reducer_for(self, kind), [one.name for one in parameters]
         name, options = self.name, ReducerOptions()
         reason = "borders of parameters are not known: the module's gradients are one tensor"
         if self.layout.known:  # the rules of the parameters are unknown; a rule may be "none"
@@ -279,7 +279,7 @@ class ModuleExchange(Exchange):
             options["rules"] = [("*", "none")]
             reason = "PyTorch does not show which of the module's parameters had no gradient"
         whole = ShardedParameter(name, rows.shape, 0, rows.shape[1])
-        return self._reducers.odd(self, kind, whole, options, reason), [name]
+        return self._reducers.fallback(self, kind, whole, options, reason), [name]
 
 
 class GradientExchange(ModuleExchange):
@@ -293,10 +293,10 @@ class GradientExchange(ModuleExchange):
     def install(self, module: FSDPModule) -> None:
         """Replaces the module's reduce-scatter, and prefetches the module's weights."""
         module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
-        if (unfollow := self._sender.follow(module)) is not None:
-            self._undo.callback(unfollow)
-        if self.layout.gather_ahead(True):
-            self._undo.callback(self.layout.gather_ahead, False)
+        if (undo := self._sender.observe(module)) is not None:
+            self._undo.callback(undo)
+        if self.layout.prefetch_weights(True):
+            self._undo.callback(self.layout.prefetch_weights, False)
 
     def expected(self) -> list[tuple[ShardedParameter, _core.CodecChoice]]:
         """Returns each parameter's choice of codec for f32.
@@ -319,9 +319,9 @@ class GradientExchange(ModuleExchange):
         The end of the backward pass raises an error; the output is then NaN.
         """
         self.calls += 1
-        takes = self._takes(input_tensor)
-        with self._sender.guard(output_tensor, group if takes else None):
-            if takes:
+        handles = self._handles(input_tensor)
+        with self._sender.guard(output_tensor, group if handles else None):
+            if handles:
                 self._exchange(input_tensor.view(group.size(), -1), output_tensor, group, op)
             else:
                 self._report_once(input_tensor, group)
@@ -355,7 +355,7 @@ class ReplicaExchange(ModuleExchange):
 
         The end of the backward pass raises an error; the shards are then NaN.
         """
-        if not self._takes(shards):  # the module's reduce-scatter has reported the shards
+        if not self._handles(shards):  # the module's reduce-scatter has reported the shards
             dist.all_reduce(shards, op=op, group=self.group)
             return
         with self._sender.guard(shards, self.group):

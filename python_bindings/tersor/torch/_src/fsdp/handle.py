@@ -12,7 +12,7 @@ from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, Sender
-from tersor.torch._src.fsdp.layout import Kept
+from tersor.torch._src.fsdp.layout import ResidualView
 from tersor.torch._src.fsdp.reducer import ShardedReducer
 from tersor.torch._src.fsdp.state import load_sharded, save_sharded
 from tersor.torch._src.gradients.sample_weights import SampleWeighted
@@ -47,13 +47,13 @@ class ShardedHandle(Reporting, SampleWeighted):
         return self._sender.every_reducer()
 
     @property
-    def feedback(self) -> dict[str, Kept]:
+    def feedback(self) -> dict[str, ResidualView]:
         """Copies of the residuals, by name of the parameter.
 
         On a 2-D mesh, the suffix ``" (replicas)"`` marks residuals of values sent to replicas, and
         ``" (replicas, sums)"`` marks residuals of forwarded sums.
         """
-        return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
+        return {name: view for one in self._reducers for name, view in one.read()[1].items()}
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
         found = (one.statistics(residual_norms=residual_norms) for one in self._reducers)

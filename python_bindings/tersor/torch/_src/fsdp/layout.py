@@ -53,28 +53,28 @@ class ModuleLayout(_compat.FsdpGroup):
         FSDP omits frozen parameters, and parameters without a gradient in this step. Returns None
         if PyTorch does not expose the message's parameters.
         """
-        found = self._if_whole(self.expected(), shard_count)
+        found = self._if_complete(self.expected(), shard_count)
         if found is None:
             entries = [one for one in _compat.fsdp_message() if id(one) in self._names]
-            found = self._if_whole(list(map(self._describe, entries)), shard_count)
+            found = self._if_complete(list(map(self._describe, entries)), shard_count)
         return found
 
     def gathered(self, shard_count: int) -> list[ShardedParameter] | None:
         """Returns the parameters of an all-gather, or None if ``shard_count`` does not match."""
-        return self._if_whole(list(map(self._describe, self._entries)), shard_count)
+        return self._if_complete(list(map(self._describe, self._entries)), shard_count)
 
-    def _if_whole(
+    def _if_complete(
         self, found: list[ShardedParameter], shard_count: int
     ) -> list[ShardedParameter] | None:
-        whole = self.known and sum(one.shard_count for one in found) == shard_count
-        return found if whole else None
+        complete = self.known and sum(one.shard_count for one in found) == shard_count
+        return found if complete else None
 
-    def expected(self, also: Collection[str] = ()) -> list[ShardedParameter]:
-        """Returns the trained parameters and the parameters named in ``also``."""
+    def expected(self, extra: Collection[str] = ()) -> list[ShardedParameter]:
+        """Returns the trained parameters and the parameters named in ``extra``."""
         return [
             self._describe(one)
             for one in self._in_order()
-            if one.sharded_param.requires_grad or self._names[id(one)] in also
+            if one.sharded_param.requires_grad or self._names[id(one)] in extra
         ]
 
     def trained(self) -> list[tuple[str, Tensor]]:
@@ -131,7 +131,7 @@ def from_flat(flat: Tensor, parameter: ShardedParameter, ranks: int) -> Tensor:
 
 
 @dataclass
-class Kept:
+class ResidualView:
     """The residual of one parameter, on the CPU.
 
     ``residual`` has one f32 value per value of the padded parameter, shard after shard. A
@@ -151,13 +151,13 @@ class Kept:
     unit: float = 1.0  #: factor from the sum of residuals over ranks to the gradient
     replica_unit: float = 1.0  #: factor from the sum of residuals over replicas to the gradient
 
-    def spread(self) -> Tensor:
+    def padded(self) -> Tensor:
         """Returns a copy of the residual at its position in the padded parameter."""
         whole = zeros(self.ranks, self.parameter.shard_count)
         whole[self.shards] = self.residual.view(len(self.shards), -1)
         return whole.view(-1)
 
-    def take(self, whole: Tensor) -> None:
+    def set_from(self, whole: Tensor) -> None:
         """Sets the residual to this rank's part of the padded parameter ``whole``."""
         part = whole.view(self.ranks, -1)[self.shards] * (self.ranks / len(self.shards))
         self.residual.copy_(part.view(-1))

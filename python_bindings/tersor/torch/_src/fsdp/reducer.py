@@ -26,7 +26,7 @@ from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
-from tersor.torch._src.fsdp.layout import Kept, ShardedParameter
+from tersor.torch._src.fsdp.layout import ResidualView, ShardedParameter
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.parameters.selection import literal_pattern
@@ -36,7 +36,7 @@ from tersor.torch._src.statistics.records import ParameterStatistics, of_paramet
 if TYPE_CHECKING:
     from tersor.torch._src.fsdp.exchange import ModuleExchange
 
-_MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same reducers
+_MAX_FALLBACKS = 16  # reducers of messages as one tensor; all ranks drop the same reducers
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Kind:
 class ShardedReducer:
     """One reducer, ``core``, for the gradients of some modules."""
 
-    _sent_whole: ClassVar = 0.5  # bytes of a reduce-scatter compared with an all-reduce
+    _traffic_factor: ClassVar = 0.5  # bytes of a reduce-scatter compared with an all-reduce
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class ShardedReducer:
         self._reason = reason
         self._ready: set[str] = set()
         self._exchange = TensorExchange(kind.group, kind.device, options)
-        told: ReducerOptions = {"reduction": kind.reduction, "order": "ready_order"}
+        extra: ReducerOptions = {"reduction": kind.reduction, "order": "ready_order"}
         if "hosts" in options:
-            told["hosts"] = hosts_of(kind.group, options["hosts"])
-        self._hosts = told.get("hosts")
-        self.core = self._exchange.make({**told, **self._rules(self._exchange.options)})
+            extra["hosts"] = hosts_of(kind.group, options["hosts"])
+        self._hosts = extra.get("hosts")
+        self.core = self._exchange.make({**extra, **self._rules(self._exchange.options)})
         for one in self.parameters.values():
             self._add(one)
 
@@ -114,7 +114,7 @@ class ShardedReducer:
             self.core.wait()
 
     @property
-    def under_way(self) -> bool:
+    def in_step(self) -> bool:
         """True in a step."""
         return bool(self._ready)
 
@@ -123,7 +123,7 @@ class ShardedReducer:
         every = self.core.parameter_statistics()
         norms = self.core.residual_norms() if residual_norms else [None] * len(every)
         pairs, own = zip(every, norms, strict=True), self.parameters
-        return (self._told(one, norm) for one, norm in pairs if one.steps and one.name in own)
+        return (self._record(one, norm) for one, norm in pairs if one.steps and one.name in own)
 
     def totals(self, *, residual_norm: bool) -> ParameterStatistics:
         """Returns the statistics of all parameters together, of the completed steps."""
@@ -132,24 +132,24 @@ class ShardedReducer:
             names = [one.name for one in self.core.parameter_statistics()]
             norms = zip(names, self.core.residual_norms(), strict=True)
             norm = math.hypot(*(one for name, one in norms if name in self.parameters))
-        return self._counted(self.core.statistics_so_far(), norm)
+        return self._counts(self.core.statistics_so_far(), norm)
 
-    def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
-        found = self._counted(one, norm)
+    def _record(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
+        found = self._counts(one, norm)
         found.reason = self._reason or one.reason
         return found
 
-    def _counted(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
+    def _counts(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
         found = of_parameter(one, self.kind.group.size(), norm)
-        found.uncompressed_bytes *= self._sent_whole
+        found.uncompressed_bytes *= self._traffic_factor
         return found
 
-    def read(self) -> tuple[ReducerState, dict[str, Kept]]:
+    def read(self) -> tuple[ReducerState, dict[str, ResidualView]]:
         """Returns the state, and a view of each parameter's residual in the state."""
         state = ReducerState.read(self.core.save_state())
         every = self.core.parameter_statistics()
         changing = {one.name for one in every if one.codec_may_change}
-        group, kept = self.kind.group, {}
+        group, views = self.kind.group, {}
         for one in state.parameters:
             if (parameter := self.parameters.get(one.name)) is None:
                 continue
@@ -157,11 +157,11 @@ class ShardedReducer:
                 if longest:
                     residual = torch.from_numpy(values)
                     shards = self._shards(len(values) // parameter.shard_count)
-                    kept[name] = Kept(
+                    views[name] = ResidualView(
                         parameter, one.codec, group.size(), group.rank(), residual, longest,
                         state.step, shards, one.name in changing,
                     )  # fmt: skip
-        return state, kept
+        return state, views
 
     def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
         return [(one.name, one.residual, one.longest_residual)]
@@ -172,36 +172,36 @@ class ShardedReducer:
         if count == group.size():
             return list(range(count))
         hosts = self._hosts or self._exchange.transport.hosts()
-        place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-        return [rank for rank, one in enumerate(place) if one == place[group.rank()]]
+        positions = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+        return [rank for rank, one in enumerate(positions) if one == positions[group.rank()]]
 
-    def take_from(self, others: Sequence[ShardedReducer]) -> None:
-        """Takes residuals of parameters from other reducers. Between replicas a collective call."""
-        self._take_residuals(others)
+    def move_from(self, others: Sequence[ShardedReducer]) -> None:
+        """Moves residuals of parameters from other reducers. Between replicas a collective call."""
+        self._move_residuals(others)
         for other in others:
             for name in self.parameters:
                 other.parameters.pop(name, None)
 
-    def _take_residuals(self, others: Sequence[ShardedReducer]) -> None:
-        state, kept = self.read()
+    def _move_residuals(self, others: Sequence[ShardedReducer]) -> None:
+        state, own = self.read()
         for other in others:
-            was, views = other.read()
-            state.step = max(state.step, was.step)
-            for name in kept.keys() & views.keys():
-                if kept[name].residual.shape == views[name].residual.shape:
-                    kept[name].residual.copy_(views[name].residual)
+            previous, views = other.read()
+            state.step = max(state.step, previous.step)
+            for name in own.keys() & views.keys():
+                if own[name].residual.shape == views[name].residual.shape:
+                    own[name].residual.copy_(views[name].residual)
         self.write(state, {})
 
-    def write(self, state: ReducerState, kept: Mapping[str, Kept]) -> None:
+    def write(self, state: ReducerState, views: Mapping[str, ResidualView]) -> None:
         """Loads a state that ``read`` returned, after changes in its views."""
-        state.step = max((one.step for one in kept.values()), default=state.step)
+        state.step = max((one.step for one in views.values()), default=state.step)
         self.core.load_state(state.write())
 
 
 class ReplicaReducer(ShardedReducer):
     """One reducer for the shards of some modules. Statistics add ``(replicas)`` to the names."""
 
-    _sent_whole: ClassVar = 1.0
+    _traffic_factor: ClassVar = 1.0
 
     def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
         """Starts to reduce the shards of these parameters in place: ``rows`` is ``output``."""
@@ -214,8 +214,8 @@ class ReplicaReducer(ShardedReducer):
         own = [one for one in state.parameters if one.name in self.parameters]
         return {one.name: torch.from_numpy(one.residual) for one in own if len(one.residual)}
 
-    def _take_residuals(self, others: Sequence[ShardedReducer]) -> None:
-        """Takes sums over replicas. The owner of a part depends on the shard's index."""
+    def _move_residuals(self, others: Sequence[ShardedReducer]) -> None:
+        """Moves sums over replicas. The owner of a part depends on the shard's index."""
         step, sums = 0, {}
         for other in others:
             assert isinstance(other, ReplicaReducer)
@@ -237,30 +237,30 @@ class ReplicaReducer(ShardedReducer):
             The names of parameters that took a residual.
         """
         state = ReducerState.read(self.core.save_portable_state())
-        taken = {one.name for one in state.parameters if len(one.residual)}
-        taken &= sums.keys() & self.parameters.keys()
+        loaded = {one.name for one in state.parameters if len(one.residual)}
+        loaded &= sums.keys() & self.parameters.keys()
         for one in state.parameters:
-            kept = torch.from_numpy(one.residual).zero_()
-            if one.name in taken:
-                kept.copy_(sums[one.name])
-        state.step = max((steps[name] for name in taken), default=step)
+            residual = torch.from_numpy(one.residual).zero_()
+            if one.name in loaded:
+                residual.copy_(sums[one.name])
+        state.step = max((steps[name] for name in loaded), default=step)
         self.core.load_state(state.write())
-        return list(taken)
+        return list(loaded)
 
     def _rules(self, options: ReducerOptions) -> ReducerOptions:
-        asked = fill(_core.ReducerOptions(), options)
+        core_options = fill(_core.ReducerOptions(), options)
         dtype = dtype_text(self.kind.dtype)
-        self._choices = {n: one.choice(asked, dtype) for n, one in self.parameters.items()}
+        self._choices = {n: one.choice(core_options, dtype) for n, one in self.parameters.items()}
         rules = [
             (literal_pattern(name), codec, step)
             for name, choice in self._choices.items()
             for step, codec in choice.phases or [(0, choice.codec)]
         ]
-        told = [rule for rule in rules if rule[1] != "auto"]
-        if len(told) < len(rules):
-            told.append(("*", "auto", 0))
+        chosen = [rule for rule in rules if rule[1] != "auto"]
+        if len(chosen) < len(rules):
+            chosen.append(("*", "auto", 0))
         # Between replicas, the prediction stays: the pass's time is for the reduce-scatter.
-        return {"rules": told, "auto_learning": False}
+        return {"rules": chosen, "auto_learning": False}
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(one.shard_count, dtype=self.kind.dtype, device=self.kind.device)
@@ -275,40 +275,40 @@ class ReplicaReducer(ShardedReducer):
     def _shards(self, count: int) -> list[int]:
         return []
 
-    def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
+    def _record(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
         choice = self._choices[one.name]
-        found = self._counted(one, norm)
+        found = self._counts(one, norm)
         found.name = f"{one.name} (replicas)"
         found.reason = self._reason or (one.reason if choice.codec == "auto" else choice.reason)
         return found
 
 
-Made = TypeVar("Made", bound=ShardedReducer)
+ReducerT = TypeVar("ReducerT", bound=ShardedReducer)
 
 
-class Reducers(Generic[Made]):
+class Reducers(Generic[ReducerT]):
     """One reducer per kind of exchange. A step with more parameters makes a new reducer.
 
     Parameters stay in the order of modules, as in a new run, because stochastic rounding depends
     on a parameter's index.
     """
 
-    def __init__(self, options: ReducerOptions, make: Callable[..., Made]) -> None:
+    def __init__(self, options: ReducerOptions, make: Callable[..., ReducerT]) -> None:
         """``make`` takes the kind, parameters, options and reason."""
         self.exchanges: list[ModuleExchange] = []  #: in the order of modules
         self._options = options
         self._new = make
-        self._of: dict[ModuleExchange, Made] = {}
-        self._odd: dict[tuple[int, str, int, Kind], Made] = {}  # at most _MOST_ODD
+        self._reducers: dict[ModuleExchange, ReducerT] = {}
+        self._fallbacks: dict[tuple[int, str, int, Kind], ReducerT] = {}  # at most _MAX_FALLBACKS
 
-    def all(self) -> list[Made]:
+    def all(self) -> list[ReducerT]:
         """Returns the reducers in the order of modules."""
-        odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:3])]
-        return [*dict.fromkeys(self._of.values()), *odd]
+        others = [self._fallbacks[key] for key in sorted(self._fallbacks, key=lambda key: key[:3])]
+        return [*dict.fromkeys(self._reducers.values()), *others]
 
     def units(self) -> dict[str, tuple[float, float]]:
         """Returns the factors from sums of residuals to the gradient, as ``FsdpGroup.units``."""
-        pairs = [(exchange.layout, made.kind.dtype) for exchange, made in self._of.items()]
+        pairs = [(exchange.layout, one.kind.dtype) for exchange, one in self._reducers.items()]
         return {
             name: layout.units(dtype) for layout, dtype in pairs for name, _ in layout.trained()
         }
@@ -316,60 +316,60 @@ class Reducers(Generic[Made]):
     def prepare(self) -> None:
         """Makes the reducers of later steps, as far as FSDP's requests can be predicted."""
         for exchange in self.exchanges:
-            if exchange.is_expected and exchange not in self._of:
+            if exchange.is_expected and exchange not in self._reducers:
                 self._make(exchange.expected_kind(), exchange)
 
-    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
+    def reducer_for(self, exchange: ModuleExchange, kind: Kind) -> ReducerT:
         """Returns the reducer of the module's trained parameters."""
-        made = self._of.get(exchange)
-        if made is None or made.kind != kind:
+        reducer = self._reducers.get(exchange)
+        if reducer is None or reducer.kind != kind:
             return self._make(kind, exchange)
-        coming = [exchange] if made.under_way else self._alike(kind, exchange)
-        wanted = {one.name for other in coming for one in other.layout.expected()}
-        return made if wanted <= made.parameters.keys() else self._make(kind, exchange)
+        exchanges = [exchange] if reducer.in_step else self._same_kind(kind, exchange)
+        wanted = {one.name for other in exchanges for one in other.layout.expected()}
+        return reducer if wanted <= reducer.parameters.keys() else self._make(kind, exchange)
 
-    def odd(
+    def fallback(
         self,
         exchange: ModuleExchange,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
         reason: str,
-    ) -> Made:
+    ) -> ReducerT:
         """Returns the reducer of a message with unknown parameters, sent as a single tensor.
 
         ``options`` are added to the common options; statistics report ``reason``.
         """
         key = (self.exchanges.index(exchange), message.name, message.shard_count, kind)
-        if key not in self._odd:
-            idle = [one for one, made in self._odd.items() if not made.under_way]
-            if len(self._odd) >= _MOST_ODD and idle:
-                del self._odd[idle[0]]
-            self._odd[key] = self._new(kind, [message], {**self._options, **options}, reason)
-        return self._odd[key]
+        if key not in self._fallbacks:
+            idle = [one for one, reducer in self._fallbacks.items() if not reducer.in_step]
+            if len(self._fallbacks) >= _MAX_FALLBACKS and idle:
+                del self._fallbacks[idle[0]]
+            self._fallbacks[key] = self._new(kind, [message], {**self._options, **options}, reason)
+        return self._fallbacks[key]
 
     def reset(self) -> None:
-        self._of.clear()
-        self._odd.clear()
+        self._reducers.clear()
+        self._fallbacks.clear()
 
-    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
+    def _same_kind(self, kind: Kind, requested: ModuleExchange) -> list[ModuleExchange]:
         """Returns the exchanges of this kind, requested or expected, that are not in a step."""
 
-        def is_alike(one: ModuleExchange) -> bool:
-            made = self._of.get(one)
-            if made is None:
+        def matches(one: ModuleExchange) -> bool:
+            reducer = self._reducers.get(one)
+            if reducer is None:
                 return one.is_expected and one.expected_kind() == kind
-            return made.kind == kind and not made.under_way
+            return reducer.kind == kind and not reducer.in_step
 
-        return [one for one in self.exchanges if one is certain or is_alike(one)]
+        return [one for one in self.exchanges if one is requested or matches(one)]
 
-    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
-        alike = self._alike(kind, certain)
-        before = {self._of[one]: None for one in alike if one in self._of}
-        kept = {name for old in before for name in old.parameters}  # frozen parameters too
-        parameters = [one for other in alike for one in other.layout.expected(kept)]
-        made = self._new(kind, parameters, self._options)
+    def _make(self, kind: Kind, requested: ModuleExchange) -> ReducerT:
+        exchanges = self._same_kind(kind, requested)
+        before = {self._reducers[one]: None for one in exchanges if one in self._reducers}
+        known = {name for old in before for name in old.parameters}  # frozen parameters too
+        parameters = [one for other in exchanges for one in other.layout.expected(known)]
+        reducer = self._new(kind, parameters, self._options)
         if before:
-            made.take_from(list(before))
-        self._of.update(dict.fromkeys(alike, made))
-        return made
+            reducer.move_from(list(before))
+        self._reducers.update(dict.fromkeys(exchanges, reducer))
+        return reducer

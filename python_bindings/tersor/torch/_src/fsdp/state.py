@@ -20,9 +20,11 @@ from tersor._core import InvalidArgumentError
 from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.checkpoint.residuals import Mode, own_row, stack_rows
 from tersor.torch._src.fsdp.exchange import Sender
-from tersor.torch._src.fsdp.layout import Kept, from_flat, to_flat
+from tersor.torch._src.fsdp.layout import ResidualView, from_flat, to_flat
 from tersor.torch._src.fsdp.reducer import Kind, ReplicaReducer
 from tersor.torch._src.process_group.connections import hosts_of, transport
+
+Views = Mapping[str, ResidualView]
 
 
 def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[str, Any]:
@@ -42,25 +44,25 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
     exact = checkpoint.check_mode(mode) == "exact"
     reducers = sender.every_reducer() if exact else sender.reducers.all()
     found = [reducer.read() for reducer in reducers]
-    kept = _with_units(sender, {name: one for _, views in found for name, one in views.items()})
+    views = _with_units(sender, {name: one for _, own in found for name, one in own.items()})
     reduction = next((one.kind.reduction for one in reducers), "mean")
     description: dict[str, Any] = {
         "version": checkpoint.VERSION,
         "mode": mode,
         "reduction": reduction,
         "ranks": group.size(),
-        "parameters": list(kept),
-        "codecs": [one.codec for one in kept.values()],
-        "steps": [one.step for one in kept.values()],
+        "parameters": list(views),
+        "codecs": [one.codec for one in views.values()],
+        "steps": [one.step for one in views.values()],
         "step": max((own.step for own, _ in found), default=0),
     }
     if hosts := _hosts(sender, group):
         description["hosts"] = hosts
     if exact:
-        description["shapes"] = [one.parameter.cut() for one in kept.values()]
+        description["shapes"] = [one.parameter.cut() for one in views.values()]
     else:
-        description["units"] = [one.unit for one in kept.values()]
-    return {**description, **(_rows(kept, group) if exact else _sums(sender, kept, group))}
+        description["units"] = [one.unit for one in views.values()]
+    return {**description, **(_rows(views, group) if exact else _sums(sender, views, group))}
 
 
 def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, Any] | None) -> None:
@@ -80,31 +82,31 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
     portable = state.get("mode") == "portable"
     reducers = sender.reducers.all() if portable else sender.every_reducer()
     found = [(reducer, *reducer.read()) for reducer in reducers]
-    kept = _with_units(sender, {name: one for _, _, views in found for name, one in views.items()})
+    views = _with_units(sender, {name: one for _, _, own in found for name, one in own.items()})
     if not state:
-        names = {one.parameter.name for one in kept.values()}
+        names = {one.parameter.name for one in views.values()}
         return checkpoint.start_at_zero([one.core for one in reducers], len(names))
     with checkpoint.reject_damage():
-        _check(kept, state)
+        _check(views, state)
         _check_places(group, _hosts(sender, group), state)
-        units = _saved_units(kept, [one.kind for one in sender.every_reducer()], group, state)
-        _take(kept, group, state, units)
+        units = _saved_units(views, [one.kind for one in sender.every_reducer()], group, state)
+        _copy_residuals(views, group, state, units)
     if portable:
-        _move_to_replicas(sender.replicas.all(), kept, state, units)
-    for reducer, values, views in found:
+        _move_to_replicas(sender.replicas.all(), views, state, units)
+    for reducer, values, own in found:
         values.step = state.get("step", values.step)
-        reducer.write(values, views)
+        reducer.write(values, own)
 
 
-def _with_units(sender: Sender, kept: dict[str, Kept]) -> dict[str, Kept]:
+def _with_units(sender: Sender, views: dict[str, ResidualView]) -> dict[str, ResidualView]:
     for name, units in sender.reducers.units().items():
-        if name in kept:
-            kept[name].unit, kept[name].replica_unit = units
-    return kept
+        if name in views:
+            views[name].unit, views[name].replica_unit = units
+    return views
 
 
 def _saved_units(
-    kept: Mapping[str, Kept], kinds: list[Kind], group: dist.ProcessGroup, state: Mapping[str, Any]
+    views: Views, kinds: list[Kind], group: dist.ProcessGroup, state: Mapping[str, Any]
 ) -> dict[str, float]:
     """Returns the factor from each saved sum to the gradient.
 
@@ -123,14 +125,11 @@ def _saved_units(
             f"the state of {ranks} ranks has no units, which FSDP's sums need on {group.size()} "
             f"ranks: load the state on {ranks} ranks, and save the state again"
         )
-    return {name: one.unit * group.size() / ranks for name, one in kept.items()}
+    return {name: one.unit * group.size() / ranks for name, one in views.items()}
 
 
-def _take(
-    kept: Mapping[str, Kept],
-    group: dist.ProcessGroup,
-    state: Mapping[str, Any],
-    units: Mapping[str, float],
+def _copy_residuals(
+    views: Views, group: dist.ProcessGroup, state: Mapping[str, Any], units: Mapping[str, float]
 ) -> None:
     """Copies a state to the views, before any reducer changes.
 
@@ -139,7 +138,7 @@ def _take(
     """
     exact = state["mode"] == "exact"
     for name, step in zip(state["parameters"], state["steps"], strict=True):
-        one, saved = kept[name], state["residuals"][name]
+        one, saved = views[name], state["residuals"][name]
         one.step = checkpoint.checked_int(step, f"step of {name}")
         saved = own_row(saved, group.rank()) if exact else saved
         found = checkpoint.checked_finite(saved, f"residual of {name}").shape
@@ -153,7 +152,7 @@ def _take(
             one.residual.copy_(saved[: len(one.residual)])
         else:  # the ranks' parts add the same to the gradient
             share = saved * (units[name] / one.unit / group.size())
-            one.take(to_flat(share, one.parameter, one.ranks))
+            one.set_from(to_flat(share, one.parameter, one.ranks))
 
 
 def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
@@ -165,24 +164,24 @@ def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
     return [hosts.index(one) for one in hosts]
 
 
-def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
+def _rows(views: Views, group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
     places = stack_rows(torch.tensor([group.rank()], device="cpu"), mesh)
-    rows = {name: stack_rows(one.residual, mesh, one.longest) for name, one in kept.items()}
+    rows = {name: stack_rows(one.residual, mesh, one.longest) for name, one in views.items()}
     return {"places": places, "residuals": rows}
 
 
-def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
+def _sums(sender: Sender, views: Views, group: dist.ProcessGroup) -> dict[str, Any]:
     """The sums over ranks, with the residuals between replicas in the same unit."""
-    totals = {name: one.spread() for name, one in kept.items()}
+    totals = {name: one.padded() for name, one in views.items()}
     for reducer in sender.replicas.all():
         for name, shard in reducer.sums().items():
-            if (one := kept.get(name)) is not None:  # "auto" may have changed the codec
+            if (one := views.get(name)) is not None:  # "auto" may have changed the codec
                 share = one.replica_unit / one.unit / reducer.kind.group.size()
                 own = totals[name].view(one.ranks, -1)[one.rank]
                 own += shard * share  # all replicas have equal sums
     sums = {}
-    for name, one in kept.items():
+    for name, one in views.items():
         total = totals[name]
         ranks, seconds = transport(group, total.device), sender.seconds(group)
         collectives.allreduce(ranks, total, codec="none", timeout=seconds)
@@ -192,22 +191,22 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
 
 def _move_to_replicas(
     reducers: Iterable[ReplicaReducer],
-    kept: Mapping[str, Kept],
+    views: Views,
     state: Mapping[str, Any],
     units: Mapping[str, float],
 ) -> None:
     """Moves all residuals to the replicas, because a mesh may have no reduce-scatter."""
     steps = dict(zip(state["parameters"], state["steps"], strict=True))
     shards = {}
-    for name, one in kept.items():
+    for name, one in views.items():
         flat = to_flat(state["residuals"][name], one.parameter, one.ranks)
         shards[name] = flat.view(one.ranks, -1)[one.rank] * (units[name] / one.replica_unit)
     for reducer in reducers:
         for name in reducer.load_sums(shards, steps, state.get("step", 0)):
-            kept[name].residual.zero_()
+            views[name].residual.zero_()
 
 
-def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
+def _check(views: Views, state: Mapping[str, Any]) -> None:
     checkpoint.check_version(state)
     checkpoint.check_mode(state["mode"])
     checkpoint.checked_int(state["ranks"], "ranks", 1, 2**16)
@@ -215,16 +214,16 @@ def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
     if state["reduction"] not in ("sum", "mean"):
         raise InvalidArgumentError(f"the state's reduction is {state['reduction']!r}: sum or mean")
     saved = dict(zip(state["parameters"], state["codecs"], strict=True))
-    for name in saved.keys() ^ kept.keys():
+    for name in saved.keys() ^ views.keys():
         where = "the state" if name in saved else "this model"
         raise InvalidArgumentError(f"only {where} keeps residuals of {name}")
     for name, codec in saved.items():
-        if codec != kept[name].codec and not kept[name].codec_may_change:
+        if codec != views[name].codec and not views[name].codec_may_change:
             raise InvalidArgumentError(
-                f"{name}: the state is of {codec}, this is {kept[name].codec}"
+                f"{name}: the state is of {codec}, this is {views[name].codec}"
             )
     for name, cut in zip(saved, state.get("shapes", ()), strict=False):  # none in former states
-        if cut != (wanted := kept[name].parameter.cut()):
+        if cut != (wanted := views[name].parameter.cut()):
             raise InvalidArgumentError(f"{name} has the shape {wanted}, in the state {cut}")
 
 

@@ -76,7 +76,7 @@ class WeightExchange(Exchange):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gathers ``input_tensor``, which may be part of ``output_tensor``, equal on all ranks."""
-        if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
+        if not self._handles(input_tensor):  # bytes of mixed dtypes, or of FP8
             work: dist.Work | None
             work = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
             return work
@@ -132,7 +132,7 @@ def plan_messages(
     options: _core.ReducerOptions, parameters: Iterable[ShardedParameter], dtype: str
 ) -> list[Message]:
     """Plans one message per parameter. Codecs of single values share one message."""
-    alone: list[Message] = []
+    separate: list[Message] = []
     shared: dict[str, Message] = {}
     start = 0
     for one in parameters:
@@ -142,6 +142,6 @@ def plan_messages(
         if choice.by_value:
             message = shared.setdefault(choice.codec, Message(one.name, choice.codec, []))
         else:
-            alone.append(message := Message(one.name, choice.codec, []))
+            separate.append(message := Message(one.name, choice.codec, []))
         message.columns.append(columns)
-    return [*alone, *shared.values()]
+    return [*separate, *shared.values()]
