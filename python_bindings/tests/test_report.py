@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from tersor import _look
+from tersor import _style
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -62,10 +62,10 @@ def test_small_parameters_share_one_summed_bar() -> None:
     made = report.figure(parameters, totals(parameters))
     sent = made.axes[0]
     labels = [label.get_text() for label in sent.get_yticklabels()]
-    assert len(labels) == report.MOST_ROWS
+    assert len(labels) == report.MAX_ROWS
     assert labels[0] == "layer.39.weight"
     assert labels[-1] == "25 smaller ones"
-    widths = [bar.get_width() / MIB for bar in sent.patches[: report.MOST_ROWS]]
+    widths = [bar.get_width() / MIB for bar in sent.patches[: report.MAX_ROWS]]
     assert sum(widths) == pytest.approx(sum(range(1, 41)))
 
 
@@ -106,10 +106,10 @@ def palette() -> types.ModuleType:
 def test_codec_colours_match_the_other_reports() -> None:
     other = palette()
     for spec in ("none", "bf16", "f16", "int8", "int8+ef", "int4", "int4+ef"):
-        assert _look.colour(spec) == other.STYLES[spec].colour
+        assert _style.colour(spec) == other.STYLES[spec].colour
     for spec in ("topk:density=0.01", "topk:density=0.01+ef"):
-        assert _look.colour(spec) == other.STYLES[spec].colour
+        assert _style.colour(spec) == other.STYLES[spec].colour
     light = other.LIGHT
-    assert (light.ink, light.paper) == (_look.INK, _look.PAPER)
-    assert (light.grid, light.quiet) == (_look.GRID, _look.QUIET)
-    assert _look.faint("#2f7fc1", 0.35) == "#b6d2e9"  # 35 % of the colour, 65 % paper
+    assert (light.ink, light.paper) == (_style.INK, _style.PAPER)
+    assert (light.grid, light.quiet) == (_style.GRID, _style.MUTED)
+    assert _style.tint("#2f7fc1", 0.35) == "#b6d2e9"  # 35 % of the colour, 65 % paper

@@ -22,7 +22,7 @@ from typing import Any
 from tersor import _core, _text
 from tersor._core import InvalidArgumentError
 from tersor._options import fill
-from tersor.torch._src.run.patches import Constructors, Planned, Seen
+from tersor.torch._src.run.patches import Constructors, Planned, Record
 
 __all__ = ["main"]
 __dir__ = __all__.copy
@@ -53,12 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
         _check_script(options.script, options.module)
         _check_report(options.report)
         rules = _reducer_options(options.codec, options.rules)
-        made = Constructors(rules, options.unsupported, dry=options.dry)
+        constructors = Constructors(rules, options.unsupported, dry=options.dry)
     except (InvalidArgumentError, OSError) as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
-    made.install()
-    atexit.register(_end, made, os.getpid(), options.report)
+    constructors.install()
+    atexit.register(_end, constructors, os.getpid(), options.report)
     _run(options.script, options.arguments, options.module)
     return 0
 
@@ -167,27 +167,27 @@ def _run(script: str, arguments: list[str], is_module: bool) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def _end(made: Constructors, process: int, report: str | None) -> None:
-    if made.rank != 0 or os.getpid() != process:
+def _end(constructors: Constructors, process: int, report: str | None) -> None:
+    if constructors.rank != 0 or os.getpid() != process:
         return
-    print(paragraph(made), file=sys.stderr, flush=True)
-    handles = [seen.handle for seen in made.models if seen.handle is not None]
+    print(summary(constructors), file=sys.stderr, flush=True)
+    handles = [one.handle for one in constructors.models if one.handle is not None]
     for number, handle in enumerate(handles if report else (), 1):
         stem, ending = os.path.splitext(str(report))
         handle.report(str(report) if number == 1 else f"{stem}.{number}{ending}")
 
 
-def paragraph(made: Constructors) -> str:
+def summary(constructors: Constructors) -> str:
     """Returns the report: the models of the script, and uncompressed all-reduces."""
-    count = len(made.finish())
+    count = len(constructors.finish())
     lines = [f"tersor: {count} model{' was' if count == 1 else 's were'} seen"]
     if not count:
         lines[0] += (
             ": this process called neither DistributedDataParallel nor fully_shard (processes that "
             "a script starts by itself are not seen: start it by torchrun)"
         )
-    lines += [f"  {seen.name} ({seen.way}): {_told(seen)}" for seen in made.models]
-    for place, (calls, size) in made.all_reduces.items():
+    lines += [f"  {one.name} ({one.wrapper}): {_describe(one)}" for one in constructors.models]
+    for place, (calls, size) in constructors.all_reduces.items():
         lines.append(
             f"  dist.all_reduce at {place}: {calls} calls, {_text.byte_count(size)}, as they are "
             "(tersor.torch.all_reduce would encode them)"
@@ -195,17 +195,17 @@ def paragraph(made: Constructors) -> str:
     return "\n".join(lines)
 
 
-def _told(seen: Seen) -> str:
-    if seen.reason:
-        return f"left alone: {seen.reason}"
-    if seen.plan:
-        return _planned(seen.plan)
-    found = seen.count()
+def _describe(record: Record) -> str:
+    if record.reason:
+        return f"left alone: {record.reason}"
+    if record.plan:
+        return _planned(record.plan)
+    found = record.count()
     if not (steps := found.get("tersor/steps")):
         return "compressed, but no backward pass came to its end"
-    sent, instead = found["tersor/sent_bytes"], found["tersor/uncompressed_bytes"]
+    sent, uncompressed = found["tersor/sent_bytes"], found["tersor/uncompressed_bytes"]
     return (
-        f"sent {_text.byte_count(sent)} a step instead of {_text.byte_count(instead)} "
+        f"sent {_text.byte_count(sent)} a step instead of {_text.byte_count(uncompressed)} "
         f"({_text.ratio(found.get('tersor/ratio'))} less), {_text.byte_count(steps * sent)} in "
         f"{steps:.0f} step{'' if steps == 1 else 's'}"
     )
@@ -216,8 +216,8 @@ def _planned(plan: list[Planned]) -> str:
     auto = "" if len(known) == len(plan) else ", and what auto makes of the others"
     whole = _text.byte_count(sum(one.uncompressed_bytes for one in plan))
     sent = [_text.byte_count(one.sent_bytes) for one in plan]
-    instead = [_text.byte_count(one.uncompressed_bytes) for one in plan]
-    rows = [[one.name, *own, one.codec] for one, *own in zip(plan, sent, instead, strict=True)]
+    uncompressed = [_text.byte_count(one.uncompressed_bytes) for one in plan]
+    rows = [[one.name, *own, one.codec] for one, *own in zip(plan, sent, uncompressed, strict=True)]
     table = _text.table(["parameter", "sent", "instead of", "codec"], rows)
     head = f"would send about {_text.byte_count(sum(known))}{auto} a step instead of {whole}"
     return f"{head}\n{textwrap.indent(table, '    ')}"

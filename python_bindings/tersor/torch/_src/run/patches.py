@@ -66,17 +66,17 @@ Plan = tuple[Iterable[Planned], list[dist.ProcessGroup]]
 
 
 @dataclass
-class Seen:
+class Record:
     """A model of the program."""
 
     name: str
-    way: str
+    wrapper: str
     handle: Handle | None = None  #: if the model is compressed
     reason: str = ""  #: otherwise, the reason
     plan: list[Planned] = field(default_factory=list)  #: with --dry
     scalars: Mapping[str, float] = field(default_factory=dict)
 
-    def leave(self, reason: str) -> None:
+    def skip(self, reason: str) -> None:
         """Ends the compression of the model."""
         self.reason, self.plan, handle = reason, [], self.handle
         self.handle = None
@@ -84,7 +84,7 @@ class Seen:
             handle.close()
         elif handle is not None:
             handle.remove()
-        say(f"{self.name} ({self.way}) is left alone: {reason}")
+        print_message(f"{self.name} ({self.wrapper}) is left alone: {reason}")
 
     def count(self) -> Mapping[str, float]:
         """Returns ``handle.scalars()``, also after the end of the handle."""
@@ -104,15 +104,15 @@ class Constructors:
     def __init__(
         self, options: ReducerOptions, unsupported: Unsupported = "warn", *, dry: bool = False
     ) -> None:
-        self.models: list[Seen] = []  #: in the order of construction
+        self.models: list[Record] = []  #: in the order of construction
         #: Calls and bytes of large ``dist.all_reduce`` calls of floats, by file and line.
         self.all_reduces: dict[str, tuple[int, int]] = {}
         self.rank = rank()
         self.dry = dry
         self._options, self._unsupported = options, unsupported
-        self._scaler = Scalers() if has_feedback(options) else None
-        self._seen = weakref.WeakKeyDictionary[nn.Module, Seen]()
-        self._waiting = weakref.WeakKeyDictionary[nn.Module, Any]()  # for the first forward pass
+        self._scaler = ScalerProxy() if has_feedback(options) else None
+        self._records = weakref.WeakKeyDictionary[nn.Module, Record]()
+        self._pending = weakref.WeakKeyDictionary[nn.Module, Any]()  # for the first forward pass
         self._compress_sharded = fsdp.compress
 
     def install(self) -> None:
@@ -124,30 +124,30 @@ class Constructors:
         ]
         if self._scaler is not None:
             methods.append((torch.amp.GradScaler, "__init__", self._scaler.make))
-        for of, name, instead in methods:
-            setattr(of, name, _around(getattr(of, name), instead))
+        for owner, name, replacement in methods:
+            setattr(owner, name, _wrapped(getattr(owner, name), replacement))
         functions: dict[Any, Callable[..., Any]] = {
             fully_shard: self._shard,
-            fsdp.compress: self._give_way,
+            fsdp.compress: self._on_own_compress,
             dist.all_reduce: self._all_reduce,
         }
-        replace({one: _around(one, instead) for one, instead in functions.items()})
+        replace({one: _wrapped(one, replacement) for one, replacement in functions.items()})
 
-    def finish(self) -> list[Seen]:
+    def finish(self) -> list[Record]:
         """Returns all models at the end of the program."""
-        for root in list(self._waiting):
-            self._stop_waiting(root)
+        for root in list(self._pending):
+            self._remove_pending(root)
             self._add(root, "fully_shard").reason = "its forward pass was never called"
         return self.models
 
-    def _add(self, model: nn.Module, way: str) -> Seen:
+    def _add(self, model: nn.Module, wrapper: str) -> Record:
         self.rank = rank()
-        self._seen[model] = seen = Seen(type(inner_module(model)).__name__, way)
-        self.models.append(seen)
-        return seen
+        self._records[model] = record = Record(type(inner_module(model)).__name__, wrapper)
+        self.models.append(record)
+        return record
 
-    def _take(
-        self, seen: Seen, model: Any, plan: Callable[..., Plan], compress: Callable[..., Handle]
+    def _compress(
+        self, record: Record, model: Any, plan: Callable[..., Plan], compress: Callable[..., Handle]
     ) -> None:
         """Compresses a model, or plans with --dry, or leaves a refused model uncompressed."""
         try:
@@ -156,68 +156,68 @@ class Constructors:
                 for group in groups:
                     transport(group)  # refuses a group without a store
         except InvalidArgumentError as refusal:
-            return seen.leave(str(refusal))
+            return record.skip(str(refusal))
         if self.dry:
-            seen.plan = list(planned)
+            record.plan = list(planned)
             return None
         for group in groups:
-            agree(group, repr((self._options, self._unsupported)))
+            check_same_options(group, repr((self._options, self._unsupported)))
         options = {**self._options, "scaler": self._scaler, "unsupported": self._unsupported}
-        seen.handle = compress(model, **options)
-        weakref.finalize(model, seen.end).atexit = False
+        record.handle = compress(model, **options)
+        weakref.finalize(model, record.end).atexit = False
         return None
 
     def _make_ddp(self, construct: Any, model: Any, *arguments: Any, **options: Any) -> None:
         construct(model, *arguments, **options)
-        seen = self._add(model, "DistributedDataParallel")
-        self._take(seen, model, plan_of_ddp, ddp.compress)
+        record = self._add(model, "DistributedDataParallel")
+        self._compress(record, model, plan_of_ddp, ddp.compress)
 
     def _register(self, register: Any, model: Any, state: Any, hook: Any) -> None:
         """Registers Tersor's hook. Tersor's hook calls a later hook of the program."""
-        seen = self._seen.get(model)
-        if seen is not None and isinstance(seen.handle, HookState):
+        record = self._records.get(model)
+        if record is not None and isinstance(record.handle, HookState):
             _compat.check_hook(model, hook)
-            seen.handle.instead = functools.partial(hook, state)
+            record.handle.instead = functools.partial(hook, state)
         else:  # Tersor's hook, or a model without Tersor's hook
             register(model, state, hook)
-        if seen is not None and (seen.handle is not None or seen.plan):
-            seen.leave(_OWN_CALL if isinstance(state, HookState) else _OWN_HOOK)
+        if record is not None and (record.handle is not None or record.plan):
+            record.skip(_OWN_CALL if isinstance(state, HookState) else _OWN_HOOK)
 
     def _shard(self, shard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
         """Shards, then waits for the first forward pass of the outermost sharded module."""
         found = shard(module, *arguments, **options)
         for one in module if isinstance(module, list | tuple) else [module]:
             for inner in one.modules():
-                self._stop_waiting(inner)
-            use = torch.compiler.disable(lambda used, _: self._use(used))  # type: ignore[no-untyped-call]
+                self._remove_pending(inner)
+            use = torch.compiler.disable(lambda used, _: self._on_use(used))  # type: ignore[no-untyped-call]
             # Run this hook first, because FSDP's own hook unshards the parameters.
-            self._waiting[one] = one.register_forward_pre_hook(use, prepend=True)
+            self._pending[one] = one.register_forward_pre_hook(use, prepend=True)
         return found
 
-    def _stop_waiting(self, module: nn.Module) -> bool:
+    def _remove_pending(self, module: nn.Module) -> bool:
         """Returns True if the module waited for its first forward pass."""
-        if (hook := self._waiting.pop(module, None)) is not None:
+        if (hook := self._pending.pop(module, None)) is not None:
             hook.remove()
         return hook is not None
 
     def _unshard(self, unshard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
-        self._use(module)
+        self._on_use(module)
         return unshard(module, *arguments, **options)
 
-    def _use(self, module: nn.Module) -> None:
+    def _on_use(self, module: nn.Module) -> None:
         """Compresses a model at the first use of any module of the model."""
-        for root in list(self._waiting):
-            if any(one is module for one in root.modules()) and self._stop_waiting(root):
-                seen = self._add(root, "fully_shard")
-                self._take(seen, root, plan_of_shards, self._compress_sharded)
+        for root in list(self._pending):
+            if any(one is module for one in root.modules()) and self._remove_pending(root):
+                record = self._add(root, "fully_shard")
+                self._compress(record, root, plan_of_shards, self._compress_sharded)
 
-    def _give_way(self, compress: Any, model: Any, *arguments: Any, **options: Any) -> Any:
+    def _on_own_compress(self, compress: Any, model: Any, *arguments: Any, **options: Any) -> Any:
         """Ends this compression of a model if the program itself compresses the model."""
         for one in model.modules() if isinstance(model, nn.Module) else ():
-            if self._stop_waiting(one):
-                self._add(one, "fully_shard").leave(_OWN_CALL)
-            elif (seen := self._seen.get(one)) is not None and not seen.reason:
-                seen.leave(_OWN_CALL)
+            if self._remove_pending(one):
+                self._add(one, "fully_shard").skip(_OWN_CALL)
+            elif (record := self._records.get(one)) is not None and not record.reason:
+                record.skip(_OWN_CALL)
         return compress(model, *arguments, **options)
 
     def _all_reduce(self, all_reduce: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
@@ -232,23 +232,23 @@ class Constructors:
         return all_reduce(tensor, *arguments, **options)
 
 
-class Scalers:
+class ScalerProxy:
     """The ``GradScaler`` of the program. The program may make the scaler after the model."""
 
     def __init__(self) -> None:
-        self._made = weakref.WeakSet[Any]()
+        self._scalers = weakref.WeakSet[Any]()
 
     def make(self, construct: Any, scaler: Any, *arguments: Any, **options: Any) -> None:
         """Replaces the constructor of ``GradScaler``."""
         construct(scaler, *arguments, **options)
         if scaler.is_enabled():
-            self._made.add(scaler)
+            self._scalers.add(scaler)
             record_results(scaler)
 
     @property
     def program_scaler(self) -> Any:
         """The only scaler, or None before the first scaler."""
-        alive = list(self._made)
+        alive = list(self._scalers)
         if len(alive) > 1:
             raise InvalidArgumentError(
                 f"the script has {len(alive)} GradScalers, but residuals follow only one: call "
@@ -258,13 +258,13 @@ class Scalers:
 
     def get_scale(self) -> float:
         """Returns the scaler's scale, or 1 without a scaler."""
-        return 1.0 if (made := self.program_scaler) is None else float(made.get_scale())
+        return 1.0 if (scaler := self.program_scaler) is None else float(scaler.get_scale())
 
 
-def _around(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(function: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*arguments: Any, **options: Any) -> Any:
-        return instead(function, *arguments, **options)
+        return replacement(function, *arguments, **options)
 
     return wrapper
 
@@ -278,22 +278,22 @@ def replace(functions: Mapping[Any, Any]) -> None:
                 setattr(module, name, by_id[id(value)])
 
 
-def agree(group: dist.ProcessGroup, text: str) -> None:
+def check_same_options(group: dist.ProcessGroup, text: str) -> None:
     """Compares the options of all ranks. A collective call.
 
     Raises:
         InvalidArgumentError: Two ranks were started with different options.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
-    said = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
+    encoded = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
     own, every = zeros(_TEXT_BYTES), zeros(group.size(), _TEXT_BYTES)
-    own[: len(said)] = torch.frombuffer(said, dtype=torch.uint8)
+    own[: len(encoded)] = torch.frombuffer(encoded, dtype=torch.uint8)
     ranks = transport(group).channel()  # on the host, because the program may have set no device
     collectives.allgather(ranks, own, every.view(-1), codec="none", timeout=seconds_of(group))
-    told = [bytes(one.byte().tolist()).rstrip(b"\0") for one in every]
-    for number, other in enumerate(told):
-        if other != told[0]:
-            wrong, first = (one[len(digest) :].decode(errors="replace") for one in (other, told[0]))
+    rows = [bytes(one.byte().tolist()).rstrip(b"\0") for one in every]
+    for number, other in enumerate(rows):
+        if other != rows[0]:
+            wrong, first = (one[len(digest) :].decode(errors="replace") for one in (other, rows[0]))
             raise InvalidArgumentError(
                 f"rank {number} was started with {wrong}, rank 0 with {first}: give all ranks the "
                 "same --codec, --rules and --unsupported"
@@ -302,11 +302,11 @@ def agree(group: dist.ProcessGroup, text: str) -> None:
 
 def rank() -> int:
     """Returns this process's rank, or 0 if the rank is unknown."""
-    told = os.environ.get("RANK", "")
-    return dist.get_rank() if dist.is_initialized() else int(told) if told.isdigit() else 0
+    text = os.environ.get("RANK", "")
+    return dist.get_rank() if dist.is_initialized() else int(text) if text.isdigit() else 0
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Prints a message on rank 0."""
     if rank() == 0:
         print(f"tersor: {text}", file=sys.stderr, flush=True)
@@ -314,11 +314,11 @@ def say(text: str) -> None:
 
 def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan:
     """Plans all-reduces: a rank sends all parts of a gradient twice, except the rank's own part."""
-    asked, group = fill(_core.ReducerOptions(), options), model.process_group
+    core_options, group = fill(_core.ReducerOptions(), options), model.process_group
     share = 2 * (group.size() - 1) / group.size()
 
     def planned(name: str, one: torch.Tensor) -> Planned:
-        choice = _core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype))
+        choice = _core.choose_codec(core_options, name, list(one.shape), dtype_text(one.dtype))
         return _planned(name, choice, one, share)
 
     return itertools.starmap(planned, ddp.compressible(model).items()), [group]

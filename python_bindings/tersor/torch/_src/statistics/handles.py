@@ -361,11 +361,11 @@ class ReducerReporting(Reporting):
         return records.of_parameter(self.reducer.statistics(), self._ranks(), norm)
 
     def _totals_of_all(self, residual_norms: bool) -> ParameterStatistics | None:
-        if (made := self._exchange) is None:
+        if (exchange := self._exchange) is None:
             return None
         if residual_norms:
             return self.totals(residual_norms=True)
-        return records.of_parameter(made.reducer.statistics_so_far(), made.ranks)
+        return records.of_parameter(exchange.reducer.statistics_so_far(), exchange.ranks)
 
     def explain(self) -> str:
         """Returns one line per parameter: its codec and the reason.
@@ -383,8 +383,8 @@ class ReducerReporting(Reporting):
         return [] if self._exchange is None else [self._exchange.reducer]
 
     def _ranks(self) -> int:
-        made = self._exchange
-        return dist.get_world_size(self._group) if made is None else made.ranks
+        exchange = self._exchange
+        return dist.get_world_size(self._group) if exchange is None else exchange.ranks
 
     def _process_group(self) -> dist.ProcessGroup:
         return as_group(self._group)

@@ -10,7 +10,7 @@ from typing import Any
 INK = "#1f2328"
 PAPER = "#ffffff"
 GRID = "#d9dee4"
-QUIET = "#57606a"  # secondary text and bars
+MUTED = "#57606a"  # secondary text and bars
 
 _CODECS = {
     "none": "#868686", "bf16": "#2f7fc1", "f16": "#66b8e8", "int8": "#e39a00", "int8+ef": "#a86f00",
@@ -23,7 +23,7 @@ STYLE: Any = {
     "axes.titlecolor": INK, "figure.facecolor": PAPER, "axes.facecolor": PAPER,
     "savefig.facecolor": PAPER, "font.family": "DejaVu Sans", "font.size": 11,
     "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.edgecolor": QUIET, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.edgecolor": MUTED, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.8,
     "legend.frameon": False, "text.parse_math": False,  # names may contain dollar signs
 }  # fmt: skip
@@ -37,7 +37,7 @@ def colour(spec: str) -> str:
     return _CODECS.get(family + feedback) or _CODECS.get(family, _OTHER)
 
 
-def faint(shade: str, share: float = 0.35) -> str:
+def tint(shade: str, share: float = 0.35) -> str:
     """Mixes ``share`` of a colour with paper. Colours are #rrggbb."""
     channels = zip(bytes.fromhex(shade[1:]), bytes.fromhex(PAPER[1:]), strict=True)
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)
