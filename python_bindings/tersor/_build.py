@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tersor import _core, _cuda_package
 
-_HOW_TO_ADD = {
+_REMEDIES = {
     "cuda": "install tersor-cuda13, or build from source with nvcc and "
     "--config-settings=cmake.define.TERSOR_CUDA=ON",
     "nccl": "build from source with CUDA and nccl.h",
@@ -53,7 +53,7 @@ class BuildInfo:
         Example:
             >>> print(tersor.build_info().missing())
         """
-        return {name: how for name, how in _HOW_TO_ADD.items() if not getattr(self, name)}
+        return {name: how for name, how in _REMEDIES.items() if not getattr(self, name)}
 
     def __str__(self) -> str:
         names = [*(field.name for field in fields(self)), "gpu"]

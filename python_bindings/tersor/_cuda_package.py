@@ -13,7 +13,7 @@ from pathlib import Path
 DISTRIBUTION = "tersor-cuda13"
 
 
-def _use() -> None:
+def _prefer_cuda_package() -> None:
     """Puts the folder of the CUDA package, if installed, before the package's own folder."""
     found = importlib.util.find_spec("tersor_cuda13")
     if found is None or found.origin is None:
@@ -36,4 +36,4 @@ def _use() -> None:
         sys.modules["tersor"].__path__.insert(0, str(Path(found.origin).parent))
 
 
-_use()
+_prefer_cuda_package()

@@ -22,14 +22,14 @@ else:  # for annotations alone: a program with NumPy may lack typing_extensions
 Options = TypeVar("Options")
 
 #: What to do instead of an option that the other entry points have.
-_INSTEAD = {
+_REMEDIES = {
     ("OptimizerOptions", "weighted"): "set optimizer.samples before step(), on all ranks",
     ("OptimizerOptions", "transactional"): "only step() sends gradients, so leave the option out",
     ("OptimizerOptions", "reduction"): "the ranks' mean moves the weights, so leave the option out",
     ("AdvancedOptions", "weighted"): "set samples before step(), with straggler_timeout=",
     ("AdvancedOptions", "transactional"): "leave the option out",
 }
-_ENDED = ("elastic", "missing", "progress")  # former options without an effect
+_REMOVED = ("elastic", "missing", "progress")  # former options without an effect
 
 
 def fill(options: Options, keywords: Mapping[str, object]) -> Options:
@@ -47,7 +47,7 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
         try:
             setattr(options, key, value)
         except TypeError:
-            raise TypeError(_wanted(key, getattr(options, key), value)) from None
+            raise TypeError(_type_message(key, getattr(options, key), value)) from None
     return options
 
 
@@ -61,7 +61,7 @@ _KINDS = {str: "a string", bool: "True or False", int: "an integer", float: "a n
 _OBJECTS = {"state": "a FeedbackState", "workspace": "a Workspace", "tuner": "a Tuner"}
 
 
-def _wanted(key: str, default: object, value: object) -> str:
+def _type_message(key: str, default: object, value: object) -> str:
     """Returns the message for a value of a wrong type."""
     if key == "rules":
         return f"rules must be a list of pairs, such as [('*', 'int8')], not {value!r}"
@@ -84,15 +84,15 @@ def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Fu
 
     def decorated(function: Function) -> Function:
         first, *own = inspect.signature(function).parameters
-        who = function.__qualname__.removesuffix(".__init__")
+        name = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
             plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
             if plain:
-                found = arguments[0] if arguments else keywords.get(first)
-                fields = kind if isinstance(kind, type) else kind(found)
-                keywords["advanced"] = _moved(who, own, fields, keywords.get("advanced"), plain)
+                owner = arguments[0] if arguments else keywords.get(first)
+                fields = kind if isinstance(kind, type) else kind(owner)
+                keywords["advanced"] = _merge(name, own, fields, keywords.get("advanced"), plain)
             return function(*arguments, **keywords)
 
         return cast(Function, call)
@@ -100,31 +100,31 @@ def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Fu
     return decorated
 
 
-def _moved(
-    who: str, own: list[str], kind: type[Any], advanced: object, plain: Mapping[str, object]
+def _merge(
+    name: str, own: list[str], kind: type[Any], advanced: object, plain: Mapping[str, object]
 ) -> object:
     """Returns ``advanced`` with the fields of the plain keywords."""
     known = {one.name: one.default for one in dataclasses.fields(kind)}
     for key, value in plain.items():
         if key in known and getattr(advanced, key, known[key]) not in (known[key], value):
             raise TypeError(
-                f"{who}() got {key}= and advanced={kind.__name__}({key}=...): leave {key}= out"
+                f"{name}() got {key}= and advanced={kind.__name__}({key}=...): leave {key}= out"
             )
         if key == "elastic" and value:
             raise InvalidArgumentError(
-                f"elastic=True: the process group of {who} does not survive the loss of a rank; "
+                f"elastic=True: the process group of {name} does not survive the loss of a rank; "
                 "use DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD, DiLoCo "
                 "or torchft around your training"
             )
-        if remedy := _INSTEAD.get((kind.__name__, key)):
-            raise InvalidArgumentError(f"{who}: there is no option {key!r}: {remedy}")
-        if key not in (*known, *_ENDED):
+        if remedy := _REMEDIES.get((kind.__name__, key)):
+            raise InvalidArgumentError(f"{name}: there is no option {key!r}: {remedy}")
+        if key not in (*known, *_REMOVED):
             raise InvalidArgumentError(
-                f"{who}: there is no option {key!r}; the options are: {', '.join(own)}; and in "
+                f"{name}: there is no option {key!r}; the options are: {', '.join(own)}; and in "
                 f"advanced={kind.__name__}(...): {', '.join(known)}"
             )
         use = f"use advanced={kind.__name__}({key}=...)"
-        deprecated(f"{who}({key}=)", "leave the option out" if key in _ENDED else use, who)
+        deprecated(f"{name}({key}=)", "leave the option out" if key in _REMOVED else use, name)
     changed = {key: value for key, value in plain.items() if key in known}
     return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
 

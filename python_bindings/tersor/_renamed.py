@@ -53,7 +53,7 @@ _ATTRIBUTES = {
 }
 
 #: The names of other interfaces for functions of a package.
-_HERE = {
+_EQUIVALENTS = {
     "tersor": {"all_gather": "allgather", "all_reduce": "allreduce"}
     | dict.fromkeys(("all_to_all_single", "alltoall"), "all_to_all"),
     "tersor.torch": {"all_gather_into_tensor": "all_gather", "allgather": "all_gather"}
@@ -83,8 +83,8 @@ def attribute(package: str, name: str) -> Any:
     elif old in _RENAMED:
         found = _renamed(old)
     else:
-        here = _HERE.get(package, {}).get(name)
-        use = f": use {package}.{here}" if here else ""
+        equivalent = _EQUIVALENTS.get(package, {}).get(name)
+        use = f": use {package}.{equivalent}" if equivalent else ""
         raise AttributeError(f"module {package!r} has no attribute {name!r}{use}")
     setattr(sys.modules[package], name, found)
     return found

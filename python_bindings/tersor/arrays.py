@@ -45,8 +45,8 @@ def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, 
         array([6.55e+04,      inf], dtype=float16)
     """
     if numpy.dtype(dtype) == numpy.float16:
-        most = numpy.finfo(numpy.float16).max.astype(values.dtype)
-        values = numpy.where(numpy.isfinite(values), values.clip(-most, most), values)
+        limit = numpy.finfo(numpy.float16).max.astype(values.dtype)
+        values = numpy.where(numpy.isfinite(values), values.clip(-limit, limit), values)
     return values.astype(dtype)
 
 

@@ -34,22 +34,22 @@ __all__ = ["allgather", "allreduce", "reduce_scatter", "transport"]
 __dir__ = __all__.copy
 
 
-class _Holder:
+class _TransportOwner:
     """Releases a transport when its communicator is freed, or before MPI ends."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport: Transport | None = transport
 
 
-_holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+_owners: weakref.WeakSet[_TransportOwner] = weakref.WeakSet()
 _attribute = MPI.Comm.Create_keyval()
 
 
 @atexit.register
 def _release_transports() -> None:
     """Runs before mpi4py finalises MPI, because mpi4py does so after the functions of atexit."""
-    for holder in _holders:
-        holder.transport = None
+    for owner in _owners:
+        owner.transport = None
 
 
 def _check_library() -> None:
@@ -83,14 +83,14 @@ def transport(comm: MPI.Intracomm) -> Transport:
     Example:
         >>> reducer = tersor.GradientReducer(tersor.mpi.transport(MPI.COMM_WORLD), codec="int8")
     """
-    kept = comm.Get_attr(_attribute) if comm != MPI.COMM_NULL else None
-    if isinstance(kept, _Holder) and kept.transport is not None:
-        return kept.transport
+    cached = comm.Get_attr(_attribute) if comm != MPI.COMM_NULL else None
+    if isinstance(cached, _TransportOwner) and cached.transport is not None:
+        return cached.transport
     _check_library()
     made = _mpi.make_transport(MPI._addressof(comm))
-    holder = _Holder(made)
-    comm.Set_attr(_attribute, holder)
-    _holders.add(holder)
+    owner = _TransportOwner(made)
+    comm.Set_attr(_attribute, owner)
+    _owners.add(owner)
     return made
 
 

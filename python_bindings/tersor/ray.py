@@ -28,7 +28,7 @@ __dir__ = __all__.copy
 
 Arrays = Mapping[str, Any]
 
-_MOST_UNANSWERED = 2  # pushes of a worker
+_MAX_PENDING_PUSHES = 2  # pushes of a worker
 
 
 class _Shard:
@@ -48,9 +48,9 @@ class _Shard:
         arrays, own_options = list(parameters.values()), core_options(options, workers, parameters)
         self._shard = _core.ParameterShard(arrays, own_update, own_options, *index)
         self._changed = asyncio.Condition()
-        self._next: dict[int, int] = {}  # clocks
+        self._clocks: dict[int, int] = {}  # of the workers
         self._pushes: Counter[int] = Counter()  # of each worker, unanswered
-        self._lives: Counter[int] = Counter()  # how often it has joined
+        self._tokens: Counter[int] = Counter()  # how often it has joined
 
     async def join(self, worker: int, signature: int) -> tuple[int, int]:
         """The worker's clock, and a number for its calls: another worker may replace it."""
@@ -59,57 +59,57 @@ class _Shard:
                 "the server has another model or other options: pass the same to both"
             )
         async with self._changed:
-            if worker in self._next:  # a worker that died is replaced
-                self._drop(worker, lost=True)
-            clock = self._next[worker] = self._shard.join(worker)
-            self._lives[worker] += 1
+            if worker in self._clocks:  # a worker that died is replaced
+                self._remove(worker, lost=True)
+            clock = self._clocks[worker] = self._shard.join(worker)
+            self._tokens[worker] += 1
             self._pushes[worker] = 0
             self._changed.notify_all()
-        return clock, self._lives[worker]
+        return clock, self._tokens[worker]
 
-    async def push(self, worker: int, life: int, clock: int, frame: Any) -> None:
+    async def push(self, worker: int, token: int, clock: int, frame: Any) -> None:
         """Returns after the update with the gradient."""
-        self._is_here(worker, life)
-        if self._pushes[worker] >= _MOST_UNANSWERED:
+        self._check_joined(worker, token)
+        if self._pushes[worker] >= _MAX_PENDING_PUSHES:
             raise InvalidArgumentError(
-                f"worker {worker} pushes while {_MOST_UNANSWERED} of its pushes are unanswered"
+                f"worker {worker} pushes while {_MAX_PENDING_PUSHES} of its pushes are unanswered"
             )
         self._pushes[worker] += 1
         try:
             async with self._changed:  # Ray may begin calls in another order
-                await self._until(worker, life, lambda: self._next[worker] >= clock)
+                await self._wait_until(worker, token, lambda: self._clocks[worker] >= clock)
                 self._apply(worker, clock, frame)
-                await self._until(worker, life, lambda: self._applied(worker) > clock)
+                await self._wait_until(worker, token, lambda: self._applied(worker) > clock)
         finally:
-            self._pushes[worker] -= life == self._lives[worker]
+            self._pushes[worker] -= token == self._tokens[worker]
 
     def _apply(self, worker: int, clock: int, frame: Any) -> None:
         try:
             self._shard.push(worker, clock, frame)
-            self._next[worker] = clock + 1
+            self._clocks[worker] = clock + 1
         except Error:
-            self._drop(worker, lost=True)  # its next push is for a clock that never comes
+            self._remove(worker, lost=True)  # its next push is for a clock that never comes
             raise
         finally:
             self._changed.notify_all()
 
     def _applied(self, worker: int) -> int:
-        return self._next[worker] - self._shard.waiting(worker)
+        return self._clocks[worker] - self._shard.waiting(worker)
 
-    async def pull(self, worker: int, life: int, clock: int) -> Any:
+    async def pull(self, worker: int, token: int, clock: int) -> Any:
 
         def may_pull() -> bool:
-            return self._next[worker] >= clock and self._shard.may_pull(worker, clock)
+            return self._clocks[worker] >= clock and self._shard.may_pull(worker, clock)
 
         async with self._changed:
-            await self._until(worker, life, may_pull)
+            await self._wait_until(worker, token, may_pull)
             frame = empty_bytes(self._shard.pull_capacity, np.empty(0))
             return frame[: self._shard.pull(worker, clock, frame)]
 
-    async def leave(self, worker: int, life: int) -> None:
+    async def leave(self, worker: int, token: int) -> None:
         async with self._changed:
-            await self._until(worker, life, lambda: self._shard.waiting(worker) == 0)
-            self._drop(worker, lost=False)
+            await self._wait_until(worker, token, lambda: self._shard.waiting(worker) == 0)
+            self._remove(worker, lost=False)
 
     async def parameters(self) -> dict[str, tuple[int, Any]]:
         parts = enumerate(self._names)
@@ -118,10 +118,10 @@ class _Shard:
     async def statistics(self) -> ServerStatistics:
         return self._shard.statistics()
 
-    async def _until(self, worker: int, life: int, is_done: Callable[[], bool]) -> None:
+    async def _wait_until(self, worker: int, token: int, is_done: Callable[[], bool]) -> None:
         """Waits for a condition, and leaves out workers that are silent for too long."""
         deadline = time.monotonic() + self._timeout
-        while self._is_here(worker, life) and not is_done():
+        while self._check_joined(worker, token) and not is_done():
             if (missing := self._shard.missing()) and time.monotonic() > deadline:
                 raise TransportError(
                     f"workers {missing} of workers= did not join within {self._timeout:g} s"
@@ -129,19 +129,19 @@ class _Shard:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._timeout / 4)
             for one in self._shard.leave_out_silent(self._timeout):
-                self._drop(one, lost=True)
+                self._remove(one, lost=True)
 
-    def _is_here(self, worker: int, life: int) -> bool:
+    def _check_joined(self, worker: int, token: int) -> bool:
         self._shard.waiting(worker)  # raises the exception of an update
-        if worker not in self._next or life != self._lives[worker]:
+        if worker not in self._clocks or token != self._tokens[worker]:
             raise InvalidArgumentError(
                 f"worker {worker} has not joined, or was considered lost: it sent nothing for "
                 f"{self._timeout:g} s, its last push was refused, or another worker has its number"
             )
         return True
 
-    def _drop(self, worker: int, lost: bool) -> None:
-        self._next.pop(worker, None)
+    def _remove(self, worker: int, lost: bool) -> None:
+        self._clocks.pop(worker, None)
         self._changed.notify_all()
         self._shard.leave(worker, lost)
 
@@ -282,7 +282,7 @@ class ParameterClient:
         joins = [actor.join.remote(worker, one.signature) for actor, one in pairs]
         joined: list[tuple[int, int]] = ray.get(joins)
         self._clocks = [clock for clock, _ in joined]  # of each server's slowest worker
-        self._servers = [(*pair, life) for pair, (_, life) in zip(pairs, joined, strict=True)]
+        self._servers = [(*pair, token) for pair, (_, token) in zip(pairs, joined, strict=True)]
         self._pushed: deque[list[Any]] = deque()
 
     @property
@@ -308,7 +308,7 @@ class ParameterClient:
         """
         arrays = self._arrays(parameters, "pull")
         pairs = zip(self._servers, self._clocks, strict=True)
-        calls = [actor.pull.remote(self._worker, life, clock) for (actor, _, life), clock in pairs]
+        calls = [one.pull.remote(self._worker, token, clock) for (one, _, token), clock in pairs]
         try:
             answers = ray.get(calls)
         except ray.exceptions.RayError:
@@ -338,12 +338,12 @@ class ParameterClient:
             raise InvalidArgumentError(f"push: the server has no parameters {unknown}")
         if not all(np.isfinite(one).all() for one in arrays):
             raise InvalidArgumentError("push: a gradient is not finite; push zeros to leave it out")
-        while len(self._pushed) >= _MOST_UNANSWERED:
+        while len(self._pushed) >= _MAX_PENDING_PUSHES:
             ray.get(self._pushed.popleft())
         calls = []  # encode all frames before the first is sent
-        for (actor, frames, life), clock in zip(self._servers, self._clocks, strict=True):
+        for (actor, frames, token), clock in zip(self._servers, self._clocks, strict=True):
             out = empty_bytes(frames.push_capacity, np.empty(0))
-            calls.append((actor, life, clock, out[: frames.encode(arrays, clock, out)]))
+            calls.append((actor, token, clock, out[: frames.encode(arrays, clock, out)]))
         self._pushed.append([actor.push.remote(self._worker, *rest) for actor, *rest in calls])
         self._clocks = [clock + 1 for clock in self._clocks]
 
@@ -386,7 +386,7 @@ class ParameterClient:
         if self._has_left:
             return
         self.flush()
-        ray.get([actor.leave.remote(self._worker, life) for actor, _, life in self._servers])
+        ray.get([actor.leave.remote(self._worker, token) for actor, _, token in self._servers])
         self._has_left = True
 
     def __enter__(self) -> Self:

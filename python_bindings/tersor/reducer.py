@@ -241,7 +241,7 @@ class ReducerOptions(GridOptions, total=False):
 _ARGUMENTS = {*ReducerOptions.__annotations__, "on_loss"}  # on_loss: of an exchange of tensors
 
 
-def gathered(
+def merged_options(
     kind: type[ExchangeOptions], advanced: ExchangeOptions | None, **options: object
 ) -> ReducerOptions:
     """Returns the keyword arguments of ``GradientReducer``, without unset options.

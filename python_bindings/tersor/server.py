@@ -21,7 +21,7 @@ from tersor.codec import text_hash
 __all__ = ["ParameterClient", "ParameterServer", "ServerOptions"]
 __dir__ = __all__.copy
 
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_RATE = float(np.finfo(np.float32).max)
 
 #: The name of a parameter, its values on this server (changed in place), and a gradient: arrays of
 #: one dimension. The values keep their memory. The gradient is valid during the call only.
@@ -31,13 +31,13 @@ Update = Callable[[list[Part]], None]
 
 def named_update(update: Update, names: Sequence[str]) -> Callable[[list[Any]], None]:
     """Wraps an update for a shard, which numbers the parameters."""
-    return lambda parts: update([(names[i], own, by) for i, own, by in parts])
+    return lambda parts: update([(names[i], own, gradient) for i, own, gradient in parts])
 
 
 def sgd_rates(update: float, momentum: float) -> tuple[float, float]:
     """Returns the rates, which must be finite as float32 numbers."""
     for name, rate in (("update", update), ("momentum", momentum)):
-        if not abs(float(rate)) <= _LARGEST:
+        if not abs(float(rate)) <= _MAX_RATE:
             raise InvalidArgumentError(f"{name}={rate}: give a finite float32 number")
     return float(update), momentum
 
@@ -47,8 +47,8 @@ def core_options(
 ) -> _core.ServerOptions:
     """The library's options, with a hash of the model's names and shapes."""
     shapes = [(name, tuple(np.shape(one))) for name, one in arrays.items()]
-    more = {"workers": list(workers), "model": text_hash(repr(shapes))}
-    return fill(_core.ServerOptions(), {**options, **more})
+    extra = {"workers": list(workers), "model": text_hash(repr(shapes))}
+    return fill(_core.ServerOptions(), {**options, **extra})
 
 
 class ServerOptions(TypedDict, total=False):
@@ -141,7 +141,7 @@ class ParameterServer:
         count = len(self._channels.servers)
         self.shard = _core.ParameterShard(arrays, by, checked, index, count)
         self._error: BaseException | None = None
-        arguments = (self._channels.of_servers[index], timeout, straggler_timeout)
+        arguments = (self._channels.by_server[index], timeout, straggler_timeout)
         self._thread = threading.Thread(target=self._serve, args=arguments, daemon=True)
         self._thread.start()
 
@@ -217,12 +217,12 @@ class Worker:
     it.
     """
 
-    _own: _core.ParameterClient
+    _core_client: _core.ParameterClient
 
     @property
     def clock(self) -> int:
         """The number of pushes, plus the clock of the slowest worker when this worker joined."""
-        return self._own.clock
+        return self._core_client.clock
 
     def flush(self) -> None:
         """Waits until the servers have applied all pushes of this worker.
@@ -236,7 +236,7 @@ class Worker:
             client.push(gradients)
             client.flush()
         """
-        self._own.flush()
+        self._core_client.flush()
 
     def statistics(self) -> ClientStatistics:
         """Returns the counts of this worker.
@@ -248,7 +248,7 @@ class Worker:
 
             print(client.statistics().sent_bytes)
         """
-        return self._own.statistics()
+        return self._core_client.statistics()
 
     def leave(self) -> None:
         """Waits for all pushes, and leaves. Servers do not wait for this worker any longer.
@@ -260,7 +260,7 @@ class Worker:
 
             client.leave()
         """
-        self._own.leave()
+        self._core_client.leave()
 
     def __enter__(self) -> Self:
         return self
@@ -269,7 +269,7 @@ class Worker:
         if kind is None:
             self.leave()
         else:
-            self._own.abandon()
+            self._core_client.abandon()
 
 
 class ParameterClient(Worker):
@@ -313,13 +313,13 @@ class ParameterClient(Worker):
             raise InvalidArgumentError(
                 f"rank {transport.rank} also runs a ParameterServer: pass it as server="
             )
-        pairs = enumerate(zip(channels.of_servers, channels.servers, strict=True))
+        pairs = enumerate(zip(channels.by_server, channels.servers, strict=True))
         own = {channels.own_index: server.shard} if server else {}
         self._names = list(like)
-        at = [_core.ServerAt(channel, rank, own.get(i)) for i, (channel, rank) in pairs]
+        endpoints = [_core.ServerAt(channel, rank, own.get(i)) for i, (channel, rank) in pairs]
         arrays = [np.asarray(one) for one in like.values()]
         checked = core_options(options, channels.workers, like)
-        self._own = _core.ParameterClient(at, arrays, checked, timeout)
+        self._core_client = _core.ParameterClient(endpoints, arrays, checked, timeout)
 
     @renamed_keywords(weights="parameters")
     def pull(self, parameters: Mapping[str, Any]) -> None:
@@ -337,7 +337,7 @@ class ParameterClient(Worker):
 
             client.pull(parameters)
         """
-        self._own.pull(self._in_order(parameters))
+        self._core_client.pull(self._in_order(parameters))
 
     def push(self, gradients: Mapping[str, Any]) -> None:
         """Sends gradients, and begins the next clock.
@@ -356,7 +356,7 @@ class ParameterClient(Worker):
 
             client.push(gradients)
         """
-        self._own.push(self._in_order(gradients))
+        self._core_client.push(self._in_order(gradients))
 
     def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
         if arrays.keys() != set(self._names):
@@ -376,7 +376,7 @@ class _Channels:
             raise InvalidArgumentError(
                 f"servers={self.servers}: give ranks from 0 to {transport.ranks - 1}, each once"
             )
-        rest = [rank for rank in ranks if rank not in self.servers] or list(ranks)
-        self.workers = rest if workers is None else sorted(workers)
+        others = [rank for rank in ranks if rank not in self.servers] or list(ranks)
+        self.workers = others if workers is None else sorted(workers)
         self.own_index = self.servers.index(transport.rank) if transport.rank in servers else None
-        self.of_servers = [_core.isolated_channel(transport) for _ in self.servers]
+        self.by_server = [_core.isolated_channel(transport) for _ in self.servers]

@@ -92,8 +92,8 @@ def init(
         secret = os.environ.get("TERSOR_SECRET", "") if secret is None else secret
         own = os.environ.get("TERSOR_TCP_ADDRESS", "")
         protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
-        place = found["address"], found["rank"], found["ranks"]
-        _world.append(_core.TcpTransport(*place, own, timeout, secret, protect))
+        location = found["address"], found["rank"], found["ranks"]
+        _world.append(_core.TcpTransport(*location, own, timeout, secret, protect))
     return _world[0]
 
 
@@ -170,18 +170,18 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
         variable.assign(value)
 
 
-class _Core(GradientReducer):
+class _DeferredReducer(GradientReducer):
     """Knows the parameters from the first step on. Loads a state of an earlier run then."""
 
-    _waiting: tuple[Callable[[], None], ...] | None = ()
+    _deferred: tuple[Callable[[], None], ...] | None = ()
     _loaded = b""  # a state for the first step
 
     def load_state(self, state: bytes, common: int = 0) -> None:
-        if self._waiting is None:
+        if self._deferred is None:
             super().load_state(state, common)
         else:
             ReducerState.read(state)  # raises for damaged bytes
-            self._waiting = (functools.partial(super().load_state, state, common),)
+            self._deferred = (functools.partial(super().load_state, state, common),)
             self._loaded = state
 
     def save_state(self) -> bytes:
@@ -193,15 +193,15 @@ class _Core(GradientReducer):
         return super().save_portable_state()
 
     def weigh(self, samples: float) -> None:
-        if self._waiting:
-            self._waiting += (functools.partial(super().weigh, samples),)
+        if self._deferred:
+            self._deferred += (functools.partial(super().weigh, samples),)
         else:
             super().weigh(samples)
 
     def start(self) -> None:
         """Call after all parameters of the first step were added."""
-        waiting, self._waiting, self._loaded = self._waiting, None, b""
-        for call in waiting or ():
+        deferred, self._deferred, self._loaded = self._deferred, None, b""
+        for call in deferred or ():
             call()
 
 
@@ -226,7 +226,7 @@ class Reducer:
     """
 
     def __init__(self, **options: Unpack[ReducerOptions]) -> None:
-        self.core = _Core(transport(), **options)
+        self.core = _DeferredReducer(transport(), **options)
         self._known: dict[str, Any] = {}  # an array of zeros for each name
         self._is_lossy_sum = options.get("reduction") == "sum" and options.get("codec") != "none"
 
@@ -323,14 +323,14 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
             )
         kind.__setattr__(self, name, value)
 
-    more = {"apply": apply, "__setattr__": set_attribute, "__module__": __name__}
+    methods = {"apply": apply, "__setattr__": set_attribute, "__module__": __name__}
     # A copy by get_config() would lose settings.
-    object.__setattr__(optimizer, "__class__", type("DistributedOptimizer", (kind,), more))
+    object.__setattr__(optimizer, "__class__", type("DistributedOptimizer", (kind,), methods))
     optimizer.reducer = reducer.core
     return optimizer
 
 
-class _Saved:
+class _SavedOptimizer:
     """The optimizer of a saved model, which cannot hold the connections."""
 
     @classmethod
@@ -341,7 +341,7 @@ class _Saved:
         )
 
 
-tf.keras.utils.get_custom_objects().update(DistributedOptimizer=_Saved)
+tf.keras.utils.get_custom_objects().update(DistributedOptimizer=_SavedOptimizer)
 
 
 def _names(variables: Iterable[Any]) -> list[str]:

@@ -19,7 +19,7 @@ from tersor.reducer import (
     OptimizerOptions,
     ReducerOptions,
     ShardedOptions,
-    gathered,
+    merged_options,
 )
 
 KINDS = [AdvancedOptions, OptimizerOptions, ShardedOptions]
@@ -47,7 +47,7 @@ def test_help_shows_every_field(kind: type[ExchangeOptions]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_defaults_match_the_library(kind: type[ExchangeOptions]) -> None:
     library = _core.ReducerOptions()
-    for name, value in gathered(kind, None).items():
+    for name, value in merged_options(kind, None).items():
         assert getattr(library, name) == value, name
 
 
@@ -59,19 +59,19 @@ def test_reducer_accepts_every_advanced_option() -> None:
 
 def test_none_options_use_library_defaults() -> None:
     rules = (pair for pair in [("*", "int8")])
-    found = gathered(AdvancedOptions, AdvancedOptions(threads=3), rules=rules, timeout=None)
+    found = merged_options(AdvancedOptions, AdvancedOptions(threads=3), rules=rules, timeout=None)
     assert found["rules"] == [("*", "int8")]
     assert found["threads"] == 3
     assert not found.keys() & {"timeout", "stream", "bucket_bytes"}
-    assert gathered(AdvancedOptions, None, codec=None)["codec"] is None  # an error of the reducer
+    assert merged_options(AdvancedOptions, None, codec=None)["codec"] is None  # the reducer raises
     with pytest.raises(TypeError, match=r"rules must be a list of pairs.*, not 5"):
-        gathered(AdvancedOptions, None, rules=5)
+        merged_options(AdvancedOptions, None, rules=5)
 
 
 def test_wrong_option_classes_are_rejected() -> None:
     for other in (ShardedOptions(), OptimizerOptions(), {"threads": 2}):
         with pytest.raises(TypeError, match=r"advanced must be AdvancedOptions\(\.\.\.\), not"):
-            gathered(AdvancedOptions, other)  # type: ignore[arg-type]
+            merged_options(AdvancedOptions, other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["FeedbackState", "Workspace", "Tuner"])

@@ -61,7 +61,7 @@ def test_unknown_names_raise() -> None:
     torch = importlib.import_module("tersor.torch")
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = torch.nonsense
-    for package, names in _renamed._HERE.items():
+    for package, names in _renamed._EQUIVALENTS.items():
         module = importlib.import_module(package)
         for name, here in names.items():
             with pytest.raises(AttributeError, match=f"'{name}': use {package}"):

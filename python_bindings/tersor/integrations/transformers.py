@@ -108,7 +108,7 @@ class TersorCallback(transformers.TrainerCallback):
         Raises:
             InvalidArgumentError: As the class describes.
         """
-        trainer, checkpoint = _training()
+        trainer, checkpoint = _calling_trainer()
         others = [one for one in trainer.callback_handler.callbacks if one is not self]
         trainer.callback_handler.callbacks[:] = [self, *others]  # before those that write logs
         model = trainer.model_wrapped
@@ -141,13 +141,13 @@ class TersorCallback(transformers.TrainerCallback):
     def _load(self, checkpoint: pathlib.Path) -> None:
         """Raises on all ranks if one rank has no file, because the other ranks would wait."""
         assert self.handle is not None
-        saved, complaint = _read(checkpoint)
-        complaints = [complaint] * dist.get_world_size()
-        dist.all_gather_object(complaints, complaint)
-        absent = all(_ABSENT in one for one in complaints)
-        if any(complaints) and not (absent and self._start_at_zero):
+        saved, problem = _read(checkpoint)
+        problems = [problem] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+        absent = all(_ABSENT in one for one in problems)
+        if any(problems) and not (absent and self._start_at_zero):
             raise InvalidArgumentError(
-                f"{next(filter(None, complaints))}; resume from a checkpoint that TersorCallback "
+                f"{next(filter(None, problems))}; resume from a checkpoint that TersorCallback "
                 "saved completely, with as many ranks, or, if there are no files at all, start "
                 "residuals at zero: TersorCallback(start_at_zero=True)"
             )
@@ -157,7 +157,7 @@ class TersorCallback(transformers.TrainerCallback):
             raise InvalidArgumentError(f"{checkpoint}: {error}") from error
 
 
-def _training() -> tuple[Any, str | None]:
+def _calling_trainer() -> tuple[Any, str | None]:
     """The calling trainer and the checkpoint that it resumes from.
 
     Read from the trainer's stack frame. transformers (5.24) passes to callbacks the model without

@@ -29,7 +29,7 @@ from tersor.torch._src.parameters.selection import DTYPES
 __all__ = ["CompressedStage", "compress"]
 __dir__ = __all__.copy
 
-_OF_SINGLE_VALUES = {"none", "bf16", "f16"}  # codecs in which a value changes no other value
+_ELEMENTWISE_CODECS = {"none", "bf16", "f16"}  # codecs in which a value changes no other value
 _CHECKED_MESSAGES = 16  # per stage: on a device, a check waits for the computation
 
 _OpsOf = Callable[[int], list[dist.P2POp]]  # the argument is a microbatch
@@ -61,10 +61,10 @@ class CompressedStage:
         gradients = ("get_bwd_send_ops", "get_bwd_recv_ops", "backward_one_chunk")
         self._replace(gradients, self._gradients)
 
-    def _replace(self, names: tuple[str, str, str], by: _Direction) -> None:
-        methods: list[Callable[..., Any]] = [by.send, by.receive, by.compute]
-        for name, instead in zip(names, methods, strict=True):
-            setattr(self._stage, name, functools.partial(instead, getattr(self._stage, name)))
+    def _replace(self, names: tuple[str, str, str], direction: _Direction) -> None:
+        methods: list[Callable[..., Any]] = [direction.send, direction.receive, direction.compute]
+        for name, method in zip(names, methods, strict=True):
+            setattr(self._stage, name, functools.partial(method, getattr(self._stage, name)))
             self._replaced.append(name)
 
     @property
@@ -129,10 +129,10 @@ class _Direction:
     def __init__(self, spec: str, *, warns: bool = False) -> None:
         """``warns``: True to warn of values that the codec cannot represent."""
         self._codec = _checked(spec)
-        alone = self._codec.spec.partition(":")[0] in _OF_SINGLE_VALUES
-        self._messages_to_check = _CHECKED_MESSAGES if warns and not alone else 0
+        elementwise = self._codec.spec.partition(":")[0] in _ELEMENTWISE_CODECS
+        self._messages_to_check = _CHECKED_MESSAGES if warns and not elementwise else 0
         self._step = 0  # for random numbers
-        self._came: dict[int, list[tuple[Tensor, Tensor]]] = {}  # payloads and destinations
+        self._received: dict[int, list[tuple[Tensor, Tensor]]] = {}  # payloads and destinations
         self.sent_bytes = self.uncompressed_bytes = 0
 
     def send(self, ops_of: _OpsOf, chunk: int) -> list[dist.P2POp]:
@@ -144,16 +144,16 @@ class _Direction:
 
     def receive(self, ops_of: _OpsOf, chunk: int) -> list[dist.P2POp]:
         ops = ops_of(chunk)
-        self._came[chunk] = came = []
+        self._received[chunk] = received = []
         for op in ops:
             if _is_encoded(op.tensor):
-                came.append((self._payload(op.tensor), op.tensor))
-                op.tensor = came[-1][0]
+                received.append((self._payload(op.tensor), op.tensor))
+                op.tensor = received[-1][0]
         return ops
 
     def compute(self, compute: Callable[..., Any], chunk: int, *args: Any, **options: Any) -> Any:
         """Decodes the received payloads before the computation."""
-        for payload, tensor in self._came.pop(chunk, ()):
+        for payload, tensor in self._received.pop(chunk, ()):
             with as_contiguous(tensor.detach()) as values:
                 self._codec.decode(payload, values)
         return compute(chunk, *args, **options)

@@ -92,11 +92,11 @@ class Gossip(tersor.Gossip):
             gossip.begin()
             gossip.mix()
         """
-        elsewhere = self._copy_in()
+        copies = self._copy_in()
         try:
             super().mix()
         finally:  # a split raises after the step
-            for own, mixed in elsewhere:
+            for own, mixed in copies:
                 store(own, mixed)
 
     def step(self) -> None:
@@ -117,10 +117,10 @@ class Gossip(tersor.Gossip):
         """Copies the parameters that have memory of their own, and returns each with its copy."""
         self._parameters = refreshed(self._model, self._parameters, "Gossip")
         pairs = [(one.detach(), self._mixed[name]) for name, one in self._parameters.items()]
-        elsewhere = [(own, mixed) for own, mixed in pairs if own.data_ptr() != mixed.data_ptr()]
-        for own, mixed in elsewhere:
+        copies = [(own, mixed) for own, mixed in pairs if own.data_ptr() != mixed.data_ptr()]
+        for own, mixed in copies:
             mixed.copy_(own)
-        return elsewhere
+        return copies
 
 
 def _mixed(name: str, own: torch.Tensor) -> torch.Tensor:

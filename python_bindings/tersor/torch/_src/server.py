@@ -63,7 +63,7 @@ class ParameterServer(tersor.ParameterServer):
         """A collective call. See the class."""
         super().__init__(
             connections.transport(process_group),
-            {name: _on_host(one) for name, one in _served(model).items()}, _ByOptimizer(optimizer),
+            {name: _on_host(one) for name, one in _trained(model).items()}, _TorchUpdate(optimizer),
             servers=servers, workers=workers, timeout=connections.seconds_of(process_group),
             straggler_timeout=straggler_timeout, **options,
         )  # fmt: skip
@@ -103,13 +103,13 @@ class ParameterClient(Worker):
         **options: Unpack[ServerOptions],
     ) -> None:
         """A collective call. See the class."""
-        self._model, self._parameters = model, _served(model)
+        self._model, self._parameters = model, _trained(model)
         self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
         self._client = tersor.ParameterClient(
             connections.transport(process_group), self._arrays, servers=servers, workers=workers,
             server=server, timeout=connections.seconds_of(process_group), **options,
         )  # fmt: skip
-        self._own = self._client._own
+        self._core_client = self._client._core_client
 
     @torch.no_grad()
     def pull(self) -> None:
@@ -171,7 +171,7 @@ class ParameterClient(Worker):
         return self._parameters
 
 
-class _ByOptimizer:
+class _TorchUpdate:
     """Applies an optimizer of PyTorch, created at the first push."""
 
     def __init__(self, make: MakeOptimizer) -> None:
@@ -188,7 +188,7 @@ class _ByOptimizer:
         self._optimizer.step()
 
 
-def _served(model: nn.Module) -> dict[str, nn.Parameter]:
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     parameters, _ = selection.split_parameters(model)
     for name, one in parameters.items():
         if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import Transport
 from tersor._options import expect, takes_advanced
-from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
+from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, merged_options
 from tersor.torch._src.checkpoint import residuals as checkpoint
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.ddp import options as ddp_options
@@ -82,7 +82,7 @@ class HookState(ReducerReporting, SampleWeighted):
             trained, self._frozen = split_parameters(selection.inner_module(model))
             self._names = Names(trained, self._frozen)
         self._group = process_group
-        self._options = gathered(AdvancedOptions, **locals())
+        self._options = merged_options(AdvancedOptions, **locals())
         self._samples = Samples(self._options)
         self._uneven = UnevenInputs(self)
         self._unsupported_policy: Unsupported = unsupported

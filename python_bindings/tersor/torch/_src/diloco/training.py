@@ -22,7 +22,7 @@ import torch.distributed as dist
 from tersor._core import InvalidArgumentError
 from tersor._options import expect, takes_advanced
 from tersor._renamed import renamed_attribute, renamed_keywords
-from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
+from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, merged_options
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode, save_reducer
 from tersor.torch._src.collectives.models import broadcast_model
 from tersor.torch._src.diloco import outer_optimizers, stragglers
@@ -159,7 +159,7 @@ class DiLoCo(FragmentExchange):
         self._group = process_group
         self._check(self._parameters)
         late = straggler_timeout is not None
-        options: Any = gathered(AdvancedOptions, **locals(), weighted=late)
+        options: Any = merged_options(AdvancedOptions, **locals(), weighted=late)
         options["order"] = "ready_order"
         if fragments > 1 or fragment_sync_delay > 0:
             options["auto_learning"] = False

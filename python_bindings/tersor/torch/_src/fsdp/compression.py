@@ -23,7 +23,7 @@ from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor._options import expect, fill, takes_advanced
 from tersor._renamed import renamed_keywords
-from tersor.reducer import ReducerOptions, ResidualDtype, Rules, ShardedOptions, gathered
+from tersor.reducer import ReducerOptions, ResidualDtype, Rules, ShardedOptions, merged_options
 from tersor.torch import _compat
 from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, ReplicaExchange, Sender
 from tersor.torch._src.fsdp.handle import ShardedHandle, meshes_of
@@ -98,7 +98,7 @@ def compress(
         handle = tersor.torch.fsdp.compress(model, "int8", weights_codec="int8")
     """
     expect(model, nn.Module, "model must be a model that went through fully_shard")
-    options = gathered(ShardedOptions, **locals())
+    options = merged_options(ShardedOptions, **locals())
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
     on_one_mesh = len(meshes_of(reduces.values())) <= 1 and all(mesh.ndim == 1 for mesh in meshes)

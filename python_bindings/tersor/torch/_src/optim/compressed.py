@@ -17,7 +17,7 @@ from torch.optim.optimizer import ParamsT
 from tersor import Codec
 from tersor._core import InvalidArgumentError, RanksLostError, ReducerState
 from tersor._options import described
-from tersor.reducer import OptimizerOptions, ReducerOptions, gathered
+from tersor.reducer import OptimizerOptions, ReducerOptions, merged_options
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.gradients.exchange import Presence, TensorExchange
@@ -62,7 +62,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             raise TypeError(f"{kind} needs model.named_parameters(), not {described(params)}")
         super().__init__(params, defaults)
         self._group = process_group = arguments["process_group"]
-        found = gathered(OptimizerOptions, **arguments)
+        found = merged_options(OptimizerOptions, **arguments)
         _check_codecs(found, kind)
         self._warmup_codec = arguments["warmup_codec"]
         self._warmup_steps = arguments["warmup_steps"]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tersor._core import InvalidArgumentError, RanksLostError
 from tersor._options import expect, takes_advanced
 from tersor._renamed import deprecated, renamed_keywords
-from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
+from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, merged_options
 from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
 from tersor.torch._src.gradients.copies import SentGradients
 from tersor.torch._src.gradients.exchange import OnLoss, Presence, TensorExchange
@@ -151,7 +151,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
             raise InvalidArgumentError(
                 f"backward_passes_per_step={backward_passes_per_step}: give at least 1"
             )
-        options: Any = gathered(AdvancedOptions, **locals())
+        options: Any = merged_options(AdvancedOptions, **locals())
         self.__dict__ = optimizer.__dict__
         self.optimizer = optimizer
         self._replaced: dict[str, Any] = {}
