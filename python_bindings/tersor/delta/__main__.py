@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (Error, OSError, ImportError) as error:
-        print(f"tersor.delta: {_visible(str(error))}", file=sys.stderr)
+        print(f"tersor.delta: {_printable(str(error))}", file=sys.stderr)
         return 1
 
 
-def _visible(text: str) -> str:
+def _printable(text: str) -> str:
     """Returns a text of a file without characters that change a terminal."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
@@ -43,24 +43,24 @@ def _parser() -> argparse.ArgumentParser:
     one_file = "a file of deltas, or a Publisher's folder"
 
     def command(name: str, run: Any, text: str, *names: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=text)
+        subparser = commands.add_parser(name, help=text, description=text)
         for one in names:
             kind = {"delta": one_file, "out": "the file to write"}.get(one, "a safetensors file")
-            made.add_argument(one, type=pathlib.Path, metavar=one.upper(), help=kind)
-        made.set_defaults(run=run)
-        return made
+            subparser.add_argument(one, type=pathlib.Path, metavar=one.upper(), help=kind)
+        subparser.set_defaults(run=run)
+        return subparser
 
     text = "write the deltas from the weights BASE to the weights NEW"
-    made = command("make", _make, text, "base", "new", "out")
+    make = command("make", _make, text, "base", "new", "out")
     classes = "number of classes of exponents (default: auto, the fewest bytes)"
-    made.add_argument("--classes", choices=("auto", "1", "2", "4"), default="auto", help=classes)
+    make.add_argument("--classes", choices=("auto", "1", "2", "4"), default="auto", help=classes)
     text = "write the weights after the deltas; OUT may be BASE"
-    applied = command("apply", _apply, text, "base", "delta", "out")
+    apply = command("apply", _apply, text, "base", "delta", "out")
     text = "of a folder: the version of BASE (default: unknown, so a full copy is read)"
-    applied.add_argument("--base-version", type=int, metavar="N", help=text)
+    apply.add_argument("--base-version", type=int, metavar="N", help=text)
     text = "of a folder: the version of OUT (default: the newest)"
-    applied.add_argument("--version", type=int, metavar="N", help=text)
-    for one in (made, applied):
+    apply.add_argument("--version", type=int, metavar="N", help=text)
+    for one in (make, apply):
         text = "number of threads (default: 0, one per core)"
         one.add_argument("--threads", type=int, default=0, metavar="N", help=text)
     command("verify", _verify, "read all bytes and compare the checksums", "delta")
@@ -85,8 +85,8 @@ def _make(options: argparse.Namespace) -> int:
             raise InvalidArgumentError(f'tensor "{different[0]}" is missing in one of the files')
 
         def delta_of(name: str) -> Delta:
-            olds, news = ({name: file.get_tensor(name)} for file in (base, new))
-            return encode(olds, news, classes, threads=options.threads)
+            old_tensors, new_tensors = ({name: file.get_tensor(name)} for file in (base, new))
+            return encode(old_tensors, new_tensors, classes, threads=options.threads)
 
         _files.write_frames(options.out, map(delta_of, _bar(names, "make")))
     sizes = [path.stat().st_size for path in (options.out, options.new)]
@@ -128,7 +128,7 @@ def _verify(options: argparse.Namespace) -> int:
                 before[version] = _verify_version(options.delta, version, before, copies)
         except (Error, OSError) as error:
             damaged += 1
-            print(f"version {version}: {_visible(str(error))}", file=sys.stderr)
+            print(f"version {version}: {_printable(str(error))}", file=sys.stderr)
     print(f"{options.delta}: {len(before)} versions without damage, {damaged} with damage")
     return 1 if damaged or not before else 0
 
@@ -163,7 +163,7 @@ def _info(options: argparse.Namespace) -> int:
     entries = [one for delta in _files.read_frames(options.delta) for one in delta.entries()]
     rows = [
         (
-            _visible(one.name),
+            _printable(one.name),
             one.dtype,
             str(one.changed),
             _text.byte_count(one.bytes),

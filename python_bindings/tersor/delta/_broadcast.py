@@ -15,7 +15,7 @@ from tersor.delta import _files, _memory
 from tersor.delta._memory import Delta, Weights
 from tersor.delta._publisher import Publisher
 from tersor.delta._transaction import Part, parts_of, write
-from tersor.delta._vote import EXACT, gather_texts, together
+from tersor.delta._vote import EXACT, gather_texts, on_all_ranks
 
 _PLAN_BYTES = 1 << 24
 
@@ -71,25 +71,25 @@ def broadcast_delta(
         tensors = weights.weights if isinstance(weights, Publisher) else _files.separate(weights)[0]
         return dict(sorted(tensors.items())), _files.model_of(_files.tensor_entries(tensors, {}))
 
-    tensors, model = together(transport, own, "", timeout)
+    tensors, model = on_all_ranks(transport, own, "", timeout)
     texts = [text.split() for text in gather_texts(transport, f"{version} {model}", timeout)]
     for rank, (_, other) in enumerate(texts):
         if other != texts[root][1]:
             raise InvalidArgumentError(f"rank {rank} has another model than rank {root}, the root")
-    most = sum(size for _, size in map(_memory.address_of, tensors.values()))
+    limit = sum(size for _, size in map(_memory.address_of, tensors.values()))
 
     def planned() -> tuple[bytes, dict[int, bytes]]:
         if not isinstance(weights, Publisher):
             return b"", {}
-        return _plan(weights, root, [text for text, _ in texts], most)
+        return _plan(weights, root, [text for text, _ in texts], limit)
 
-    data, own_links = together(transport, planned, "", timeout)
-    plan = json.loads(_sent(transport, data, root, _PLAN_BYTES, timeout).tobytes())
+    data, own_links = on_all_ranks(transport, planned, "", timeout)
+    plan = json.loads(_broadcast(transport, data, root, _PLAN_BYTES, timeout).tobytes())
     chain, full = [], {}
     if group := _group(transport, root, plan["chain"]):
         inner, source = group
         chain = [
-            (base, _sent(inner, own_links.get(one, b""), source, most, timeout))
+            (base, _broadcast(inner, own_links.get(one, b""), source, limit, timeout))
             for one, base in plan["links"]
         ]
     if group := _group(transport, root, plan["full"]):
@@ -97,7 +97,7 @@ def broadcast_delta(
         for name, tensor in tensors.items():
             value = _memory.bytes_of(name, tensor) if transport.rank == root else b""
             size = _memory.address_of(tensor)[1]
-            full[name] = _sent(inner, value, source, size, timeout)
+            full[name] = _broadcast(inner, value, source, size, timeout)
 
     def parts() -> list[Part]:
         if transport.rank in plan["full"]:
@@ -114,7 +114,7 @@ def broadcast_delta(
 
 
 def _plan(
-    publisher: Publisher, root: int, versions: Sequence[str], most: int
+    publisher: Publisher, root: int, versions: Sequence[str], limit: int
 ) -> tuple[bytes, dict[int, bytes]]:
     """Returns the ranks that get deltas and all weights, and the deltas by version."""
     newest = publisher.version
@@ -130,7 +130,7 @@ def _plan(
             size += sum(len(one.data) for one in deltas)
             path.insert(0, (at, base))
             at = base
-        is_linked = str(at) == text and size <= most
+        is_linked = str(at) == text and size <= limit
         (chain if is_linked else full).append(rank)
         links = max(links, path, key=len) if is_linked else links
     sums = publisher._checksums
@@ -148,14 +148,14 @@ def _group(transport: Transport, root: int, ranks: Sequence[int]) -> tuple[Trans
     return inner, members.index(root)
 
 
-def _sent(transport: Transport, data: Any, root: int, most: int, timeout: float) -> Any:
-    """Broadcasts bytes, at most ``most``, and returns an array of the bytes."""
+def _broadcast(transport: Transport, data: Any, root: int, limit: int, timeout: float) -> Any:
+    """Broadcasts bytes, at most ``limit``, and returns an array of the bytes."""
     options: Any = {"codec": EXACT, "timeout": timeout}
     count = numpy.array([len(data)], numpy.uint64)
     collectives.broadcast(transport, count.view(numpy.float32), root, **options)
     size = int(count[0])
-    if size > most:
-        transport.abort(reason := f"rank {root} sends {size} bytes; at most {most} are expected")
+    if size > limit:
+        transport.abort(reason := f"rank {root} sends {size} bytes; at most {limit} are expected")
         raise WireError(reason)
     buffer = numpy.zeros(-(-size // 4) * 4, numpy.uint8)
     if transport.rank == root:

@@ -72,9 +72,9 @@ def _changed(part: Part, trust_base: bool) -> tuple[Any, Any]:
     for number, one in enumerate(part.deltas):
         _core.delta_apply(described, [new], one.data, trust_base and not number, part.threads)
     unit = f"u{tensor.itemsize}"
-    [places] = (old.view(unit) != new.view(unit)).nonzero()
-    values = new.view(unit)[places]
-    indices = places.astype(numpy.int32 if old.size < tensor.itemsize << 31 else numpy.int64)
+    [positions] = (old.view(unit) != new.view(unit)).nonzero()
+    values = new.view(unit)[positions]
+    indices = positions.astype(numpy.int32 if old.size < tensor.itemsize << 31 else numpy.int64)
     if hasattr(tensor, "data_ptr"):
         as_torch = sys.modules["torch"].from_numpy
         return as_torch(indices), as_torch(values.view(numpy.uint8)).view(tensor.dtype)

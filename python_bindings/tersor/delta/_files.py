@@ -202,8 +202,8 @@ def tensor_entries(tensors: Weights, slices: Slices) -> list[Entry]:
         part_of = slices.get(name, (shape, [0] * len(shape)))
         full, offsets = ([operator.index(one) for one in numbers] for numbers in part_of)
         if not len(full) == len(offsets) == len(shape) or any(
-            offset < 0 or offset + length > most
-            for offset, length, most in zip(offsets, shape, full, strict=True)
+            offset < 0 or offset + length > limit
+            for offset, length, limit in zip(offsets, shape, full, strict=True)
         ):
             raise InvalidArgumentError(
                 f'slices["{name}"] is {(full, offsets)}: the tensor of shape {tuple(shape)} does '
@@ -348,8 +348,8 @@ class FullCopies(contextlib.ExitStack):
         described, values = _memory.tensors_of({name: tensor})
         expected = [(name, entry["dtype"], [length for _, length in entry["slice"]])]
         sums = [int(entry["checksum"], 16)]
-        is_other = described != expected or _memory.type_of(tensor) != entry["type"]
-        if is_other or checksums(described, values, threads) != sums:
+        differs = described != expected or _memory.type_of(tensor) != entry["type"]
+        if differs or checksums(described, values, threads) != sums:
             raise WireError(f'{path}: "{name}" does not have the checksum of the manifest')
         return values
 

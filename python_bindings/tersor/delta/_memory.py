@@ -115,8 +115,8 @@ def encode(
     """
     if classes != "auto" and classes not in (1, 2, 4):
         raise InvalidArgumentError(f'classes is {classes!r}: give 1, 2, 4 or "auto"')
-    tensors, olds = tensors_of(base)
-    others, news = tensors_of(new)
+    tensors, old_values = tensors_of(base)
+    others, new_values = tensors_of(new)
     known = {one[0]: one for one in others}
     for one in tensors:
         if known.pop(one[0], None) != one:
@@ -127,9 +127,9 @@ def encode(
     for name in known:
         raise InvalidArgumentError(f'base has no tensor "{name}": send a full copy of the model')
     order = {one[0]: index for index, one in enumerate(others)}
-    news = [news[order[one[0]]] for one in tensors]
+    new_values = [new_values[order[one[0]]] for one in tensors]
     number = 0 if classes == "auto" else int(classes)
-    return Delta(_core.delta_encode(tensors, olds, news, number, threads))
+    return Delta(_core.delta_encode(tensors, old_values, new_values, number, threads))
 
 
 def check(base: Weights, delta: Delta, *, trust_base: bool = False, threads: int = 1) -> None:

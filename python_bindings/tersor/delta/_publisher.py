@@ -17,14 +17,14 @@ from tersor.delta import _files, _memory
 from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
 from tersor.delta._memory import Delta, Weights, encode
 from tersor.delta._transaction import heads_of
-from tersor.delta._vote import Result, gather_texts, together
+from tersor.delta._vote import Result, gather_texts, on_all_ranks
 
 # A file of a version, a temporary file of such a file, or a temporary file of safetensors.
-_OWN = re.compile(
+_OWN_FILE = re.compile(
     r"\.?v(\d{12})(?:\.[0-9a-f]{8}(?:\.r\d+)?)?\.(?:json|delta|safetensors|part)"
     r"(?:\.[0-9a-f]{8}\.tmp)?|\.tmp[0-9A-Za-z]{6}"
 )
-_HEAD = {"format": _files.FORMAT, "format_version": _files.FORMAT_VERSION}
+_HEADER = {"format": _files.FORMAT, "format_version": _files.FORMAT_VERSION}
 
 
 class Publisher:
@@ -120,7 +120,7 @@ class Publisher:
             1
         """
         label = f"version {version}"
-        new = self._together(lambda: self._prepare(version, weights), label)
+        new = self._on_all_ranks(lambda: self._prepare(version, weights), label)
         version = new.number
         # After an interrupt of one rank, ranks may have different versions.
         last = str(self.version if new.linked else None)
@@ -133,8 +133,8 @@ class Publisher:
         full = full or self._since_full + 1 >= self._keep
         base = self.version if linked else None
         try:
-            entries = self._together(lambda: self._write(version, new, linked, full), label)
-            manifest = self._together(lambda: self._combine(version, base, new, entries), label)
+            entries = self._on_all_ranks(lambda: self._write(version, new, linked, full), label)
+            manifest = self._on_all_ranks(lambda: self._combine(version, base, new, entries), label)
         except BaseException:
             self._delete_data(version, self._suffix)
             raise
@@ -155,15 +155,15 @@ class Publisher:
         self._delete_old_versions()
         return manifest
 
-    def _together(self, call: Callable[[], Result], label: str) -> Result:
-        return together(self._transport, call, label, self._timeout)
+    def _on_all_ranks(self, call: Callable[[], Result], label: str) -> Result:
+        return on_all_ranks(self._transport, call, label, self._timeout)
 
     def _commit(self, version: int, manifest: Manifest, label: str) -> None:
         """Writes the manifest on rank 0. If a rank fails here, no reader sees the version."""
         path = path_of(self._folder or pathlib.Path(), version, ".json")
         writes = self._folder is not None and self._rank in ("", ".r0")
         try:
-            self._together(
+            self._on_all_ranks(
                 lambda: _files.write_json(path, manifest, is_new=True) if writes else None, label
             )
         except BaseException:
@@ -230,7 +230,7 @@ class Publisher:
             if full:
                 _files.save_weights(full_path, new.weights)
             if self._rank:
-                part = {**_HEAD, "tensors": entries, "aliases": new.aliases}
+                part = {**_HEADER, "tensors": entries, "aliases": new.aliases}
                 _files.write_json(part_path, part)
         return entries
 
@@ -247,8 +247,8 @@ class Publisher:
             aliases = _merged_aliases(parts)
             merged: dict[str, Entry] = {}
             for one in (one for part in parts for one in part["tensors"]):
-                kept = merged.setdefault(f"{one['name']} {one['slice']}", one)
-                if kept["checksum"] != one["checksum"]:
+                first = merged.setdefault(f"{one['name']} {one['slice']}", one)
+                if first["checksum"] != one["checksum"]:
                     raise InvalidArgumentError(
                         f'tensor "{one["name"]}" has different values on two ranks'
                     )
@@ -256,7 +256,7 @@ class Publisher:
         if not entries:
             raise InvalidArgumentError("publish: there are no tensors")
         return {
-            **_HEAD, "model": _files.model_of(entries), "version": version, "base_version": base,
+            **_HEADER, "model": _files.model_of(entries), "version": version, "base_version": base,
             "metadata": self._metadata, "aliases": aliases, "tensors": entries,
         }  # fmt: skip
 
@@ -271,7 +271,7 @@ class Publisher:
         with contextlib.suppress(OSError):
             # Manifests first, so receivers do not begin. Also files of killed publishers.
             paths = sorted(folder.iterdir(), key=lambda path: path.suffix != ".json")
-        names = [(path, _OWN.fullmatch(path.name)) for path in paths]
+        names = [(path, _OWN_FILE.fullmatch(path.name)) for path in paths]
         _delete(path for path, name in names if name and int(name[1] or -1) < first)
 
 

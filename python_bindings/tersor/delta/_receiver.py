@@ -14,7 +14,7 @@ from tersor.delta import _files, _memory
 from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
 from tersor.delta._memory import Weights
 from tersor.delta._transaction import Part, write
-from tersor.delta._vote import gather_texts, together
+from tersor.delta._vote import gather_texts, on_all_ranks
 
 
 class Receiver:
@@ -50,7 +50,7 @@ class Receiver:
         """See the class."""
         self.version = version
         self._next: Manifest = {}  # the manifest of the running update
-        self._seen: Any = None  # the manifest and the marks of the weights after the last update
+        self._last: Any = None  # the manifest, and the fingerprints of the weights
         self._folder, self._slices, self._threads = pathlib.Path(folder), slices, threads
         self._transport, self._timeout = transport, timeout
 
@@ -103,21 +103,21 @@ class Receiver:
         texts = gather_texts(self._transport, str(found), self._timeout)
         target = min(map(int, texts)) if version is None else version
         label = f"version {target}"
-        path, text = together(
+        path, text = on_all_ranks(
             self._transport, lambda: (self._path(target), self._hash(target)), label, self._timeout
         )
         label += text
-        seen, self._seen = self._seen, None  # after an error, the next call reads the weights
+        last, self._last = self._last, None  # after an error, the next call reads the weights
         try:
             with _files.FullCopies(self._folder) as copies:
                 write(
-                    lambda: self._parts(weights, target, path, copies, seen), False,
+                    lambda: self._parts(weights, target, path, copies, last), False,
                     self._transport, self._timeout, label, progress,
                 )  # fmt: skip
         except BaseMismatchError:
             self.version = None
             raise
-        self.version, self._seen = target, (self._next, _marks(weights))
+        self.version, self._last = target, (self._next, _fingerprints(weights))
         return target
 
     def _hash(self, target: int) -> str:
@@ -131,10 +131,10 @@ class Receiver:
         """Returns the versions to apply."""
         if target < 0:
             raise InvalidArgumentError(f"{self._folder}: there is no version yet")
-        ours, at = self.version, target
+        current, at = self.version, target
         links: list[Manifest] = []
         options: list[tuple[int, _Path]] = []
-        while at != ours:
+        while at != current:
             if not path_of(self._folder, at, ".json").exists():
                 break
             links.insert(0, _files.read_manifest(self._folder, at))
@@ -143,20 +143,20 @@ class Receiver:
                 size = sum(one.stat().st_size for one in full) + _bytes_of(links[1:])
                 options.append((size, (True, [*links])))
             base = links[0]["base_version"]
-            if base is None or (full and (ours is None or at < ours)):
+            if base is None or (full and (current is None or at < current)):
                 break
             at = base
-        if at == ours and (links or path_of(self._folder, at, ".json").exists()):
+        if at == current and (links or path_of(self._folder, at, ".json").exists()):
             options.append((_bytes_of(links), (False, links)))
         if not options:
             raise InvalidArgumentError(
                 f"{self._folder}: no path leads to version {target}: version {at} is missing, or "
-                f"is neither a full copy nor a delta to the weights' version {ours}"
+                f"is neither a full copy nor a delta to the weights' version {current}"
             )
         return min(options, key=lambda option: option[0])[1]
 
     def _parts(
-        self, weights: Weights, target: int, path: _Path, copies: _files.FullCopies, seen: Any
+        self, weights: Weights, target: int, path: _Path, copies: _files.FullCopies, last: Any
     ) -> list[Part]:
         full, manifests = path
         tensors, aliases = _files.separate(weights)
@@ -165,7 +165,7 @@ class Receiver:
             manifests = [_files.read_manifest(self._folder, target)]
         self._next = manifests[-1]
         # This receiver wrote or checked these tensors.
-        if is_newest and seen and seen[0] == self._next and _has_marks(weights, seen[1]):
+        if is_newest and last and last[0] == self._next and _unchanged(weights, last[1]):
             return []
         if len({manifest["model"] for manifest in manifests}) != 1:
             raise WireError(f"{self._folder}: a delta is from another model than its base")
@@ -200,10 +200,10 @@ class Receiver:
             raise BaseMismatchError(f'tensor "{entry["name"]}" is not of version {self.version}')
 
 
-_Marks = dict[str, tuple[list[Any], tuple[Any, ...]]]
+_Fingerprints = dict[str, tuple[list[Any], tuple[Any, ...]]]
 
 
-def _mark(tensor: Any) -> tuple[list[Any], tuple[Any, ...]]:
+def _fingerprint(tensor: Any) -> tuple[list[Any], tuple[Any, ...]]:
     """Returns objects and facts that stay the same until the tensor is replaced or changed."""
     facts = (*_memory.address_of(tensor), tensor.dtype, tuple(tensor.shape))
     if not hasattr(tensor, "data_ptr"):
@@ -214,19 +214,19 @@ def _mark(tensor: Any) -> tuple[list[Any], tuple[Any, ...]]:
     return [tensor.untyped_storage(), *([] if changes else [tensor])], (*facts, changes)
 
 
-def _marks(weights: Weights) -> _Marks:
-    """Returns a mark of each tensor. A mark does not prolong the tensor's life."""
-    marks = {name: _mark(one) for name, one in weights.items()}
-    return {name: ([*map(weakref.ref, known)], facts) for name, (known, facts) in marks.items()}
+def _fingerprints(weights: Weights) -> _Fingerprints:
+    """Returns the fingerprints. A fingerprint does not prolong the tensor's life."""
+    found = {name: _fingerprint(one) for name, one in weights.items()}
+    return {name: ([*map(weakref.ref, known)], facts) for name, (known, facts) in found.items()}
 
 
-def _has_marks(weights: Weights, marks: _Marks) -> bool:
-    """True if no tensor was replaced or changed since ``_marks``, as far as objects tell."""
-    return weights.keys() == marks.keys() and all(
-        facts == marks[name][1]
-        and len(known) == len(marks[name][0])
-        and all(ref() is one for ref, one in zip(marks[name][0], known, strict=True))
-        for name, (known, facts) in ((name, _mark(one)) for name, one in weights.items())
+def _unchanged(weights: Weights, previous: _Fingerprints) -> bool:
+    """True if no tensor was replaced or changed since ``_fingerprints``, as far as objects tell."""
+    return weights.keys() == previous.keys() and all(
+        facts == previous[name][1]
+        and len(known) == len(previous[name][0])
+        and all(ref() is one for ref, one in zip(previous[name][0], known, strict=True))
+        for name, (known, facts) in ((name, _fingerprint(one)) for name, one in weights.items())
     )
 
 
@@ -247,8 +247,8 @@ def _difference(manifest: Manifest, own: Entry) -> str:
         for one in [own, *manifest["tensors"]]
         if one["name"] == own["name"]
     ]
-    there = " and ".join(texts[1:]) or "missing"
-    return f'tensor "{own["name"]}" is {texts[0]}; in version {manifest["version"]}: {there}'
+    published = " and ".join(texts[1:]) or "missing"
+    return f'tensor "{own["name"]}" is {texts[0]}; in version {manifest["version"]}: {published}'
 
 
 def _stored_names(

@@ -13,7 +13,7 @@ from tersor import _core
 from tersor._core import Error, InvalidArgumentError, Transport
 from tersor.delta import _memory
 from tersor.delta._memory import Delta, Described, Weights
-from tersor.delta._vote import together
+from tersor.delta._vote import on_all_ranks
 
 
 def apply(
@@ -93,7 +93,7 @@ def write(
             part.check(trust_base)
         return parts
 
-    parts = together(transport, checked, label, timeout)
+    parts = on_all_ranks(transport, checked, label, timeout)
     undo: list[Callable[[], None]] = []
 
     def written() -> None:
@@ -101,7 +101,7 @@ def write(
             part.write(undo)
 
     try:
-        together(transport, written, label, timeout)
+        on_all_ranks(transport, written, label, timeout)
     except BaseException:
         _restore(undo)
         raise
@@ -134,11 +134,11 @@ class Part:
         return _memory.described(self.tensors)
 
     def values(self) -> list[Any]:
-        bytes_of = _memory.device_bytes_of if self._is_direct else _memory.bytes_of
+        bytes_of = _memory.device_bytes_of if self._on_device else _memory.bytes_of
         return [bytes_of(name, tensor) for name, tensor in self.tensors.items()]
 
     @property
-    def _is_direct(self) -> bool:
+    def _on_device(self) -> bool:
         """True if the tensors change on their device. Otherwise the host has copies."""
         one_delta = len(self.deltas) == 1 and self.read is None
         return one_delta and _memory.are_on_cuda(self.tensors.values())
@@ -147,7 +147,7 @@ class Part:
         """Proves that ``write`` will succeed."""
         values = self.values()
         for name, one in zip(self.tensors, values, strict=True):
-            if not self._is_direct and not one.flags.writeable:
+            if not self._on_device and not one.flags.writeable:
                 raise InvalidArgumentError(f'tensor "{name}" is not writable')
         if len(self.deltas) == 1 and self.read is None:
             self._prepared.append(self._prepare(self.deltas[0], values, trust_base))
@@ -195,7 +195,7 @@ class Part:
 
     def _store(self, values: list[Any]) -> None:
         """Copies bytes to the tensors, except to memory that has the bytes already."""
-        if self._is_direct:
+        if self._on_device:
             return
         for (name, tensor), one in zip(self.tensors.items(), values, strict=True):
             if _memory.is_on_host(tensor):

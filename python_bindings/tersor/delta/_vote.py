@@ -20,7 +20,7 @@ _ERRORS: dict[str, type[Error]] = {
 Result = TypeVar("Result")
 
 
-def together(
+def on_all_ranks(
     transport: Transport | None, call: Callable[[], Result], label: str, timeout: float
 ) -> Result:
     """Returns the result of a call, if the call succeeds on all ranks."""
@@ -46,18 +46,18 @@ def vote(
     if transport is not None:
         kind = "" if error is None else type(error).__name__
         own = "\x1f".join((kind, label.replace("\x1f", " "), str(error)))
-        words = [text.split("\x1f", 2) for text in gather_texts(transport, own, timeout)]
+        votes = [text.split("\x1f", 2) for text in gather_texts(transport, own, timeout)]
         if error is not None and not isinstance(error, Exception):
             raise error
-        for rank, (kind, _, text) in enumerate(words):
+        for rank, (kind, _, text) in enumerate(votes):
             if kind:
-                made = _ERRORS.get(kind, Error)(f"rank {rank}: {text or kind}")
-                raise made from error if rank == transport.rank else None
-        for rank, (_, other, _) in enumerate(words):
-            if other != words[0][1]:
+                failure = _ERRORS.get(kind, Error)(f"rank {rank}: {text or kind}")
+                raise failure from error if rank == transport.rank else None
+        for rank, (_, other, _) in enumerate(votes):
+            if other != votes[0][1]:
                 raise InvalidArgumentError(
                     f"delta: rank {rank} has {other or 'no version'}, "
-                    f"rank 0 has {words[0][1] or 'no version'}"
+                    f"rank 0 has {votes[0][1] or 'no version'}"
                 )
     elif error is not None:
         raise error
@@ -70,9 +70,9 @@ def gather_texts(transport: Transport | None, text: str, timeout: float) -> list
     own = numpy.zeros(_BYTES, numpy.uint8)
     data = text.encode(errors="backslashreplace")[:_BYTES]
     own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
-    all_of_them = numpy.empty(transport.ranks * _BYTES // 4, numpy.float32)
+    gathered = numpy.empty(transport.ranks * _BYTES // 4, numpy.float32)
     collectives.allgather(
-        transport, own.view(numpy.float32), all_of_them, codec=EXACT, timeout=timeout
+        transport, own.view(numpy.float32), gathered, codec=EXACT, timeout=timeout
     )
-    rows = all_of_them.view(numpy.uint8).reshape(transport.ranks, _BYTES)
+    rows = gathered.view(numpy.uint8).reshape(transport.ranks, _BYTES)
     return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in rows]
