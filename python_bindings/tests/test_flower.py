@@ -21,7 +21,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
 import tersor.federated.flower
-from tersor.federated.flower.wire import Told
+from tersor.federated.flower.wire import Header
 
 Train = Callable[[dict[str, Any], int, int], dict[str, Any]]
 
@@ -154,7 +154,7 @@ def ask(strategy: tersor.federated.flower.Strategy, round_: int, nodes: Nodes) -
 
 def weight_of(codec: str, reply: Message, strategy: tersor.federated.flower.Strategy) -> bytes:
     """Returns the decoded values of a reply."""
-    arrays, _ = strategy.aggregate_train(strategy._told.round, [reply])
+    arrays, _ = strategy.aggregate_train(strategy._header.round, [reply])
     assert arrays is not None
     return bytes(arrays["layer.weight"].data)
 
@@ -296,7 +296,7 @@ def grow(reply: Message) -> None:
 
 def send_nan_in_a_frame(reply: Message) -> None:
     """Signature and checksum are right, because a client may break the protocol."""
-    signature = Told.of(reply.content["tersor"]).signature("layer.bias")
+    signature = Header.from_record(reply.content["tersor"]).signature("layer.bias")
     values = np.full(96, np.nan, np.float32)
     frame = tersor.Codec("int8").encode(values, signature=signature)
     reply.content["arrays"]["layer.bias"].data = bytes(np.asarray(frame))

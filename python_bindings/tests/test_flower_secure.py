@@ -124,11 +124,11 @@ def test_every_dropout_set_at_each_stage(
 
 def test_format_from_another_release_is_rejected() -> None:
     record = secure_wire.SumFormat(8, 16, 1.0, 0, "num-examples").record()
-    assert secure_wire.SumFormat.of(record).record() == record
+    assert secure_wire.SumFormat.from_record(record).record() == record
     before = {"lanes": record.pop("accumulator_bits"), "most_examples": record.pop("max_examples")}
     message = "the server sent no accumulator_bits, max_examples: install the same release"
     with pytest.raises(tersor.InvalidArgumentError, match=message):
-        secure_wire.SumFormat.of(record | before)
+        secure_wire.SumFormat.from_record(record | before)
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-300])
@@ -505,7 +505,7 @@ def test_client_rejects_survivors_without_shares(alive: tuple[int, ...]) -> None
     nodes.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), nodes))
     assert strategy._round is not None
     record = secure_wire.packed(
-        {**strategy._round.told, "tags": {node: bytes(16) for node in alive}}
+        {**strategy._round.round_id, "tags": {node: bytes(16) for node in alive}}
     )
     message = Message(RecordDict({"tersor": record}), dst_node_id=8, message_type="train.confirm")
     (reply,) = nodes.send_and_receive([message])

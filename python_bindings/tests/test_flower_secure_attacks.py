@@ -24,10 +24,10 @@ import tersor.federated.flower
 from tersor.federated.flower import masks, secure_wire
 from tersor.federated.flower.secure_round import (
     Disputes,
-    enough_neighbours,
+    default_threshold,
     failure_probability,
+    required_neighbours,
     ring,
-    usual_threshold,
 )
 from tersor.federated.flower.secure_wire import SumFormat, round_digest
 
@@ -264,7 +264,7 @@ def test_false_survivor_lists_isolate_no_client(
 ) -> None:
     around = ring(list(range(1, clients + 1)), 8)
     most = len(around[4])
-    threshold = usual_threshold(most) if is_usual else most // 2 + 1
+    threshold = default_threshold(most) if is_usual else most // 2 + 1
     server = LyingServer(around, threshold)
     lies = isolating(around, threshold, 4)
     size = smallest_sum(lies[0], *server.attack(*lies))
@@ -561,14 +561,14 @@ def test_clients_respect_the_clipping_norm_of_flower(monkeypatch: pytest.MonkeyP
 
 
 def test_default_threshold_is_two_thirds() -> None:
-    found = [usual_threshold(count) for count in range(1, 10)]
+    found = [default_threshold(count) for count in range(1, 10)]
     assert found == [1, 2, 2, 3, 4, 4, 5, 6, 6]
     assert all(2 * threshold > count for count, threshold in enumerate(found, 1))
 
 
 def rounds_without_a_sum(clients: int, neighbours: int, dropouts: float, draws: int) -> float:
     around = ring(list(range(clients)), neighbours)
-    threshold, draw, failed = usual_threshold(len(around[0])), random.Random(0), 0
+    threshold, draw, failed = default_threshold(len(around[0])), random.Random(0), 0
     for _ in range(draws):
         there = {node for node in around if draw.random() >= dropouts}
         failed += any(len(there & set(others)) < threshold for others in around.values())
@@ -578,7 +578,7 @@ def rounds_without_a_sum(clients: int, neighbours: int, dropouts: float, draws: 
 def test_failure_probability_bounds_simulated_failures() -> None:
     for clients, neighbours, dropouts in ((20, 8, 0.05), (100, 16, 0.05), (100, 8, 0.02)):
         found = rounds_without_a_sum(clients, neighbours, dropouts, 400)
-        bound = failure_probability(clients, neighbours, usual_threshold(neighbours), dropouts)
+        bound = failure_probability(clients, neighbours, default_threshold(neighbours), dropouts)
         assert found <= bound * 1.2 + 0.02
         assert bound < 4 * found + 0.02
     assert failure_probability(6, 5, 4, 0.1) == pytest.approx(1 - 0.9**6 - 6 * 0.1 * 0.9**5)
@@ -586,11 +586,11 @@ def test_failure_probability_bounds_simulated_failures() -> None:
 
 
 def test_neighbour_count_grows_with_the_cohort() -> None:
-    counts = [enough_neighbours(clients, 0.05, 1e-4) for clients in (4, 9, 100, 1000, 10_000)]
+    counts = [required_neighbours(clients, 0.05, 1e-4) for clients in (4, 9, 100, 1000, 10_000)]
     assert counts == sorted(counts)
     for clients, count in zip((100, 1000, 10_000), counts[2:], strict=True):
-        assert failure_probability(clients, count, usual_threshold(count), 0.05) <= 1e-4
-        assert failure_probability(clients, count - 2, usual_threshold(count - 2), 0.05) > 1e-4
+        assert failure_probability(clients, count, default_threshold(count), 0.05) <= 1e-4
+        assert failure_probability(clients, count - 2, default_threshold(count - 2), 0.05) > 1e-4
     assert rounds_without_a_sum(100, counts[2], 0.05, 200) == 0
 
 

@@ -50,7 +50,7 @@ class Compress(DXOFilter):  # type: ignore[misc]
     def __init__(self, codec: str = "int8+ef") -> None:
         super().__init__([DataKind.WEIGHT_DIFF], [DataKind.WEIGHT_DIFF])
         self.codec = codec  # NVFlare reads this attribute for a job's configuration
-        self._made, self._step = Codec(codec), 0
+        self._codec, self._step = Codec(codec), 0
         self._residuals: dict[str, Values] = {}
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
@@ -73,9 +73,9 @@ class Compress(DXOFilter):  # type: ignore[misc]
                 "the result has frames already: one Compress filter is enough"
             )
         is_nested = from_shareable(shareable).data_kind == DataKind.COLLECTION
-        if is_nested and self._made.has_feedback:  # members may have equal names of arrays
+        if is_nested and self._codec.has_feedback:  # members may have equal names of arrays
             raise InvalidArgumentError(
-                f'{self._made.spec}: a collection of results needs a codec without "+ef"'
+                f'{self._codec.spec}: a collection of results needs a codec without "+ef"'
             )
         for name, one in dxo.data.items():
             if isinstance(one, list | tuple):
@@ -86,20 +86,20 @@ class Compress(DXOFilter):  # type: ignore[misc]
         seed = text_hash(fl_ctx.get_identity_name())
         frames = {name: self._frame(name, one, seed) for name, one in values.items()}
         self._step += 1
-        about = {name: [str(one.dtype), list(one.shape)] for name, one in floats.items()}
-        made = DXO(dxo.data_kind, {**dxo.data, **frames}, dict(dxo.meta))
-        made.set_meta_prop(_KEY, {"codec": self._made.spec, "arrays": about})
-        return made
+        description = {name: [str(one.dtype), list(one.shape)] for name, one in floats.items()}
+        result = DXO(dxo.data_kind, {**dxo.data, **frames}, dict(dxo.meta))
+        result.set_meta_prop(_KEY, {"codec": self._codec.spec, "arrays": description})
+        return result
 
     def _frame(self, name: str, values: Values, seed: int) -> Values:
         residual = self._residuals.get(name)
-        if self._made.has_feedback and (residual is None or residual.size != values.size):
+        if self._codec.has_feedback and (residual is None or residual.size != values.size):
             residual = self._residuals[name] = np.zeros(values.size, np.float32)
-        frame = self._made.encode(
+        frame = self._codec.encode(
             values, residual=residual, signature=text_hash(name), seed=seed, step=self._step
         )
-        made = np.array(frame)
-        return np.pad(made, (0, max(0, _least_bytes(self._made, values.size) - made.size)))
+        data = np.array(frame)
+        return np.pad(data, (0, max(0, _min_bytes(self._codec, values.size) - data.size)))
 
 
 class Decompress(DXOFilter):  # type: ignore[misc]
@@ -121,7 +121,7 @@ class Decompress(DXOFilter):  # type: ignore[misc]
     def __init__(self, codec: str = "int8+ef") -> None:
         super().__init__([DataKind.WEIGHT_DIFF], [DataKind.WEIGHT_DIFF])
         self.codec = codec
-        self._made = Codec(codec)
+        self._codec = Codec(codec)
 
     def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO | None:
         """Replaces frames by arrays of the original dtypes and shapes.
@@ -138,12 +138,12 @@ class Decompress(DXOFilter):  # type: ignore[misc]
                 or a weight is negative.
             WireError: A frame is damaged or of another parameter.
         """
-        about = dxo.get_meta_prop(_KEY)
-        made = None if about is None else self._decoded(dxo, about)
+        description = dxo.get_meta_prop(_KEY)
+        result = None if description is None else self._decoded(dxo, description)
         peer = fl_ctx.get_peer_context()
         client = peer.get_identity_name() if peer else "the client"
         steps = np.float64(dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) or 0)  # the weight
-        for name, one in {**(made or dxo).data, "the number of steps": steps}.items():
+        for name, one in {**(result or dxo).data, "the number of steps": steps}.items():
             value = np.asarray(one) if isinstance(one, numbers.Number) else one
             if hasattr(value, "dtype"):
                 require_numbers(name, value, f"the update of {client} is left out")
@@ -152,25 +152,25 @@ class Decompress(DXOFilter):  # type: ignore[misc]
                 f"the number of steps is {steps}: expected 0 or more; the update of {client} is "
                 "left out"
             )
-        return made
+        return result
 
-    def _decoded(self, dxo: DXO, about: Any) -> DXO:
-        if about["codec"] != self._made.spec:
+    def _decoded(self, dxo: DXO, description: Any) -> DXO:
+        if description["codec"] != self._codec.spec:
             raise InvalidArgumentError(
-                f"the client's codec is {about['codec']}, not {self._made.spec}"
+                f"the client's codec is {description['codec']}, not {self._codec.spec}"
             )
-        told = about["arrays"].items()
-        arrays = {n: self._array(n, dxo.data[n], dtype, shape) for n, (dtype, shape) in told}
+        entries = description["arrays"].items()
+        arrays = {n: self._array(n, dxo.data[n], dtype, shape) for n, (dtype, shape) in entries}
         meta = {name: one for name, one in dxo.meta.items() if name != _KEY}
         return DXO(dxo.data_kind, {**dxo.data, **arrays}, meta)
 
     def _array(self, name: str, frame: Values, dtype: str, shape: list[int]) -> Any:
         count = math.prod(shape)
         known = dtype in FLOATS + _TENSORS and min(shape, default=1) >= 0
-        if not known or _least_bytes(self._made, count) > frame.nbytes:  # before the allocation
+        if not known or _min_bytes(self._codec, count) > frame.nbytes:  # before the allocation
             raise InvalidArgumentError(f"{name}: {dtype} of {shape} does not match the frame")
         values = np.empty(count, np.float32)
-        self._made.decode(np.array(frame), values, signature=text_hash(name))
+        self._codec.decode(np.array(frame), values, signature=text_hash(name))
         if dtype in FLOATS:
             return narrowed(values.reshape(shape), dtype)
         import torch
@@ -180,7 +180,7 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         return torch.from_numpy(values).reshape(shape).to(getattr(torch, name))
 
 
-def _least_bytes(codec: Codec, count: int) -> int:
+def _min_bytes(codec: Codec, count: int) -> int:
     """The shortest accepted frame. The server allocates at most 64 bytes per byte of a frame whose
     length depends on the values (``entropy``)."""
     return min(codec.max_payload_bytes(count), count // 16)

@@ -13,7 +13,7 @@ from tersor import Codec
 from tersor._core import InvalidArgumentError
 from tersor.codec import text_hash
 from tersor.federated.flower import down, wire
-from tersor.federated.flower.wire import KEY, Told, Values, flat
+from tersor.federated.flower.wire import KEY, Header, Values, flat
 
 Call = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Call], Message]
@@ -50,21 +50,21 @@ def compress(
         >>> @app.train(mods=[tersor.federated.flower.compress("int8+ef")])
         ... def train(message, context): ...
     """
-    made = Codec(codec)
+    parsed = Codec(codec)
     if keep not in ("client", "nothing"):
         raise InvalidArgumentError(f'keep={keep!r}: give "client" or "nothing"')
-    if keep == "nothing" and made.has_feedback:
+    if keep == "nothing" and parsed.has_feedback:
         raise InvalidArgumentError(
             f'{codec}: "+ef" needs keep="client": set it, or leave "+ef" out'
         )
     if forget_after < 1:
         raise InvalidArgumentError(f"forget_after={forget_after}: give 1 or more rounds")
-    return _Client(made, forget_after)
+    return _Client(parsed, forget_after)
 
 
 class _Client:
     def __init__(self, codec: Codec, forget_after: int) -> None:
-        self._codec, self._oldest = codec, forget_after
+        self._codec, self._max_age = codec, forget_after
 
     def __call__(self, message: Message, context: Context, call_next: Call) -> Message:
         request = message.content.config_records.get(KEY)
@@ -75,12 +75,12 @@ class _Client:
                     "tersor.federated.flower.Strategy"
                 )
             return call_next(message, context)
-        told = Told.of(request)
-        told.require(dataclasses.replace(told, codec=self._codec.spec), "the client")
-        self._require_clipping(message)
-        key, came = wire.only_arrays(message.content)
-        start = down.receive(came, request, context)
-        if wire.model_name(start) != told.model:
+        header = Header.from_record(request)
+        header.require(dataclasses.replace(header, codec=self._codec.spec), "the client")
+        self._reject_clipping(message)
+        key, received = wire.only_arrays(message.content)
+        start = down.receive(received, request, context)
+        if wire.model_name(start) != header.model:
             raise InvalidArgumentError(
                 "the received arrays do not match the model that the server announced"
             )
@@ -88,35 +88,35 @@ class _Client:
         message.content[key] = wire.copied(start)
         reply = call_next(message, context)
         if not reply.has_error():
-            self._encode_reply(reply, start, told, context)
+            self._encode_reply(reply, start, header, context)
         return reply
 
     def _encode_reply(
-        self, reply: Message, start: ArrayRecord, told: Told, context: Context
+        self, reply: Message, start: ArrayRecord, header: Header, context: Context
     ) -> None:
         key, trained = wire.only_arrays(reply.content)
-        if wire.model_name(trained) != told.model:
-            raise InvalidArgumentError(wire.OTHERS)
-        residuals, forgot = self._residuals(told, context)
+        if wire.model_name(trained) != header.model:
+            raise InvalidArgumentError(wire.WRONG_ARRAYS)
+        residuals, expired = self._residuals(header, context)
         seed = text_hash(str(context.node_id))  # clients round independently
-        left: dict[str, Values] = {}
+        updated: dict[str, Values] = {}
         sent = ArrayRecord()
         for name, array in trained.items():
             if wire.is_compressed(array, start[name]):
                 change = flat(array) - flat(start[name])
                 if self._codec.has_feedback:
-                    left[name] = residuals.get(name, np.zeros(change.size, np.float32))
-                frame = wire.encode(self._codec, told, name, change, left.get(name), seed)
+                    updated[name] = residuals.get(name, np.zeros(change.size, np.float32))
+                frame = wire.encode(self._codec, header, name, change, updated.get(name), seed)
                 array = Array(array.dtype, array.shape, KEY, frame)
             else:
                 wire.require_plain(name, array, then="nothing is sent")
             sent[name] = array
         if self._codec.has_feedback:
-            context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})
-            context.state[KEY] = told.record()
-        reply.content = RecordDict({**reply.content, key: sent, KEY: told.record(forgot=forgot)})
+            context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in updated.items()})
+            context.state[KEY] = header.record()
+        reply.content = RecordDict({**reply.content, key: sent, KEY: header.record(forgot=expired)})
 
-    def _require_clipping(self, message: Message) -> None:
+    def _reject_clipping(self, message: Message) -> None:
         records = message.content.config_records.values()
         if self._codec.has_feedback and any("clipping_norm" in one for one in records):
             raise InvalidArgumentError(
@@ -124,14 +124,14 @@ class _Client:
                 '"+ef", because a residual adds updates of earlier rounds'
             )
 
-    def _residuals(self, told: Told, context: Context) -> tuple[dict[str, Values], bool]:
+    def _residuals(self, header: Header, context: Context) -> tuple[dict[str, Values], bool]:
         """The kept residuals, and True if they are too old or of another model."""
-        kept = context.state.config_records.get(KEY)
-        if kept is None or not self._codec.has_feedback:
+        saved = context.state.config_records.get(KEY)
+        if saved is None or not self._codec.has_feedback:
             return {}, False
-        before = Told.of(kept)
-        age = told.round - before.round
-        if dataclasses.replace(before, round=told.round) != told or not 0 < age <= self._oldest:
+        old = Header.from_record(saved)
+        age = header.round - old.round
+        if dataclasses.replace(old, round=header.round) != header or not 0 < age <= self._max_age:
             return {}, True
         record = context.state.array_records[_RESIDUALS]
         return {name: one.numpy() for name, one in record.items()}, False

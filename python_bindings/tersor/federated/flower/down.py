@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from tersor import Codec
 from tersor._core import InvalidArgumentError
 from tersor.federated.flower import wire
-from tersor.federated.flower.wire import KEY, Told, Values, flat, is_compressed
+from tersor.federated.flower.wire import KEY, Header, Values, flat, is_compressed
 
 _DIFFERENCE = "difference:"
 _MODEL = KEY + ".model"  # a client's parameters, for differences
@@ -25,15 +25,15 @@ class Plain:
     def __init__(self, codec: Codec | None = None) -> None:
         self._codec: Any = codec
 
-    def move(self, told: Told, arrays: ArrayRecord) -> None:
+    def set_arrays(self, header: Header, arrays: ArrayRecord) -> None:
         """Sets the server's arrays of a round."""
-        self._arrays = _encoded(self._codec, told, arrays) if self._codec else arrays
+        self._arrays = _encoded(self._codec, header, arrays) if self._codec else arrays
 
-    def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
+    def message_for(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
         """A node's arrays, and the fields of Tersor's record."""
         return self._arrays, {"down": self._codec.spec} if self._codec else {}
 
-    def learn(self, _node: int, _has_it: bool) -> None:
+    def confirm(self, _node: int, _confirmed: bool) -> None:
         """Notes whether a node confirmed the last message."""
 
 
@@ -45,41 +45,41 @@ class Differences(Plain):
         super().__init__(codec)
         self._frames: deque[tuple[int, int, ArrayRecord]] = deque(maxlen=_HISTORY)
         self._public: ArrayRecord | None = None
-        self._told = Told("", 0, "", "")  # of the public weights
+        self._header = Header("", 0, "", "")  # of the public weights
         self._known: dict[int, int] = {}  # the round of the weights that a node has
 
-    def move(self, told: Told, arrays: ArrayRecord) -> None:
-        if self._public is None or dataclasses.replace(self._told, round=told.round) != told:
+    def set_arrays(self, header: Header, arrays: ArrayRecord) -> None:
+        if self._public is None or dataclasses.replace(self._header, round=header.round) != header:
             self._frames.clear()
             self._known.clear()
             self._public = arrays
         else:
-            sent = _encoded(self._codec, told, arrays, self._public)
-            self._public = _decoded(self._codec, told, sent, self._public)
-            self._frames.append((self._told.round, told.round, sent))
-        self._told = told
+            sent = _encoded(self._codec, header, arrays, self._public)
+            self._public = _decoded(self._codec, header, sent, self._public)
+            self._frames.append((self._header.round, header.round, sent))
+        self._header = header
 
-    def to(self, node: int) -> tuple[ArrayRecord, dict[str, Any]]:
+    def message_for(self, node: int) -> tuple[ArrayRecord, dict[str, Any]]:
         assert self._public is not None
-        told: dict[str, Any] = {"down": _DIFFERENCE + self._codec.spec, "whole": True}
-        frames = [one for one in self._frames if one[0] >= self._known.get(node, self._told.round)]
+        fields: dict[str, Any] = {"down": _DIFFERENCE + self._codec.spec, "whole": True}
+        frames = [f for f in self._frames if f[0] >= self._known.get(node, self._header.round)]
         if not frames or frames[0][0] != self._known.get(node):
-            return self._public, told
+            return self._public, fields
         record = ArrayRecord()
-        for _, of, sent in frames:
+        for _, end, sent in frames:
             for name, array in sent.items():
-                record[f"{of}:{name}"] = array
-        told |= {"whole": False, "from": frames[0][0], "rounds": [of for _, of, _ in frames]}
-        return record, told
+                record[f"{end}:{name}"] = array
+        fields |= {"whole": False, "from": frames[0][0], "rounds": [end for _, end, _ in frames]}
+        return record, fields
 
-    def learn(self, node: int, has_it: bool) -> None:
-        if has_it:
-            self._known[node] = self._told.round
+    def confirm(self, node: int, confirmed: bool) -> None:
+        if confirmed:
+            self._known[node] = self._header.round
         else:
             self._known.pop(node, None)
 
 
-def sender(down: str) -> Plain:
+def make_sender(down: str) -> Plain:
     """The sender for ``Strategy``'s option. Raises InvalidArgumentError for an invalid option."""
     if down == "none":
         return Plain()
@@ -95,64 +95,64 @@ def sender(down: str) -> Plain:
     return Plain(codec)
 
 
-def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> ArrayRecord:
+def receive(content: ArrayRecord, request: ConfigRecord, context: Context) -> ArrayRecord:
     """The plain arrays of a message. Raises InvalidArgumentError if this client lacks the base of
     the differences. The server then sends all parameters in the next round."""
     down = str(request.get("down", ""))
     if not down:
-        return came
-    told, codec = Told.of(request), Codec(down.removeprefix(_DIFFERENCE))
+        return content
+    header, codec = Header.from_record(request), Codec(down.removeprefix(_DIFFERENCE))
     if not down.startswith(_DIFFERENCE):
-        return _decoded(codec, told, came)
-    arrays = came if request["whole"] else _following(came, request, told, codec, context)
+        return _decoded(codec, header, content)
+    arrays = content if request["whole"] else _from_base(content, request, header, codec, context)
     context.state[_MODEL] = arrays
-    context.state[_MODEL + ".told"] = told.record()
+    context.state[_MODEL + ".told"] = header.record()
     return arrays
 
 
-def _following(
-    came: ArrayRecord, request: Mapping[str, Any], told: Told, codec: Codec, context: Context
+def _from_base(
+    content: ArrayRecord, request: Mapping[str, Any], new: Header, codec: Codec, context: Context
 ) -> ArrayRecord:
     record = context.state.config_records.get(_MODEL + ".told")
-    has = Told.of(record) if record else None
+    old = Header.from_record(record) if record else None
     rounds = [int(request["from"]), *request["rounds"]]
-    if has is None or has.round not in rounds or has != dataclasses.replace(told, round=has.round):
+    if old is None or old.round not in rounds or old != dataclasses.replace(new, round=old.round):
         raise InvalidArgumentError(
             "this client does not have the weights that the difference is based on"
         )
     arrays = context.state.array_records[_MODEL]
-    for round_ in rounds[rounds.index(has.round) + 1 :]:  # it has some after a lost reply
+    for round_ in rounds[rounds.index(old.round) + 1 :]:  # it has some after a lost reply
         head = f"{round_}:"
-        sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
-        arrays = _decoded(codec, dataclasses.replace(told, round=round_), sent, arrays)
+        sent = {n.removeprefix(head): one for n, one in content.items() if n.startswith(head)}
+        arrays = _decoded(codec, dataclasses.replace(new, round=round_), sent, arrays)
     return arrays
 
 
 def _encoded(
-    codec: Codec, told: Told, arrays: ArrayRecord, before: ArrayRecord | None = None
+    codec: Codec, header: Header, arrays: ArrayRecord, base: ArrayRecord | None = None
 ) -> ArrayRecord:
     """Frames of parameters, or of their difference to earlier parameters."""
-    told = dataclasses.replace(told, codec=codec.spec)
+    header = dataclasses.replace(header, codec=codec.spec)
     sent = ArrayRecord()
     for name, array in arrays.items():
         if is_compressed(array):
-            values = flat(array) if before is None else flat(array) - flat(before[name])
-            frame = wire.encode(codec, told, name, values, None)
+            values = flat(array) if base is None else flat(array) - flat(base[name])
+            frame = wire.encode(codec, header, name, values, None)
             array = Array(array.dtype, array.shape, KEY, frame)
         sent[name] = array
     return sent
 
 
 def _decoded(
-    codec: Codec, told: Told, sent: Mapping[str, Array], before: Mapping[str, Array] | None = None
+    codec: Codec, header: Header, sent: Mapping[str, Array], base: Mapping[str, Array] | None = None
 ) -> ArrayRecord:
     """The parameters of frames, with equal bits on the server and on every client."""
-    told = dataclasses.replace(told, codec=codec.spec)
+    header = dataclasses.replace(header, codec=codec.spec)
     arrays = ArrayRecord()
     for name, array in sent.items():
         if is_compressed(array):
-            values: Values = wire.decode(codec, told, name, array)
-            values = values if before is None else flat(before[name]) + values
+            values: Values = wire.decode(codec, header, name, array)
+            values = values if base is None else flat(base[name]) + values
             array = wire.with_values(array, values)
         arrays[name] = array
     return arrays

@@ -40,12 +40,12 @@ def public_of(private: bytes) -> bytes:
     return bytes(X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
 
-def agreed_key(private: bytes, public: bytes, purpose: str, *about: object) -> bytes:
+def agreed_key(private: bytes, public: bytes, purpose: str, *context: object) -> bytes:
     """32 bytes known to only the two nodes, different for each purpose, round and pair (HKDF).
     Raises TypeError or ValueError for an unusable public key."""
     peer = X25519PublicKey.from_public_bytes(public)
     shared = X25519PrivateKey.from_private_bytes(private).exchange(peer)
-    return bytes(HKDF(SHA256(), SECRET_BYTES, None, _info(purpose, *about)).derive(shared))
+    return bytes(HKDF(SHA256(), SECRET_BYTES, None, _info(purpose, *context)).derive(shared))
 
 
 def pair_key(private: bytes, public: bytes, digest: bytes, one: int, other: int) -> bytes:
@@ -79,8 +79,8 @@ def apply_mask(parts: Sequence[Accumulators], key: bytes, sign: int) -> None:
     """Adds (``sign`` is 1) or subtracts (``sign`` is -1) the stream of a key: AES in counter mode,
     with a separate counter range for each part. Use each key only once."""
     combine = np.add if sign > 0 else np.subtract
-    for place, part in enumerate(parts):
-        counter = bytes([place]) + bytes(15)
+    for index, part in enumerate(parts):
+        counter = bytes([index]) + bytes(15)
         cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
         stream = np.empty(min(len(_ZEROS) // part.itemsize, part.size), part.dtype)
         for first in range(0, part.size, max(1, stream.size)):
@@ -101,7 +101,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 def combine(shares: Mapping[int, bytes]) -> bytes:
     """The secret of shares. A key of ``shares`` is the share's index in the result of `split`."""
     halves = (
-        Shamir.combine([(place + 1, share[i : i + _HALF]) for place, share in shares.items()])
+        Shamir.combine([(index + 1, share[i : i + _HALF]) for index, share in shares.items()])
         for i in range(0, SECRET_BYTES, _HALF)
     )
     return b"".join(halves)

@@ -100,43 +100,43 @@ def secure(
         inner.train("masked", mods=list(mods))(train)
         bounds = min_clients, min_neighbours, max_clip, example_step
         for stage in STAGES:
-            app.train(stage)(functools.partial(_answer, stage, inner, bounds))
+            app.train(stage)(functools.partial(_handle, stage, inner, bounds))
         return train
 
     return register
 
 
-def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: Context) -> Message:
+def _handle(stage: str, call: Call, bounds: Bounds, message: Message, context: Context) -> Message:
     """The reply of a stage. Raises InvalidArgumentError for a request out of turn."""
-    told = secure_wire.unpacked(message.content[KEY])
+    request = secure_wire.unpacked(message.content[KEY])
     state = secure_wire.unpacked(context.state.config_records.get(_STATE, {}))
-    _check_turn(stage, told, state)
-    about = {name: told[name] for name in ("run", "round")}
+    _check_order(stage, request, state)
+    round_id = {name: request[name] for name in ("run", "round")}
     if stage == "masked":  # if this stage raises, the round is over for this client
-        context.state[_STATE] = secure_wire.packed({**about, "stage": "done"})
-    turn = _Turn(call, *bounds, message, context, context.node_id, told, state)
-    fields = getattr(turn, stage)()
-    context.state[_STATE] = secure_wire.packed({**state, **about, "stage": stage})
+        context.state[_STATE] = secure_wire.packed({**round_id, "stage": "done"})
+    handler = _StageHandler(call, *bounds, message, context, context.node_id, request, state)
+    fields = getattr(handler, stage)()
+    context.state[_STATE] = secure_wire.packed({**state, **round_id, "stage": stage})
     arrays = fields.pop("arrays", {})
-    record = secure_wire.packed(about | fields)
+    record = secure_wire.packed(round_id | fields)
     return Message(RecordDict({**arrays, KEY: record}), reply_to=message)
 
 
-def _check_turn(stage: str, told: Fields, state: Fields) -> None:
-    number = told["round"]
+def _check_order(stage: str, request: Fields, state: Fields) -> None:
+    number = request["round"]
     if stage == "keys":
-        if state.get("run") == told["run"] and state["round"] >= number:
+        if state.get("run") == request["run"] and state["round"] >= number:
             raise InvalidArgumentError(f"round {number} began before on this client")
         return
     before = STAGES[STAGES.index(stage) - 1]
-    if not secure_wire.is_of(state, told) or state["stage"] != before:
+    if not secure_wire.is_same_round(state, request) or state["stage"] != before:
         raise InvalidArgumentError(
             f"round {number}, {stage!r}: this client has not completed {before!r} of that round"
         )
 
 
 @dataclass
-class _Turn:
+class _StageHandler:
     """A request, and the state between stages: fields, and tables by neighbour."""
 
     call: Call
@@ -147,7 +147,7 @@ class _Turn:
     message: Message
     context: Context
     own: int  #: this node
-    told: Fields
+    request: Fields
     state: Fields
 
     def keys(self) -> Fields:
@@ -159,19 +159,19 @@ class _Turn:
 
     def shares(self) -> Fields:
         """The client's two secrets, in sealed shares for the neighbours."""
-        own, told, state = self.own, self.told, self.state
-        keys = [*told["mask"].values(), *told["seal"].values()]
-        if own in told["mask"] or told["mask"].keys() != told["seal"].keys():
+        own, request, state = self.own, self.request, self.state
+        keys = [*request["mask"].values(), *request["seal"].values()]
+        if own in request["mask"] or request["mask"].keys() != request["seal"].keys():
             raise InvalidArgumentError("this node is among its neighbours, or a key is missing")
         if len(set(keys)) != len(keys):
             raise InvalidArgumentError("two nodes have the same key")
-        self._check_neighbours(len(told["mask"]), told["threshold"])
+        self._check_neighbours(len(request["mask"]), request["threshold"])
         seal = state.pop("seal")
         state["channel"] = {
-            node: masks.agreed_key(seal, public, "channel", told["round"], *sorted((own, node)))
-            for node, public in told["seal"].items()
+            node: masks.agreed_key(seal, public, "channel", request["round"], *sorted((own, node)))
+            for node, public in request["seal"].items()
         }
-        state["public"], state["threshold"] = told["mask"], told["threshold"]
+        state["public"], state["threshold"] = request["mask"], request["threshold"]
         return {name: self.sealed(name) for name in SECRETS}
 
     def _check_neighbours(self, count: int, threshold: int) -> None:
@@ -192,9 +192,9 @@ class _Turn:
 
     def masked(self) -> Fields:
         """Trains, and masks the change."""
-        own, told, state = self.own, self.told, self.state
-        senders, format = told["own"], SumFormat.of(told)
-        if not senders.keys() == told["mask"].keys() <= state["channel"].keys():
+        own, request, state = self.own, self.request, self.state
+        senders, format = request["own"], SumFormat.from_record(request)
+        if not senders.keys() == request["mask"].keys() <= state["channel"].keys():
             raise InvalidArgumentError("received shares of other nodes")
         if len(senders) < state["threshold"]:
             raise InvalidArgumentError("received shares of fewer nodes than the threshold")
@@ -215,7 +215,7 @@ class _Turn:
             node: True
             for node in senders
             for name in SECRETS
-            if masks.unseal(self.share_key(name, node), told[name][node]) is None
+            if masks.unseal(self.share_key(name, node), request[name][node]) is None
         }
         array = Array("uint8", vector.data.shape, KEY, vector.data.tobytes())
         arrays = {key: ArrayRecord({KEY: array})}
@@ -243,33 +243,33 @@ class _Turn:
     def confirm(self) -> Fields:
         """Acknowledges each alive neighbour with a correct tag. The server sends the tags of
         alive neighbours. All other senders of shares are gone."""
-        alive, state = self.told["tags"], self.state
+        alive, state = self.request["tags"], self.state
         if not alive.keys() <= state["channel"].keys():
             raise InvalidArgumentError("the server lists a node without shares as alive")
-        right = self.right("masked", alive)
-        if len(right) < state["threshold"]:
+        valid = self.valid("masked", alive)
+        if len(valid) < state["threshold"]:
             raise InvalidArgumentError(
-                f"{len(right)} of {len(alive)} neighbours masked an update of this round and "
+                f"{len(valid)} of {len(alive)} neighbours masked an update of this round and "
                 f"digest, {state['threshold']} are needed: the server sent other data to the rest"
             )
         gone = state["channel"].keys() - alive.keys()
-        state["secret"] = dict.fromkeys(right, "own") | dict.fromkeys(gone, "mask")
-        bad = dict.fromkeys(alive.keys() - right, True)
-        return {"tags": self.tags("alive", right), "bad": bad}
+        state["secret"] = dict.fromkeys(valid, "own") | dict.fromkeys(gone, "mask")
+        bad = dict.fromkeys(alive.keys() - valid, True)
+        return {"tags": self.tags("alive", valid), "bad": bad}
 
     def unmask(self) -> Fields:
         """A share per neighbour: of an alive neighbour's own mask, or of a gone neighbour's mask
         key. The client reveals nothing before ``t`` neighbours confirm this client as alive."""
         secrets, threshold = self.state["secret"], self.state["threshold"]
-        found = {node: tag for node, tag in self.told["tags"].items() if secrets.get(node) == "own"}
-        right = self.right("alive", found)
-        if len(right) < threshold:
+        found = {n: tag for n, tag in self.request["tags"].items() if secrets.get(n) == "own"}
+        valid = self.valid("alive", found)
+        if len(valid) < threshold:
             raise InvalidArgumentError(
-                f"{len(right)} neighbours confirm that this client is alive, {threshold} are needed"
+                f"{len(valid)} neighbours confirm that this client is alive, {threshold} are needed"
             )
         shares = {node: self.share_key(name, node) for node, name in secrets.items()}
         self.state.clear()
-        return {"shares": shares, "bad": dict.fromkeys(found.keys() - right, True)}
+        return {"shares": shares, "bad": dict.fromkeys(found.keys() - valid, True)}
 
     def sealed(self, name: str) -> dict[int, bytes]:
         """The sealed shares of a secret, for the neighbours in ascending order."""
@@ -288,7 +288,7 @@ class _Turn:
         own, channels, digest = self.own, self.state["channel"], self.state["digest"]
         return {node: masks.tag(channels[node], stage, digest, own, node) for node in nodes}
 
-    def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
+    def valid(self, stage: str, tags: Mapping[int, object]) -> set[int]:
         """The nodes with correct tags."""
         own, channels, digest = self.own, self.state["channel"], self.state["digest"]
         expected = {node: masks.tag(channels[node], stage, digest, node, own) for node in tags}

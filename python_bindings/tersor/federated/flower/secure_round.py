@@ -19,7 +19,7 @@ from tersor import Error as TersorError
 from tersor._core import InvalidArgumentError
 from tersor.federated.flower import masks, secure_wire
 from tersor.federated.flower.secure_wire import SECRETS, Fields, SumFormat, SumVector
-from tersor.federated.flower.wire import KEY, TWICE, only_arrays, printable
+from tersor.federated.flower.wire import ANSWERED_TWICE, KEY, only_arrays, printable
 
 _log = logging.getLogger("flwr")
 _KEYS = (*SECRETS, "seal")  # of the keys of a node
@@ -47,7 +47,7 @@ class Disputes:
         _log.warning("tersor: node %d's %s for node %d is wrong", sender, what, other)
         self._pairs.add((sender, other))
 
-    def divide(self, one: int, other: int) -> bool:
+    def between(self, one: int, other: int) -> bool:
         """True if the two nodes are in dispute."""
         return not self._pairs.isdisjoint({(one, other), (other, one)})
 
@@ -63,11 +63,11 @@ def ring(nodes: list[int], neighbours: int) -> dict[int, list[int]]:
         return {node: [one for one in nodes if one != node] for node in nodes}
     order = random.SystemRandom().sample(nodes, len(nodes))
     steps = [step for step in range(-neighbours // 2, neighbours // 2 + 1) if step != 0]
-    count, places = len(order), enumerate(order)
-    return {node: sorted(order[(i + step) % count] for step in steps) for i, node in places}
+    count, indices = len(order), enumerate(order)
+    return {node: sorted(order[(i + step) % count] for step in steps) for i, node in indices}
 
 
-def usual_threshold(neighbours: int) -> int:
+def default_threshold(neighbours: int) -> int:
     """Two thirds of the neighbours."""
     return max(1, -(-2 * neighbours // 3))
 
@@ -82,11 +82,11 @@ def failure_probability(clients: int, neighbours: int, threshold: int, dropouts:
     return min(1.0, events * one)
 
 
-def enough_neighbours(clients: int, dropouts: float, failures: float) -> int:
+def required_neighbours(clients: int, dropouts: float, failures: float) -> int:
     """The smallest number of neighbours, 8 or more, with at most this share of failed rounds; at
     most all other clients."""
     for count in range(8, clients - 1, 2):
-        if failure_probability(clients, count, usual_threshold(count), dropouts) <= failures:
+        if failure_probability(clients, count, default_threshold(count), dropouts) <= failures:
             return count
     return max(2, clients - 1 + (clients - 1) % 2)
 
@@ -95,7 +95,7 @@ def enough_neighbours(clients: int, dropouts: float, failures: float) -> int:
 class Round:
     """The server's record of a round, and the exchanges with the nodes of the round."""
 
-    told: Fields  #: the run and the round
+    round_id: Fields  #: the run and the round
     threshold: int
     neighbours: dict[int, list[int]]
     format: SumFormat
@@ -106,30 +106,30 @@ class Round:
     shares: dict[int, Fields] = field(default_factory=dict)
     digest: bytes = b""  #: of the values common to all clients
 
-    def agree(self) -> None:
+    def exchange_keys(self) -> None:
         """The exchanges of keys and of shares. Raises TooFewError if too few nodes remain."""
-        answers = self._ask("keys", {node: {} for node in self.neighbours})
-        self.keys = self._sustained("keys", _of_own_keys(answers))
-        self.neighbours = {node: self._around(node, self.keys) for node in self.keys}
-        orders: dict[int, Fields] = {node: {"threshold": self.threshold} for node in self.keys}
+        answers = self._request("keys", {node: {} for node in self.neighbours})
+        self.keys = self._drop_isolated("keys", _with_unique_keys(answers))
+        self.neighbours = {node: self._peers_in(node, self.keys) for node in self.keys}
+        requests: dict[int, Fields] = {node: {"threshold": self.threshold} for node in self.keys}
         for node, name in itertools.product(self.keys, ("mask", "seal")):
-            orders[node][name] = {one: self.keys[one][name] for one in self.neighbours[node]}
-        self.shares = self._sustained("shares", self._ask("shares", orders))
+            requests[node][name] = {one: self.keys[one][name] for one in self.neighbours[node]}
+        self.shares = self._drop_isolated("shares", self._request("shares", requests))
 
-    def ask_for_updates(self, content: RecordDict) -> list[Message]:
+    def request_updates(self, content: RecordDict) -> list[Message]:
         """The messages that send the weights and ask for masked updates."""
         cohort = hashlib.sha256(repr(list(self.shares)).encode()).digest()
         common = self.format.record() | {"clients": len(self.shares), "cohort": cohort}
-        told = RecordDict({**content, KEY: secure_wire.packed(self.told | common)})
-        self.digest = secure_wire.round_digest(told, self.threshold)
+        request = RecordDict({**content, KEY: secure_wire.packed(self.round_id | common)})
+        self.digest = secure_wire.round_digest(request, self.threshold)
         sealed = {name: _by_receiver(self.shares, name) for name in SECRETS}
-        orders = {node: {n: one[node] for n, one in sealed.items()} for node in self.shares}
-        return self._messages("masked", orders, told)
+        requests = {node: {n: one[node] for n, one in sealed.items()} for node in self.shares}
+        return self._messages("masked", requests, request)
 
     def sum(self, replies: Iterable[Message]) -> tuple[SumVector, set[int]]:
         """The sum of the updates, without masks, and its nodes. Raises TooFewError before any node
         reveals a share if the secrets cannot be reconstructed."""
-        updates = self._sound("masked", replies, self.shares)
+        updates = self._valid_replies("masked", replies, self.shares)
         if not updates:
             raise TooFewError("too few updates: the server received no update")
         total = self.format.zeros(self.sizes)
@@ -138,7 +138,7 @@ class Round:
         secrets = self._secrets(updates)
         for node, secret in secrets.items():
             is_alive = node in updates
-            for other in [node] if is_alive else self._around(node, updates):
+            for other in [node] if is_alive else self._peers_in(node, updates):
                 public = self.keys[other]["own" if is_alive else "mask"]
                 key = masks.pair_key(secret, public, self.digest, node, other)
                 masks.apply_mask(total.parts, key, -1 if other <= node else +1)
@@ -147,24 +147,24 @@ class Round:
     def _secrets(self, alive: Mapping[int, Fields]) -> dict[int, bytes]:
         """The own masks of the alive nodes and the mask keys of the gone nodes, after neighbours
         confirmed the survivors to each other."""
-        owners = [node for node in self.shares if node in alive or self._around(node, alive)]
-        self._require_holders(owners, alive)
-        confirmed = self._ask("confirm", _tags_for(alive))
-        orders = _tags_for(confirmed)
-        enough = {node: one for node, one in orders.items() if len(one["tags"]) >= self.threshold}
-        self._require_holders(owners, enough)
-        keys = _by_receiver(self._ask("unmask", enough), "shares")
+        owners = [node for node in self.shares if node in alive or self._peers_in(node, alive)]
+        self._check_holders(owners, alive)
+        confirmed = self._request("confirm", _tags_for(alive))
+        requests = _tags_for(confirmed)
+        enough = {node: one for node, one in requests.items() if len(one["tags"]) >= self.threshold}
+        self._check_holders(owners, enough)
+        keys = _by_receiver(self._request("unmask", enough), "shares")
         return {node: self._secret(node, SECRETS[node not in alive], keys[node]) for node in owners}
 
     def _secret(self, owner: int, name: str, keys: Mapping[int, bytes]) -> bytes:
         """One of a node's two secrets, by the keys of its shares."""
         shares: dict[int, bytes] = {}
-        for place, holder in enumerate(self.neighbours[owner]):
+        for index, holder in enumerate(self.neighbours[owner]):
             if holder in keys:
                 share = masks.unseal(keys[holder], self.shares[owner][name][holder])
                 if share is not None:
-                    shares[place] = share
-                elif not self.disputes.divide(owner, holder):
+                    shares[index] = share
+                elif not self.disputes.between(owner, holder):
                     self.disputes.add(holder, owner, "share")
         if len(shares) < self.threshold:
             raise TooFewError(
@@ -178,24 +178,24 @@ class Round:
             raise TooFewError(f"the shares of node {owner} are inconsistent")
         return secret
 
-    def _around(self, node: int, those: Collection[int]) -> list[int]:
+    def _peers_in(self, node: int, nodes: Collection[int]) -> list[int]:
         """The neighbours of a node among the given nodes."""
-        return [one for one in self.neighbours[node] if one in those]
+        return [one for one in self.neighbours[node] if one in nodes]
 
-    def _sustained(self, stage: str, answers: dict[int, Fields]) -> dict[int, Fields]:
+    def _drop_isolated(self, stage: str, answers: dict[int, Fields]) -> dict[int, Fields]:
         """The answers of the nodes with enough neighbours among the remaining nodes."""
         left = set(answers)
-        while lonely := {one for one in left if len(self._around(one, left)) < self.threshold}:
-            left -= lonely
+        while isolated := {one for one in left if len(self._peers_in(one, left)) < self.threshold}:
+            left -= isolated
         if not left:
             raise TooFewError(f"too few of {len(self.neighbours)} nodes answered for {stage!r}")
         return {node: answers[node] for node in sorted(left)}
 
-    def _require_holders(self, owners: Iterable[int], those: Collection[int]) -> None:
+    def _check_holders(self, owners: Iterable[int], nodes: Collection[int]) -> None:
         """Raises TooFewError if the given nodes hold too few shares of an owner's secrets."""
         for owner in owners:
-            around = self._around(owner, those)
-            found = sum(not self.disputes.divide(owner, one) for one in around)
+            neighbours = self._peers_in(owner, nodes)
+            found = sum(not self.disputes.between(owner, one) for one in neighbours)
             if found < self.threshold:
                 raise TooFewError(
                     f"{found} remaining neighbours of node {owner} hold valid shares of its "
@@ -203,20 +203,20 @@ class Round:
                 )
 
     def _messages(
-        self, stage: str, orders: Mapping[int, Fields], content: Mapping[str, Any]
+        self, stage: str, fields: Mapping[int, Fields], content: Mapping[str, Any]
     ) -> list[Message]:
-        common = content.get(KEY, self.told)
-        told = {node: secure_wire.packed({**common, **order}) for node, order in orders.items()}
-        records = {node: RecordDict({**content, KEY: one}) for node, one in told.items()}
+        common = content.get(KEY, self.round_id)
+        packed = {node: secure_wire.packed({**common, **own}) for node, own in fields.items()}
+        records = {node: RecordDict({**content, KEY: one}) for node, one in packed.items()}
         kind = f"train.{stage}"
         return [Message(one, dst_node_id=n, message_type=kind) for n, one in records.items()]
 
-    def _ask(self, stage: str, orders: Mapping[int, Fields]) -> dict[int, Fields]:
-        messages = self._messages(stage, orders, {})
-        return self._sound(stage, self.send(messages) if messages else [], orders)
+    def _request(self, stage: str, requests: Mapping[int, Fields]) -> dict[int, Fields]:
+        messages = self._messages(stage, requests, {})
+        return self._valid_replies(stage, self.send(messages) if messages else [], requests)
 
-    def _sound(
-        self, stage: str, replies: Iterable[Message], asked: Collection[int]
+    def _valid_replies(
+        self, stage: str, replies: Iterable[Message], requested: Collection[int]
     ) -> dict[int, Fields]:
         """The replies of a stage by node. The log names each node that fails or replies twice."""
         found = sorted(replies, key=lambda one: one.metadata.src_node_id)
@@ -228,13 +228,13 @@ class Round:
                 if reply.has_error():
                     raise InvalidArgumentError(reply.error.reason)
                 if counts[node] > 1:
-                    raise InvalidArgumentError(TWICE)
-                if node not in asked:
+                    raise InvalidArgumentError(ANSWERED_TWICE)
+                if node not in requested:
                     raise LookupError
                 answers[node] = self._fields(stage, node, reply)
             except Exception as error:  # the parsers of a client's bytes raise errors of many types
-                why = error if isinstance(error, TersorError) else "not the requested reply"
-                _log.warning("tersor: node %d, %r: %s", node, stage, printable(why))
+                reason = error if isinstance(error, TersorError) else "not the requested reply"
+                _log.warning("tersor: node %d, %r: %s", node, stage, printable(reason))
         return answers
 
     def _fields(self, stage: str, node: int, reply: Message) -> Fields:
@@ -242,34 +242,34 @@ class Round:
         for fields that do not fit the stage. Records the nodes whose values the sender found
         wrong."""
         fields = secure_wire.unpacked(reply.content[KEY])
-        if not secure_wire.is_of(fields, self.told):
+        if not secure_wire.is_same_round(fields, self.round_id):
             raise InvalidArgumentError(
-                f"a reply of round {fields['round']}, not {self.told['round']}"
+                f"a reply of round {fields['round']}, not {self.round_id['round']}"
             )
         for name in _KEYS if stage == "keys" else ():
             masks.agreed_key(masks.new_key()[0], fields[name], "trial")
-        around = set(self._around(node, self.shares or self.keys))
-        for name, size, is_whole in _TABLES.get(stage, ()):
+        neighbours = set(self._peers_in(node, self.shares or self.keys))
+        for name, size, needs_all in _TABLES.get(stage, ()):
             fields[name] = table = dict(fields[name])
-            if table.keys() - around or (is_whole and around - table.keys()):
+            if table.keys() - neighbours or (needs_all and neighbours - table.keys()):
                 raise ValueError(name)
             if any(not isinstance(one, bytes) or len(one) != size for one in table.values()):
                 raise ValueError(name)
         if stage == "masked":
             (array,) = only_arrays(reply.content)[1].values()
             fields["vector"] = self.format.vector_of(array, self.sizes)
-        for bad in around & dict(fields["bad"]).keys():
+        for bad in neighbours & dict(fields["bad"]).keys():
             self.disputes.add(bad, node, "share or tag")
         return fields
 
 
-def _of_own_keys(found: dict[int, Fields]) -> dict[int, Fields]:
+def _with_unique_keys(found: dict[int, Fields]) -> dict[int, Fields]:
     """The answers without nodes that have a key in common: a node took another node's key."""
     owners = Counter(one[name] for one in found.values() for name in _KEYS)
-    alike = {n for n, one in found.items() if any(owners[one[name]] > 1 for name in _KEYS)}
-    for node in sorted(alike):
+    duplicates = {n for n, one in found.items() if any(owners[one[name]] > 1 for name in _KEYS)}
+    for node in sorted(duplicates):
         _log.warning("tersor: node %d has another node's key; it is left out", node)
-    return {node: one for node, one in found.items() if node not in alike}
+    return {node: one for node, one in found.items() if node not in duplicates}
 
 
 def _by_receiver(answers: Mapping[int, Fields], name: str) -> dict[int, dict[int, bytes]]:

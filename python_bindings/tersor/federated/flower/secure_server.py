@@ -17,17 +17,17 @@ from tersor._core import InvalidArgumentError
 from tersor._renamed import renamed_keywords
 from tersor.federated.flower import secure_round
 from tersor.federated.flower.secure_round import Disputes, Round, TooFewError
-from tersor.federated.flower.secure_wire import SumFormat, SumVector, moved_by, names_of
-from tersor.federated.flower.strategy import Wrapper, option, with_wrapped
+from tersor.federated.flower.secure_wire import SumFormat, SumVector, apply_changes, names_of
+from tersor.federated.flower.strategy import Wrapper, nested_strategies, option
 from tersor.federated.flower.wire import is_float, only_arrays
 
 _log = logging.getLogger("flwr")
 
 
-_LIKELY = 0.05  # a round that fails with a larger probability is announced
+_WARNING_LEVEL = 0.05  # a round that fails with a larger probability is announced
 
 # Strategies that read or bound the reply of each client.
-_SINGLE = tuple(
+_PER_CLIENT = tuple(
     getattr(flower, name)
     for name in (
         "Bulyan", "DifferentialPrivacyClientSideAdaptiveClipping",
@@ -37,7 +37,7 @@ _SINGLE = tuple(
     )
 )  # fmt: skip
 # Adds noise for a number of clients, which Tersor sets.
-_NOISE = flower.DifferentialPrivacyClientSideFixedClipping
+_NOISY = flower.DifferentialPrivacyClientSideFixedClipping
 
 
 class SecureStrategy(Wrapper):
@@ -101,12 +101,12 @@ class SecureStrategy(Wrapper):
     ) -> None:
         """See the class."""
         super().__init__(strategy)
-        for one in with_wrapped(strategy):
-            if isinstance(one, _SINGLE):
+        for one in nested_strategies(strategy):
+            if isinstance(one, _PER_CLIENT):
                 raise InvalidArgumentError(
                     f"{type(one).__name__} reads each client's reply, but a secure sum has only one"
                 )
-        if max_examples and isinstance(strategy, _NOISE):
+        if max_examples and isinstance(strategy, _NOISY):
             raise InvalidArgumentError(
                 "max_examples: leave it out, because differential privacy needs equal weights"
             )
@@ -131,7 +131,7 @@ class SecureStrategy(Wrapper):
                 f"dropouts={dropouts}, failure_rate={failure_rate}: give numbers between 0 and 1"
             )
         self._neighbours, self._threshold, self._timeout = neighbours, threshold, timeout
-        self._odds = dropouts, failure_rate
+        self._rates = dropouts, failure_rate
         if threshold is not None and threshold < 1:
             raise InvalidArgumentError(f"threshold={threshold}: give 1 or more")
         if option(strategy, "fraction_evaluate", 0) > 0:
@@ -166,9 +166,9 @@ class SecureStrategy(Wrapper):
         """
         self._round = None
         before = self._run
-        if self._run_of(server_round) != before:
+        if self._run_for(server_round) != before:
             self._disputes = Disputes()
-        if "clipping_norm" in config and not isinstance(self._wrapped, _NOISE):
+        if "clipping_norm" in config and not isinstance(self._wrapped, _NOISY):
             raise InvalidArgumentError(
                 "a strategy around SecureStrategy adds noise for a fixed number of clients: wrap "
                 "DifferentialPrivacyClientSideFixedClipping in SecureStrategy instead"
@@ -183,50 +183,50 @@ class SecureStrategy(Wrapper):
             )
         self._start, (self._key, _) = arrays, only_arrays(first)
         self._sizes = [math.prod(arrays[name].shape) for name in names_of(arrays)]
-        self._format.check_room(len(messages))
-        asked = {int(one.metadata.dst_node_id) for one in messages}
-        for node in sorted(asked & self.left_out):
+        self._format.check_capacity(len(messages))
+        selected = {int(one.metadata.dst_node_id) for one in messages}
+        for node in sorted(selected & self.left_out):
             _log.warning("tersor: node %d sent wrong values in this run; it is left out", node)
         try:
-            made = self._begin(server_round, sorted(asked - self.left_out), grid)
-            made.agree()
+            current = self._make_round(server_round, sorted(selected - self.left_out), grid)
+            current.exchange_keys()
         except TooFewError as error:
             self._fail(server_round, error)
             return []
-        self._round = made
-        return made.ask_for_updates(first)
+        self._round = current
+        return current.request_updates(first)
 
-    def _begin(self, number: int, nodes: list[int], grid: Grid) -> Round:
+    def _make_round(self, number: int, nodes: list[int], grid: Grid) -> Round:
         """A round's graph and threshold."""
         if not nodes:
             raise TooFewError("no node was selected")
-        dropouts, failure_rate = self._odds
+        dropouts, failure_rate = self._rates
         count = self._neighbours
         if count == "auto":
-            count = secure_round.enough_neighbours(len(nodes), dropouts, failure_rate)
+            count = secure_round.required_neighbours(len(nodes), dropouts, failure_rate)
         graph = secure_round.ring(nodes, count)
-        most = len(graph[nodes[0]])
-        usual = secure_round.usual_threshold(most)
-        threshold = usual if self._threshold is None else self._threshold
-        if threshold > most:
+        limit = len(graph[nodes[0]])
+        default = secure_round.default_threshold(limit)
+        threshold = default if self._threshold is None else self._threshold
+        if threshold > limit:
             raise TooFewError(
-                f"threshold={threshold}: give at most {most}, the neighbours of a node"
+                f"threshold={threshold}: give at most {limit}, the neighbours of a node"
             )
-        if 2 * threshold <= most:
+        if 2 * threshold <= limit:
             raise InvalidArgumentError(
-                f"threshold={threshold} of {most} neighbours: give more than half, otherwise the "
+                f"threshold={threshold} of {limit} neighbours: give more than half, otherwise the "
                 "server could learn both of a node's secrets"
             )
-        odds = secure_round.failure_probability(len(nodes), most, threshold, dropouts)
-        if odds > _LIKELY:
+        probability = secure_round.failure_probability(len(nodes), limit, threshold, dropouts)
+        if probability > _WARNING_LEVEL:
             _log.warning(
                 "tersor: round %d has no sum with a probability of up to %.0f %%, if %.0f %% of %d "
                 "clients fail: each needs %d of %d neighbours; add clients or set neighbours=",
-                *(number, 100 * odds, 100 * dropouts, len(nodes), threshold, most),
+                *(number, 100 * probability, 100 * dropouts, len(nodes), threshold, limit),
             )
-        told = {"run": self._run, "round": number}
+        round_id = {"run": self._run, "round": number}
         send = functools.partial(grid.send_and_receive, timeout=self._timeout)
-        return Round(told, threshold, graph, self._format, self._sizes, self._disputes, send)
+        return Round(round_id, threshold, graph, self._format, self._sizes, self._disputes, send)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -239,33 +239,33 @@ class SecureStrategy(Wrapper):
         Returns:
             The wrapped strategy's arrays and metrics.
         """
-        made, self._round = self._round, None
-        if made is None:
-            return self._hand_over(server_round, [])
+        current, self._round = self._round, None
+        if current is None:
+            return self._forward(server_round, [])
         found = list(replies)
         try:
-            sums, nodes = made.sum(found)
+            sums, nodes = current.sum(found)
             content = self._mean(sums, len(nodes))
         except TooFewError as error:
             self._fail(server_round, error)
-            return self._hand_over(server_round, [])
+            return self._forward(server_round, [])
         first = next(one for one in found if one.metadata.src_node_id == min(nodes))
         mean = Message(content=content, metadata=first.metadata)
-        arrays, metrics = self._hand_over_mean(server_round, mean, len(nodes))
+        arrays, metrics = self._forward_mean(server_round, mean, len(nodes))
         if arrays is not None:  # Flower averages integers to f64
             arrays.update({n: one for n, one in self._start.items() if not is_float(one)})
         return arrays, metrics
 
-    def _hand_over_mean(
+    def _forward_mean(
         self, server_round: int, mean: Message, clients: int
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """A strategy with noise gets the mean as the reply of each client in the sum."""
         inner: Any = self._wrapped
-        if not isinstance(inner, _NOISE):
-            return self._hand_over(server_round, [mean])
+        if not isinstance(inner, _NOISY):
+            return self._forward(server_round, [mean])
         sampled, inner.num_sampled_clients = inner.num_sampled_clients, clients
         try:
-            return self._hand_over(server_round, [mean] * clients)
+            return self._forward(server_round, [mean] * clients)
         finally:
             inner.num_sampled_clients = sampled
 
@@ -279,10 +279,10 @@ class SecureStrategy(Wrapper):
                 text = "tersor: %s: %.1f %% was clipped; give a larger clip"
                 _log.warning(text, name, 100 * share)
         factor = np.float32((self._format.max_examples or 1) / weight)
-        arrays = moved_by(self._start, [change * factor for change in changes])
+        arrays = apply_changes(self._start, [change * factor for change in changes])
         values = max(1, sum(self._sizes) * clients)
-        told = {self._format.weight_key: weight, "clients": clients, "cut": sum(cut) / values}
-        return RecordDict({self._key: arrays, "metrics": MetricRecord(told)})
+        metrics = {self._format.weight_key: weight, "clients": clients, "cut": sum(cut) / values}
+        return RecordDict({self._key: arrays, "metrics": MetricRecord(metrics)})
 
     def _fail(self, number: int, error: TooFewError) -> None:
         self.failures[number] = str(error)

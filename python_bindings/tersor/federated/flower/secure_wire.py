@@ -18,7 +18,7 @@ from tersor._core import InvalidArgumentError
 from tersor.federated import sums as accumulators
 from tersor.federated.flower.wire import (
     KEY,
-    OTHERS,
+    WRONG_ARRAYS,
     Values,
     flat,
     is_float,
@@ -67,7 +67,7 @@ class SumFormat:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def of(record: Mapping[str, Any]) -> SumFormat:
+    def from_record(record: Mapping[str, Any]) -> SumFormat:
         names = [one.name for one in dataclasses.fields(SumFormat)]
         if absent := [name for name in names if name not in record]:
             raise InvalidArgumentError(
@@ -76,7 +76,7 @@ class SumFormat:
             )
         return SumFormat(**{name: record[name] for name in names})
 
-    def check_room(self, clients: int) -> None:
+    def check_capacity(self, clients: int) -> None:
         """Raises InvalidArgumentError if the accumulators cannot hold the codes of the clients."""
         if self.bits + math.ceil(math.log2(max(clients, 1))) > self.accumulator_bits:
             raise InvalidArgumentError(
@@ -91,13 +91,13 @@ class SumFormat:
 
     def vector_of(self, array: Array, sizes: Sequence[int]) -> SumVector:
         """A received vector. Raises InvalidArgumentError for an array of another length."""
-        made = self.zeros(sizes)
-        if len(array.data) != made.data.size:
+        vector = self.zeros(sizes)
+        if len(array.data) != vector.data.size:
             raise InvalidArgumentError(
-                f"the vector has {len(array.data)} bytes instead of {made.data.size}"
+                f"the vector has {len(array.data)} bytes instead of {vector.data.size}"
             )
-        made.data[:] = np.frombuffer(array.data, np.uint8)
-        return made
+        vector.data[:] = np.frombuffer(array.data, np.uint8)
+        return vector
 
     def encode(self, parts: Sequence[Values], weight: int, norm: float = math.inf) -> SumVector:
         """Encodes the parts times ``weight / max_examples``, the weight, and the clipped counts.
@@ -119,14 +119,14 @@ class SumFormat:
         vector.counts[:] = [weight, *cut]
         return vector
 
-    def _encode_codes(self, parts: Sequence[Values], share: float, to: Accumulators) -> list[int]:
+    def _encode_codes(self, parts: Sequence[Values], share: float, out: Accumulators) -> list[int]:
         cut, first = [0] * len(parts), 0
-        for place, part in enumerate(parts):
-            codes = to[first : first + part.size]
+        for index, part in enumerate(parts):
+            codes = out[first : first + part.size]
             codes[:] = 0
             if share:
-                how = {"bits": self.bits, "accumulator_bits": self.accumulator_bits}
-                _, cut[place] = accumulators.encode(part, self.scale / share, **how, out=codes)
+                options = {"bits": self.bits, "accumulator_bits": self.accumulator_bits}
+                _, cut[index] = accumulators.encode(part, self.scale / share, **options, out=codes)
             first += part.size
         return cut
 
@@ -145,8 +145,8 @@ def round_digest(content: RecordDict, threshold: int) -> bytes:
     """A hash of the values that all clients of a round must receive alike: format, parameters,
     configuration, cohort, threshold and round. If a server sends clients different values, their
     masks do not cancel."""
-    told: Any = content[KEY]
-    common = SumFormat.of(told).record() | {name: told[name] for name in _COMMON}
+    fields: Any = content[KEY]
+    common = SumFormat.from_record(fields).record() | {name: fields[name] for name in _COMMON}
     others = {name: one for name, one in content.items() if name not in content.array_records}
     values = {**others, KEY: common | {"threshold": threshold}}
     digest = hashlib.sha256(json.dumps(values, default=_plain, sort_keys=True).encode())
@@ -171,17 +171,17 @@ def names_of(arrays: ArrayRecord) -> list[str]:
 def changes_of(arrays: ArrayRecord, start: ArrayRecord) -> list[Values]:
     """The change of each summed array by training."""
     if model_name(arrays) != model_name(start):
-        raise InvalidArgumentError(OTHERS)
+        raise InvalidArgumentError(WRONG_ARRAYS)
     changes = (flat(arrays[name]) - flat(start[name]) for name in names_of(start))
     return [np.ascontiguousarray(one, np.float32) for one in changes]
 
 
-def moved_by(start: ArrayRecord, changes: Sequence[Values]) -> ArrayRecord:
+def apply_changes(start: ArrayRecord, changes: Sequence[Values]) -> ArrayRecord:
     """The arrays after the changes. Arrays that are not floating stay."""
-    moved = ArrayRecord(dict(start.items()))
+    arrays = ArrayRecord(dict(start.items()))
     for name, change in zip(names_of(start), changes, strict=True):
-        moved[name] = with_values(start[name], flat(start[name]) + change)
-    return moved
+        arrays[name] = with_values(start[name], flat(start[name]) + change)
+    return arrays
 
 
 def packed(fields: Mapping[str, Any]) -> ConfigRecord:
@@ -207,6 +207,6 @@ def unpacked(record: Mapping[str, Any]) -> Fields:
     return fields
 
 
-def is_of(fields: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+def is_same_round(fields: Mapping[str, Any], round_id: Mapping[str, Any]) -> bool:
     """True if fields are of this round and run."""
-    return all(fields.get(name) == told[name] for name in ("run", "round"))
+    return all(fields.get(name) == round_id[name] for name in ("run", "round"))

@@ -17,8 +17,8 @@ from tersor import Codec
 from tersor import Error as TersorError
 from tersor._core import InvalidArgumentError
 from tersor.federated.flower import wire
-from tersor.federated.flower.down import sender
-from tersor.federated.flower.wire import KEY, Told
+from tersor.federated.flower.down import make_sender
+from tersor.federated.flower.wire import KEY, Header
 
 _log = logging.getLogger("flwr")
 
@@ -28,13 +28,13 @@ class Wrapper(flower.Strategy):
 
     def __init__(self, strategy: flower.Strategy) -> None:
         self._wrapped = strategy
-        self._run, self._last = "", 0
+        self._run, self._last_round = "", 0
 
-    def _run_of(self, round_: int) -> str:
+    def _run_for(self, round_: int) -> str:
         """The run of the next round. Each start of the strategy counts rounds from 1."""
-        if not self._run or round_ <= self._last:
+        if not self._run or round_ <= self._last_round:
             self._run = secrets.token_hex(8)
-        self._last = round_
+        self._last_round = round_
         return self._run
 
     def configure_evaluate(
@@ -55,7 +55,7 @@ class Wrapper(flower.Strategy):
         """Calls the wrapped strategy."""
         self._wrapped.summary()
 
-    def _hand_over(
+    def _forward(
         self, server_round: int, replies: list[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found: tuple[ArrayRecord | None, MetricRecord | None]
@@ -63,7 +63,7 @@ class Wrapper(flower.Strategy):
         return found
 
 
-def with_wrapped(strategy: Any) -> Iterator[Any]:
+def nested_strategies(strategy: Any) -> Iterator[Any]:
     """A strategy, and the strategies inside."""
     while strategy is not None:
         yield strategy
@@ -72,7 +72,7 @@ def with_wrapped(strategy: Any) -> Iterator[Any]:
 
 def option(strategy: Any, name: str, default: Any) -> Any:
     """An attribute of a strategy, or of a strategy inside."""
-    found = (getattr(one, name) for one in with_wrapped(strategy) if hasattr(one, name))
+    found = (getattr(one, name) for one in nested_strategies(strategy) if hasattr(one, name))
     return next(found, default)
 
 
@@ -107,8 +107,8 @@ class Strategy(Wrapper):
     ) -> None:
         """See the class."""
         super().__init__(strategy)
-        self._codec, self._down = Codec(codec), sender(down)
-        self._told = Told("", 0, self._codec.spec, "")
+        self._codec, self._down = Codec(codec), make_sender(down)
+        self._header = Header("", 0, self._codec.spec, "")
         self._exact = ArrayRecord()
         self.bytes_up: dict[int, tuple[int, int]] = {}
 
@@ -129,19 +129,19 @@ class Strategy(Wrapper):
         messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
-        run = self._run_of(server_round)
-        self._told = Told(run, server_round, self._codec.spec, wire.model_name(arrays))
+        run = self._run_for(server_round)
+        self._header = Header(run, server_round, self._codec.spec, wire.model_name(arrays))
         self._exact = arrays
-        self._down.move(self._told, arrays)
+        self._down.set_arrays(self._header, arrays)
         for message in messages:
             key, given = wire.only_arrays(message.content)
             if given is not arrays and given != arrays:
                 raise InvalidArgumentError(
                     "the strategy sends different arrays to the nodes: send one model to all"
                 )
-            record, more = self._down.to(message.metadata.dst_node_id)
-            told = self._told.record(**more)
-            message.content = RecordDict({**message.content, key: record, KEY: told})
+            record, fields = self._down.message_for(message.metadata.dst_node_id)
+            header = self._header.record(**fields)
+            message.content = RecordDict({**message.content, key: record, KEY: header})
         return messages
 
     def aggregate_train(
@@ -160,19 +160,19 @@ class Strategy(Wrapper):
         for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
             try:
                 if decoded and _node(decoded[-1]) == _node(reply):
-                    raise InvalidArgumentError(wire.TWICE)
+                    raise InvalidArgumentError(wire.ANSWERED_TWICE)
                 if not reply.has_error():
                     self._require_weight(reply.content)
                     sizes = self._decode(reply)
                     frames, plain = frames + sizes[0], plain + sizes[1]
             except Exception as error:  # the parsers of a client's bytes raise errors of many types
-                reply = _failed(reply, error)
-            self._down.learn(reply.metadata.src_node_id, not reply.has_error())
+                reply = _as_failure(reply, error)
+            self._down.confirm(reply.metadata.src_node_id, not reply.has_error())
             decoded.append(reply)
         self.bytes_up[server_round] = frames, plain
         if frames:
             _log.info("tersor: received %d bytes as %d bytes", plain, frames)
-        return self._hand_over(server_round, decoded)
+        return self._forward(server_round, decoded)
 
     def _decode(self, reply: Message) -> tuple[int, int]:
         """Decodes the frames of a reply. Returns the bytes of frames and of plain arrays."""
@@ -181,16 +181,16 @@ class Strategy(Wrapper):
                 "the client does not compress: add tersor.federated.flower.compress to it"
             )
         record: Any = reply.content.config_records[KEY]
-        self._told.require(Told.of(record), "the reply")
-        key, came = wire.only_arrays(reply.content)
-        if wire.model_name(came) != self._told.model:
-            raise InvalidArgumentError(wire.OTHERS)
+        self._header.require(Header.from_record(record), "the reply")
+        key, received = wire.only_arrays(reply.content)
+        if wire.model_name(received) != self._header.model:
+            raise InvalidArgumentError(wire.WRONG_ARRAYS)
         arrays, frames, plain = ArrayRecord(), 0, 0
         for name, own in self._exact.items():
-            array = came[name]
+            array = received[name]
             if array.stype == KEY and wire.is_compressed(own):
                 frames += len(array.data)
-                change = wire.decode(self._codec, self._told, name, array)
+                change = wire.decode(self._codec, self._header, name, array)
                 with np.errstate(over="ignore", invalid="ignore"):
                     array = wire.with_values(own, wire.flat(own) + change)
                 plain += len(array.data)
@@ -233,7 +233,7 @@ def _node(message: Message) -> int:
     return int(message.metadata.src_node_id)
 
 
-def _failed(reply: Message, error: Exception) -> Message:
+def _as_failure(reply: Message, error: Exception) -> Message:
     """A failure of the reply's node."""
     text = error if isinstance(error, TersorError) else repr(error)
     reason = f"node {_node(reply)}: {wire.printable(text)}"

@@ -72,13 +72,13 @@ def with_values(like: Array, values: Values) -> Array:
 
 def model_name(arrays: ArrayRecord) -> str:
     """A hash of a model's names and shapes."""
-    told = sorted((name, list(one.shape)) for name, one in arrays.items())
-    return f"{text_hash(repr(told)):016x}"
+    shapes = sorted((name, list(one.shape)) for name, one in arrays.items())
+    return f"{text_hash(repr(shapes)):016x}"
 
 
 # Messages of several stages. A node that answers twice is left out.
-TWICE = "the node answered twice: start one SuperNode per node, with a key of its own"
-OTHERS = (
+ANSWERED_TWICE = "the node answered twice: start one SuperNode per node, with a key of its own"
+WRONG_ARRAYS = (
     "arrays with other names or shapes came back: return what the app received, with new values"
 )
 
@@ -101,7 +101,7 @@ def printable(text: object) -> str:
 
 
 @dataclass(frozen=True)
-class Told:
+class Header:
     """The description of a frame. Sender and receiver compare descriptions before bytes."""
 
     run: str  #: drawn by the server, because each start counts rounds from 1
@@ -114,40 +114,40 @@ class Told:
         return ConfigRecord({**dataclasses.asdict(self), **more})
 
     @staticmethod
-    def of(record: Mapping[str, Any]) -> Told:
+    def from_record(record: Mapping[str, Any]) -> Header:
         run, codec, model = (str(record[name]) for name in ("run", "codec", "model"))
-        return Told(run, int(record["round"]), codec, model)
+        return Header(run, int(record["round"]), codec, model)
 
     def signature(self, name: str) -> int:
         """The signature of a parameter's frame."""
         return text_hash(repr((self.run, self.round, self.codec, self.model, name)))
 
-    def require(self, other: Told, who: str) -> None:
+    def require(self, other: Header, sender: str) -> None:
         """Raises InvalidArgumentError with the first difference."""
         for field in ("round", "codec", "model", "run"):
             own, found = getattr(self, field), getattr(other, field)
             if own != found:
-                raise InvalidArgumentError(f"{who} has {field} {found!r}, here it is {own!r}")
+                raise InvalidArgumentError(f"{sender} has {field} {found!r}, here it is {own!r}")
 
 
 def encode(
-    codec: Codec, told: Told, name: str, values: Values, residual: Values | None, seed: int = 0
+    codec: Codec, header: Header, name: str, values: Values, residual: Values | None, seed: int = 0
 ) -> bytes:
     """A parameter's frame; updates ``residual`` in place. Raises InvalidArgumentError, without a
     change, for values that are not finite."""
     values = np.ascontiguousarray(values, np.float32)
     require_finite(name, values)
     frame = codec.encode(
-        values, residual=residual, signature=told.signature(name), seed=seed, step=told.round
+        values, residual=residual, signature=header.signature(name), seed=seed, step=header.round
     )
     return bytes(np.asarray(frame))
 
 
-def decode(codec: Codec, told: Told, name: str, array: Array) -> Values:
+def decode(codec: Codec, header: Header, name: str, array: Array) -> Values:
     """The flat f32 values. Raises InvalidArgumentError or WireError for a wrong frame."""
     if array.stype != KEY:
         raise InvalidArgumentError(f"{name}: the array is {array.stype}, not compressed")
     out = np.empty(math.prod(array.shape), np.float32)
     frame = np.frombuffer(array.data, np.uint8).copy()
-    codec.decode(frame, out, signature=told.signature(name))
+    codec.decode(frame, out, signature=header.signature(name))
     return out
