@@ -37,7 +37,7 @@ from tersor.bench.tasks import (  # noqa: E402
     check_memory,
 )
 from tersor.bench.training import Training  # noqa: E402
-from tersor.bench.world import World, alone  # noqa: E402
+from tersor.bench.world import World, single_rank_group  # noqa: E402
 
 
 def write_images(folder: pathlib.Path, count: int) -> np.ndarray:
@@ -212,14 +212,14 @@ def test_text_too_short_for_the_training_is_rejected(
 class Unequal(World):
     """Ranks whose weights differ."""
 
-    def same_everywhere(self, values: Any) -> bool:
+    def same_on_all_ranks(self, values: Any) -> bool:
         return False
 
 
 def test_training_with_unequal_ranks_raises(text_task: TextTask, tmp_path: pathlib.Path) -> None:
     shape = GptShape(layers=1, heads=1, width=16, context=8)
     options = TaskOptions(tmp_path / "text", 3, 2, 5, torch.device("cpu"), ranks=2, shape=shape)
-    with alone():
+    with single_rank_group():
         task, world = TextTask(options), Unequal(0, 1, 1, torch.device("cpu"))
         training = Training(task, "none", 1, world)
         epochs = training.epochs()
@@ -464,7 +464,7 @@ def test_existing_records_precede_new_records(tmp_path: pathlib.Path) -> None:
     RecordFile(path, [{"epoch": 1}]).add({"epoch": 2})
     assert [one["epoch"] for one in read_records(path)] == [1, 2]
     records = RecordFile(path, read_records(path))
-    records.leave_out(lambda one: one["epoch"] == 1)
+    records.remove(lambda one: one["epoch"] == 1)
     assert len(read_records(path)) == 2
     records.add({"epoch": 3})
     assert [one["epoch"] for one in read_records(path)] == [2, 3]

@@ -28,18 +28,18 @@ def told(**more: object) -> argparse.Namespace:
 
 
 def test_failure_times_are_reproducible() -> None:
-    stalls = goodput.times(told(), "stall", 0)
-    assert stalls == goodput.times(told(death_every=5.0), "stall", 0) == sorted(stalls)
+    stalls = goodput.failures(told(), "stall", 0)
+    assert stalls == goodput.failures(told(death_every=5.0), "stall", 0) == sorted(stalls)
     assert stalls[0] > 0
     assert stalls[-1] < 1000
     assert len(stalls) == pytest.approx(100, abs=40)
-    assert stalls != goodput.times(told(), "stall", 1)
-    assert stalls != goodput.times(told(seed=2), "stall", 0)
-    assert goodput.times(told(), "death", 0) == []
+    assert stalls != goodput.failures(told(), "stall", 1)
+    assert stalls != goodput.failures(told(seed=2), "stall", 0)
+    assert goodput.failures(told(), "death", 0) == []
     mortal = told(death_every=5.0, ways=["server"])
-    assert goodput.times(mortal, "death", 0) == []  # it serves
-    assert goodput.times(mortal, "death", 1)
-    assert goodput.times(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
+    assert goodput.failures(mortal, "death", 0) == []  # it serves
+    assert goodput.failures(mortal, "death", 1)
+    assert goodput.failures(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
 
 
 def test_counted_steps_survive_a_process_restart(tmp_path: pathlib.Path) -> None:
@@ -50,26 +50,26 @@ def test_counted_steps_survive_a_process_restart(tmp_path: pathlib.Path) -> None
         pace.count(steps)
     with (tmp_path / "counted.3").open("a") as half:
         half.write("17.5")  # it was killed while it wrote
-    found = goodput.counted(tmp_path, 3)
+    found = goodput.read_counts(tmp_path, 3)
     assert [steps for _, steps in found] == [5, 2]
     assert found[0][0] <= found[1][0]
-    assert goodput.counted(tmp_path, 4) == []
+    assert goodput.read_counts(tmp_path, 4) == []
 
 
 def test_alive_time_excludes_stalls_and_deaths() -> None:
     chosen = told(seed=3, seconds=100.0, stall=5.0, restart=20.0, death_every=30.0)
     never = told(stall_every=0.0)
-    assert goodput_command._alive(0, "ddp", never) == 1000
+    assert goodput_command._uptime(0, "ddp", never) == 1000
 
-    stalls = goodput.times(chosen, "stall", 2)
-    deaths = goodput.times(chosen, "death", 2)
+    stalls = goodput.failures(chosen, "stall", 2)
+    deaths = goodput.failures(chosen, "death", 2)
     assert stalls
     assert deaths
     for way, gone in (("ddp", 100.0), ("torchft-ddp", 20.0)):
         lost = [(at, at + 5) for at in stalls] + [(at, at + gone) for at in deaths]
         cells = [(one + 0.5) / 100 for one in range(10_000)]
         alive = sum(not any(start <= at < end for start, end in lost) for at in cells) / 100
-        assert goodput_command._alive(2, way, chosen) == pytest.approx(alive, abs=0.1)
+        assert goodput_command._uptime(2, way, chosen) == pytest.approx(alive, abs=0.1)
 
 
 def test_the_pause_after_a_death() -> None:

@@ -121,7 +121,7 @@ def test_cosines_are_orthonormal(count: int) -> None:
 def test_chunks_hold_every_value_once() -> None:
     chunks = chunks_of((70, 130), (35, 2, 22), chunk=(35, 44), top=1)
     own = [one.detach() for one in chunks.parameters]
-    for back, one in zip(chunks.joined(chunks._cut(own)), own, strict=True):
+    for back, one in zip(chunks.from_chunks(chunks._to_chunks(own)), own, strict=True):
         assert torch.equal(back, one)
 
 
@@ -131,11 +131,11 @@ def test_demo_keeps_unsent_part_in_momentum() -> None:
     for step in range(3):
         before = chunks.momentum.clone()
         parameter.grad = torch.randn(70, 130, generator=torch.Generator().manual_seed(step))
-        indices, values = chunks.taken(decay=0.9)
+        indices, values = chunks.pop_largest(decay=0.9)
         assert (indices.dtype, values.dtype) == (torch.int16, torch.bfloat16)
         assert indices.shape == (2 * 3, 5)
         sent = chunks.decoded(indices[None], values[None]) * chunks._inside
-        expected = 0.9 * before + chunks._cut([parameter.grad])
+        expected = 0.9 * before + chunks._to_chunks([parameter.grad])
         torch.testing.assert_close(chunks.momentum + sent, expected, atol=1e-5, rtol=0)
         assert chunks.momentum.norm() < expected.norm()
 
@@ -145,7 +145,7 @@ def test_demo_sends_the_largest_coefficient() -> None:
     chunks = chunks_of((64, 64), chunk=(64, 64), top=1)
     cosines = _cosines(64, torch.device("cpu"))
     chunks.parameters[0].grad = 3 * torch.outer(cosines[5], cosines[9])
-    indices, values = chunks.taken(decay=0.9)
+    indices, values = chunks.pop_largest(decay=0.9)
     assert (indices.tolist(), values.tolist()) == ([[5 * 64 + 9]], [[3.0]])
     assert chunks.momentum.abs().max() < 1e-5
 

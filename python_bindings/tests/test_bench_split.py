@@ -138,7 +138,7 @@ def learned(kind: type, name: str, experts: int, rank: int) -> tuple[float, dict
     if experts:
         crowd(model)
     hook = kind(model, name)
-    loss = torch.as_tensor(hook.learn(batch(rank if experts else 0)))
+    loss = torch.as_tensor(hook.run_backward(batch(rank if experts else 0)))
     torch.distributed.all_reduce(loss)
     hook.gather("grad")
     mean = float(loss) / torch.distributed.get_world_size()
@@ -154,7 +154,7 @@ def whole(experts: int, count: int) -> tuple[float, dict[str, Any]]:
             for block in model.blocks:
                 block.expansion[1].likings.zero_()
             crowd(model)
-        losses.append(float(hook_kinds.Hook.learn(Whole(model), batch(rank))))
+        losses.append(float(hook_kinds.Hook.run_backward(Whole(model), batch(rank))))
     return sum(losses) / len(losses), {k: g / len(losses) for k, g in gradients(model).items()}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tersor.bench import hooks, sharded_hooks, split_hooks
-from tersor.bench.errors import check_error, refuse
+from tersor.bench.errors import check_error, fail_if
 from tersor.bench.hook_kinds import Hook
 from tersor.bench.measures import mark_of, parameter_count
 from tersor.bench.models import MixtureOfExperts
@@ -99,17 +99,17 @@ class Pass:
         """One pass of all ranks: the measured seconds, the seconds of the step, and the bytes of
         the interface."""
         self._model.zero_grad()
-        self._world.meet()
+        self._world.synchronize()
         sent = interface_bytes()
         start = self._mark()
         if self._hook is not None:
-            self._hook.samples_follow(self.rows)
+            self._hook.set_sample_count(self.rows)
         time.sleep(self._pause)
         loss: Tensor = (self._model(self._inputs) * self._weights).sum() / self.rows
         forward_end = self._mark()
         loss.backward()  # type: ignore[no-untyped-call]
         end = self._mark()
-        self._world.meet()
+        self._world.synchronize()
         begin = start if self._counts_forward else forward_end
         interface = (interface_bytes() - sent) / self._world.ranks_here
         return begin.seconds_until(end), start.seconds_until(end), interface
@@ -123,10 +123,10 @@ class Pass:
 
 def _exact(name: str, shape: Shape, world: World) -> Tensor:
     """The mean gradient over all ranks' rows, in f64."""
-    alone = Pass(shape.chain(world.device), name, shape, world)
-    alone.run()
-    (rows,) = world.mean([alone.rows])
-    total = alone.gradients().double() * (alone.rows / rows)
+    single = Pass(shape.chain(world.device), name, shape, world)
+    single.run()
+    (rows,) = world.mean([single.rows])
+    total = single.gradients().double() * (single.rows / rows)
     dist.all_reduce(total)
     return total / world.ranks
 
@@ -147,8 +147,8 @@ class Case:
         for _ in range(steps):
             self._pass.run()
         error = self._check(exact)
-        least = steps + WARMUP_STEPS
-        while steps < least or (steps < LEARNING_STEPS and not self.hook.settled):
+        min_steps = steps + WARMUP_STEPS
+        while steps < min_steps or (steps < LEARNING_STEPS and not self.hook.settled):
             self._pass.run()
             steps += 1
         self.hook.traffic(steps)
@@ -160,8 +160,8 @@ class Case:
         reduced = self._pass.gradients()
         error = float((reduced - exact).norm() / exact.norm())
         check_error(self.name, "the gradients", error)
-        differs = not self._world.same_everywhere(reduced)
-        refuse(differs, f"{self.name}: ranks hold different gradients")
+        differs = not self._world.same_on_all_ranks(reduced)
+        fail_if(differs, f"{self.name}: ranks hold different gradients")
         return error
 
     def run(self) -> None:
@@ -197,8 +197,8 @@ def measure(
         for case in cases[first:] + cases[:first]:
             case.run()
     results = [case.result() for case in cases]
-    alone = Pass(shape.chain(world.device), "none", shape, world)
-    compute_seconds = min(world.slowest([alone.run()[0]])[0] for _ in range(3))
+    single = Pass(shape.chain(world.device), "none", shape, world)
+    compute_seconds = min(world.slowest([single.run()[0]])[0] for _ in range(3))
     for case in cases:
         case.hook.close()
     return compute_seconds, results

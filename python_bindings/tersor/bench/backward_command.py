@@ -16,8 +16,8 @@ import torch.distributed as dist
 from tersor import _text
 from tersor.bench import hooks, sharded_hooks, split_hooks
 from tersor.bench.backward import EXPERTS, Shape, measure
-from tersor.bench.errors import BenchmarkError, refuse, stateless_codec
-from tersor.bench.records import Record, RecordFile, add, columns, positive_number, some, table
+from tersor.bench.errors import BenchmarkError, fail_if, stateless_codec
+from tersor.bench.records import Record, RecordFile, add, columns, pick, positive_number, table
 from tersor.bench.world import World, add_world, run_on_ranks
 
 GRADIENT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
@@ -69,27 +69,27 @@ def run(chosen: argparse.Namespace) -> int:
     kind, speeds = chosen.parallel, chosen.speeds
     for name in chosen.hooks:
         text = f"{name}: exchanges in the optimizer's step; use it with train only"
-        refuse(hooks.in_optimizer(name), text)
+        fail_if(hooks.in_optimizer(name), text)
         CHECKS[kind](name)
         text = f"{hooks.WEIGHTED}CODEC is for DDP only, where each rank has its own rows"
-        refuse(kind != "ddp" and name.startswith(hooks.WEIGHTED), text)
+        fail_if(kind != "ddp" and name.startswith(hooks.WEIGHTED), text)
     text = "--weights are gathered with --parallel fsdp only"
-    refuse(chosen.weights is not None and kind != "fsdp", text)
+    fail_if(chosen.weights is not None and kind != "fsdp", text)
     text = "--bucket is for DDP only; elsewhere the gradients of a layer are sent together"
-    refuse(chosen.bucket is not None and kind != "ddp", text)
+    fail_if(chosen.bucket is not None and kind != "ddp", text)
     ranks = int(os.environ.get("WORLD_SIZE", chosen.ranks))
     text = f"--speeds has {len(speeds)} numbers for {ranks} ranks: give one per rank"
-    refuse(speeds and len(speeds) != ranks, text)
+    fail_if(speeds and len(speeds) != ranks, text)
     text = "--speeds needs --row-seconds, the time that a slower rank multiplies"
-    refuse(speeds and not chosen.row_seconds, text)
+    fail_if(speeds and not chosen.row_seconds, text)
     return run_on_ranks(_measure, chosen)
 
 
 def _measure(chosen: argparse.Namespace, world: World) -> None:
-    records = RecordFile(chosen.json if world.leads else None)
-    shape = Shape(**some(chosen, "mib rows bucket parallel weights speeds row_seconds"))
+    records = RecordFile(chosen.json if world.is_main else None)
+    shape = Shape(**pick(chosen, "mib rows bucket parallel weights speeds row_seconds"))
     compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
-    if not world.leads:
+    if not world.is_main:
         return
     setting = _setting(chosen, world)
     for result in results:
@@ -108,11 +108,11 @@ def _measure(chosen: argparse.Namespace, world: World) -> None:
 
 
 def _setting(chosen: argparse.Namespace, world: World) -> Record:
-    given = some(chosen, "speeds row_seconds")
+    given = pick(chosen, "speeds row_seconds")
     return {
         "benchmark": "backward",
-        **some(chosen, "parallel weights"),
-        **world.described(chosen.link),
+        **pick(chosen, "parallel weights"),
+        **world.fields(chosen.link),
         "dtype": "f32",
         "rows": chosen.rows,
         **{name: value for name, value in given.items() if value},

@@ -12,7 +12,7 @@ import numpy as np
 
 from tersor.arrays import empty_bytes
 from tersor.bench.errors import check_error, stateless_codec
-from tersor.bench.records import Record, add, columns, in_turns, report
+from tersor.bench.records import Record, add, columns, compare_times, report
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
 COLUMNS = columns(
@@ -80,4 +80,4 @@ def _times(
     parts = np.array_split(target, threads), np.array_split(source, threads)
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         each: Callable[..., Iterator[None]] = map if threads == 1 else pool.map
-        return in_turns(action, lambda: list(each(np.copyto, *parts)), repetitions)[:2]
+        return compare_times(action, lambda: list(each(np.copyto, *parts)), repetitions)[:2]

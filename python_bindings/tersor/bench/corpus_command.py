@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Iterator
 
 from tersor.bench.data import GZIP_SUFFIX
-from tersor.bench.errors import BenchmarkError, refuse
+from tersor.bench.errors import BenchmarkError, fail_if
 from tersor.bench.records import Record, add, columns, report
 
 SUFFIXES = (".cuh", ".h", ".hpp", ".md", ".py", ".pyi", ".rst", ".txt")
@@ -48,11 +48,11 @@ def _written(chosen: argparse.Namespace) -> Iterator[Record]:
         files[name] += bool(content)
         bytes_of[name] += len(content)
     few = f"the packages have {len(text) / 2**20:.1f} MiB of text: give fewer --mib or more "
-    refuse(len(text) < size, f"{few}--packages")
+    fail_if(len(text) < size, f"{few}--packages")
     is_compressed = chosen.file.suffix == GZIP_SUFFIX
-    written = gzip.compress(text, compresslevel=6, mtime=0) if is_compressed else text
+    output = gzip.compress(text, compresslevel=6, mtime=0) if is_compressed else text
     try:
-        chosen.file.write_bytes(written)
+        chosen.file.write_bytes(output)
     except OSError as error:
         raise BenchmarkError(f"cannot write {chosen.file}: {error.strerror}") from error
     for name in sorted(chosen.packages):
@@ -72,7 +72,7 @@ def _files(name: str) -> Iterator[pathlib.Path]:
         files = importlib.metadata.files(name)
     except importlib.metadata.PackageNotFoundError as error:
         raise BenchmarkError(f"the package {name} is not installed") from error
-    refuse(files is None, f"the package {name} has no list of files (RECORD)")
+    fail_if(files is None, f"the package {name} has no list of files (RECORD)")
     for file in files or ():
         path = pathlib.Path(str(file.locate()))
         if file.suffix in SUFFIXES and path.is_file() and _is_utf8(path):

@@ -15,7 +15,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from tersor.bench.errors import BenchmarkError, refuse
+from tersor.bench.errors import BenchmarkError, fail_if
 
 FASHION_MNIST_FOLDER = pathlib.Path("/usr/share/datasets/fashion-mnist")
 BIBLE_COMMAND = ("bible", "-f", "gen1:1-rev22:21")
@@ -54,7 +54,7 @@ def load_images(folder: pathlib.Path, part: str) -> Images:
     pixels = _read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
     labels = _read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
     text = f"{folder}: {len(pixels)} {part} images have {len(labels)} labels"
-    refuse(len(pixels) != len(labels), text)
+    fail_if(len(pixels) != len(labels), text)
     return Images(pixels, labels)
 
 
@@ -64,10 +64,10 @@ def _read_idx(path: pathlib.Path, dimensions: int) -> Bytes:
     head_bytes = 4 + 4 * dimensions
     magic = bytes([0, 0, 8, dimensions])  # two zeros, "unsigned bytes", dimensions
     is_another = content[:4] != magic or len(content) < head_bytes
-    refuse(is_another, f"{path} is not an IDX file of bytes with {dimensions} dimensions")
+    fail_if(is_another, f"{path} is not an IDX file of bytes with {dimensions} dimensions")
     shape = [int(extent) for extent in np.frombuffer(content, ">u4", dimensions, offset=4)]
     is_damaged = len(content) - head_bytes != int(np.prod(shape))
-    refuse(is_damaged, f"{path} does not have {shape} values: the file is damaged")
+    fail_if(is_damaged, f"{path} does not have {shape} values: the file is damaged")
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
 
@@ -88,8 +88,8 @@ def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indice
     for label in np.unique(labels):
         own = draw.permutation(np.flatnonzero(labels == label))
         ends = np.cumsum(draw.dirichlet([concentration] * ranks)[:-1]) * len(own)
-        for part, some in zip(parts, np.split(own, ends.astype(np.int64)), strict=True):
-            part.append(some)
+        for part, indices in zip(parts, np.split(own, ends.astype(np.int64)), strict=True):
+            part.append(indices)
     whole = [np.concatenate(part) for part in parts]
     return [part if len(part) else np.arange(1) for part in whole]
 
@@ -102,7 +102,7 @@ def load_text(path: pathlib.Path | None) -> Text:
     content = _read_bible() if path is None else _read_file(path)
     characters = np.frombuffer(content, np.uint8)
     found = np.flatnonzero(np.bincount(characters, minlength=256))
-    refuse(len(found) < 2, f"the text has {len(found)} different bytes: give 2 or more")
+    fail_if(len(found) < 2, f"the text has {len(found)} different bytes: give 2 or more")
     index_of = np.zeros(256, np.uint8)
     index_of[found] = np.arange(len(found))
     indices = index_of[characters]
@@ -113,7 +113,7 @@ def load_text(path: pathlib.Path | None) -> Text:
 
 def _read_bible() -> bytes:
     remedy = "install the packages bible-kjv and bible-kjv-text, or give --data FILE"
-    refuse(shutil.which(BIBLE_COMMAND[0]) is None, f"no program `bible`: {remedy}")
+    fail_if(shutil.which(BIBLE_COMMAND[0]) is None, f"no program `bible`: {remedy}")
     return subprocess.run(BIBLE_COMMAND, capture_output=True, check=True).stdout
 
 

@@ -26,8 +26,8 @@ from tersor.arrays import empty_bytes
 from tersor.bench import delta_pairs
 from tersor.bench.delta_pairs import Pair
 from tersor.bench.delta_peers import PEERS
-from tersor.bench.errors import needed, refuse
-from tersor.bench.records import Record, add, columns, in_turns, table, written
+from tersor.bench.errors import fail_if, import_package
+from tersor.bench.records import Record, add, columns, compare_times, save, table
 
 CLASSES: tuple[Any, ...] = (1, 2, 4, "auto")
 SIZE_COLUMNS = columns(
@@ -60,17 +60,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> None:
     """Measures all pairs."""
     load = os.getloadavg()[0]
-    needed("zstandard")  # before a training
+    import_package("zstandard")  # before a training
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.pairs or pathlib.Path(temporary)
         delta_pairs.prepare(folder, chosen)
-        records = written(chosen, _speeds(folder, chosen, load) if chosen.speed else _sizes(folder))
-    shown = (
+        records = save(chosen, _speeds(folder, chosen, load) if chosen.speed else _sizes(folder))
+    tables = (
         ("bytes_per_change", SIZE_COLUMNS),
         ("bits_per_value", CODEC_COLUMNS),
         ("copies", SPEED_COLUMNS),
     )
-    for field, heads in shown:
+    for field, heads in tables:
         if found := [one for one in records if field in one]:
             print(table(heads, found), flush=True)
 
@@ -93,7 +93,7 @@ def _sizes(folder: pathlib.Path) -> Iterator[Record]:
 def _sizes_of(pair: Pair) -> Iterator[Record]:
     base, new = delta_pairs.flat(pair.base), delta_pairs.flat(pair.new)
     changed = int((base.view(torch.int16) != new.view(torch.int16)).sum())
-    refuse(not changed, f"{pair.name}: both versions are equal")
+    fail_if(not changed, f"{pair.name}: both versions are equal")
 
     def record(codec: str, size: int, tensors: int = 1) -> Record:
         return {
@@ -119,13 +119,13 @@ def _sizes_of(pair: Pair) -> Iterator[Record]:
         data = encode(*bits)
         decoded = torch.from_numpy(decode(bits[0], data)).view(torch.bfloat16)
         _check(f"{pair.name}, {codec}", new, decoded)
-        yield {**record(codec, len(data)), "zstandard": needed("zstandard").__version__}
+        yield {**record(codec, len(data)), "zstandard": import_package("zstandard").__version__}
 
 
 def _speeds(folder: pathlib.Path, chosen: argparse.Namespace, load: float) -> Iterator[Record]:
     def measure(fields: Record, actions: dict[str, tuple[Action, str, Action]]) -> Iterator[Record]:
         for operation, (action, baseline, copy) in actions.items():
-            seconds, baseline_seconds, copies = in_turns(action, copy, chosen.repetitions)
+            seconds, baseline_seconds, copies = compare_times(action, copy, chosen.repetitions)
             yield {
                 **fields,
                 "operation": operation,
@@ -204,4 +204,4 @@ def _fields(data: str, codec: str, values: Tensor) -> Record:
 
 def _check(what: str, expected: Tensor, found: Tensor) -> None:
     same = torch.equal(expected.view(torch.int16), found.view(torch.int16))
-    refuse(not same, f"{what}: other values came back")
+    fail_if(not same, f"{what}: other values came back")

@@ -17,12 +17,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 import tersor.torch
-from tersor.bench.errors import needed, refuse
+from tersor.bench.errors import fail_if, import_package
 from tersor.bench.models import Batch, GptShape, scores_of
 from tersor.bench.records import Record
 from tersor.bench.step_command import without_exchange
 from tersor.bench.tasks import Share, TaskOptions, TextTask
-from tersor.bench.world import alone
+from tersor.bench.world import single_rank_group
 
 Weights = Mapping[str, Tensor]
 # By optimizer: learning rates and numbers of steps, in the order of the training.
@@ -49,29 +49,29 @@ def prepare(folder: pathlib.Path, chosen: argparse.Namespace) -> None:
     """Trains, and saves pairs and other tensors, unless the folder has a pair."""
     if any(folder.glob(f"*{BASE}")):
         return
-    refuse(chosen.width % HEAD_WIDTH, f"--width: give a multiple of {HEAD_WIDTH}")
+    fail_if(chosen.width % HEAD_WIDTH, f"--width: give a multiple of {HEAD_WIDTH}")
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     tensors: dict[str, Tensor] = {}
-    with alone():
+    with single_rank_group():
         for name, steps in STEPS.items():
             training = _Training(name, chosen)
             training.warm_up()
             tensors |= training.tensors()
             for rate, count in steps:
                 training.save_pair(folder, rate, count)
-    needed("safetensors.torch").save_file(tensors, folder / OTHER)
+    import_package("safetensors.torch").save_file(tensors, folder / OTHER)
 
 
 def pairs(folder: pathlib.Path) -> Iterator[Pair]:
     """Reads all pairs."""
     for path in sorted(folder.glob(f"*{BASE}")):
-        with needed("safetensors").safe_open(path, "pt") as file:
+        with import_package("safetensors").safe_open(path, "pt") as file:
             fields = json.loads((file.metadata() or {}).get(_FIELDS, "{}"))
         name = path.name.removesuffix(BASE)
         base, new = _read(path), _read(folder / (name + NEW))
         shapes = [{key: one.shape for key, one in weights.items()} for weights in (base, new)]
-        refuse(shapes[0] != shapes[1], f"{name}: the versions have different tensors")
+        fail_if(shapes[0] != shapes[1], f"{name}: the versions have different tensors")
         yield Pair(name, base, {key: new[key] for key in base}, fields)
 
 
@@ -82,10 +82,10 @@ def tensors(folder: pathlib.Path) -> Weights:
 
 
 def _read(path: pathlib.Path) -> Weights:
-    refuse(not path.exists(), f"{path} is missing")
-    found: dict[str, Tensor] = needed("safetensors.torch").load_file(path)
+    fail_if(not path.exists(), f"{path} is missing")
+    found: dict[str, Tensor] = import_package("safetensors.torch").load_file(path)
     for name, one in found.items():
-        refuse(one.dtype != torch.bfloat16, f"{path}: {name} is not of bf16")
+        fail_if(one.dtype != torch.bfloat16, f"{path}: {name} is not of bf16")
     return found
 
 
@@ -135,7 +135,7 @@ class _Training:
             weights = {key: one.detach().bfloat16() for key, one in self._model.named_parameters()}
             path = folder / f"{self._name}-{rate:g}-x{count}{suffix}"
             metadata = {_FIELDS: json.dumps(fields)}
-            needed("safetensors.torch").save_file(weights, path, metadata)
+            import_package("safetensors.torch").save_file(weights, path, metadata)
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
@@ -144,14 +144,14 @@ class _Training:
         for block in self._model.blocks:
             states.append(block(states[-1]))
         parameters = list(self._model.parameters())
-        made = {
+        kinds = {
             "weights": parameters,
             "activations": states[1:],
             "gradients": [one.grad for one in parameters],
         }
         return {
-            f"{kind}, {self._name}": torch.cat([one.flatten() for one in some]).bfloat16()
-            for kind, some in made.items()
+            f"{kind}, {self._name}": torch.cat([one.flatten() for one in tensors]).bfloat16()
+            for kind, tensors in kinds.items()
         }
 
     def _step(self, rate: float) -> None:

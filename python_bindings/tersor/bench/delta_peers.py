@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tersor.bench.errors import needed
+from tersor.bench.errors import import_package
 
 Bits = npt.NDArray[np.uint16]
 _LEVEL = 1  # of zstd
@@ -15,12 +15,12 @@ _LONGEST = 65_535  # gap
 
 def _packed(*parts: Any) -> bytes:
     data = b"".join(one.tobytes() for one in parts)
-    packed: bytes = needed("zstandard").ZstdCompressor(level=_LEVEL).compress(data)
+    packed: bytes = import_package("zstandard").ZstdCompressor(level=_LEVEL).compress(data)
     return packed
 
 
 def _unpacked(data: bytes) -> Bits:
-    return np.frombuffer(needed("zstandard").ZstdDecompressor().decompress(data), np.uint16)
+    return np.frombuffer(import_package("zstandard").ZstdDecompressor().decompress(data), np.uint16)
 
 
 def encode_gaps(base: Bits, new: Bits) -> bytes:

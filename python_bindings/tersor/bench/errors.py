@@ -10,7 +10,7 @@ class BenchmarkError(Exception):
     """A wrong option, missing data or a wrong result. The message is one line."""
 
 
-def refuse(is_wrong: object, message: str) -> None:
+def fail_if(is_wrong: object, message: str) -> None:
     """Raises BenchmarkError with the message if ``is_wrong``."""
     if is_wrong:
         raise BenchmarkError(message)
@@ -19,7 +19,7 @@ def refuse(is_wrong: object, message: str) -> None:
 def check_error(name: str, what: str, relative_error: float) -> None:
     """Raises BenchmarkError for an error of 1 (all zeros) or more. Wrong results are not timed."""
     message = f"{name}: the relative error of {what} is {relative_error:.3g}"
-    refuse(not relative_error < 1.0, message)
+    fail_if(not relative_error < 1.0, message)
 
 
 def stateless_codec(spec: str, threads: int = 1) -> tersor.Codec:
@@ -28,11 +28,11 @@ def stateless_codec(spec: str, threads: int = 1) -> tersor.Codec:
         codec = tersor.Codec(spec, threads=threads)
     except tersor.InvalidArgumentError as error:
         raise BenchmarkError(str(error)) from error
-    refuse(codec.has_feedback, f"{spec}: give a codec without feedback, so without +ef")
+    fail_if(codec.has_feedback, f"{spec}: give a codec without feedback, so without +ef")
     return codec
 
 
-def needed(module: str) -> Any:
+def import_package(module: str) -> Any:
     """Imports an optional package. Raises BenchmarkError with the package's name without one."""
     try:
         return importlib.import_module(module)

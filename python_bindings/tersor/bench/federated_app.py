@@ -154,7 +154,7 @@ client = ClientApp(mods=[_clock])
 
 @tersor.federated.flower.secure(client)
 @client.train(mods=[_coded])
-def _answer(message: Message, context: Context) -> Message:
+def _reply(message: Message, context: Context) -> Message:
     record = message.content["arrays"]
     weights = [one.numpy().copy() for one in record.values()]
     examples = _train(weights, context, int(message.content["config"]["server-round"]))
@@ -174,7 +174,7 @@ def serve(grid: Grid, context: Context) -> list[float]:
     return found[1:]
 
 
-def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> None:
+def _serve(grid: Grid, context: Context, evaluate: Callable[[Weights], None]) -> None:
     config = context.run_config
     clients = int(config["clients"])
     strategy: Strategy = FedAvg(
@@ -192,11 +192,11 @@ def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> No
         grid,
         ArrayRecord({name: Array(one) for name, one in start}),
         num_rounds=int(config["rounds"]),
-        evaluate_fn=lambda _, arrays: judge([one.numpy() for one in arrays.values()]),
+        evaluate_fn=lambda _, arrays: evaluate([one.numpy() for one in arrays.values()]),
     )
 
 
-def _serve_legacy(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> None:
+def _serve_legacy(grid: Grid, context: Context, evaluate: Callable[[Weights], None]) -> None:
     config = context.run_config
     clients = int(config["clients"])
     strategy = flwr.server.strategy.FedAvg(
@@ -205,7 +205,7 @@ def _serve_legacy(grid: Grid, context: Context, judge: Callable[[Weights], None]
         min_available_clients=clients,
         initial_parameters=ndarrays_to_parameters(initial(int(config["seed"]))),
         on_fit_config_fn=lambda round_: {"round": round_},
-        evaluate_fn=lambda _, weights, __: judge(weights),
+        evaluate_fn=lambda _, weights, __: evaluate(weights),
     )
     legacy = flwr.server.LegacyContext(
         context, flwr.server.ServerConfig(int(config["rounds"])), strategy

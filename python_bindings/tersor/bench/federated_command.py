@@ -21,10 +21,10 @@ import flwr
 from flwr.app import Context, RecordDict
 
 from tersor.bench import data, federated_app
-from tersor.bench.errors import refuse, stateless_codec
+from tersor.bench.errors import fail_if, stateless_codec
 from tersor.bench.federated_link import Link
 from tersor.bench.federated_nodes import Nodes
-from tersor.bench.records import Record, add, columns, some, table, written
+from tersor.bench.records import Record, add, columns, pick, save, table
 
 WAYS = [federated_app.PLAIN, "int8", "int4+ef", federated_app.THEIRS, federated_app.OURS]
 COLUMNS = columns(
@@ -51,11 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Trains in each way."""
-    refuse(chosen.clients < 2, "federated: give at least 2 clients, 1 round and 1 seed")
+    fail_if(chosen.clients < 2, "federated: give at least 2 clients, 1 round and 1 seed")
     is_wrong = len(set(chosen.ways)) != len(chosen.ways) or not chosen.clip > 0
-    refuse(is_wrong, "--ways: give each once; --clip: a number above 0")
+    fail_if(is_wrong, "--ways: give each once; --clip: a number above 0")
     is_wrong = federated_app.THEIRS in chosen.ways and chosen.clients < 3
-    refuse(is_wrong, "secagg+ needs 3 clients: give more, or other --ways")
+    fail_if(is_wrong, "secagg+ needs 3 clients: give more, or other --ways")
     for way in chosen.ways:
         if way not in WAYS:
             stateless_codec(way.removesuffix("+ef"))
@@ -63,7 +63,7 @@ def run(chosen: argparse.Namespace) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as name, _runs(chosen, pathlib.Path(name)) as train:
         measured = (_measure(way, train, chosen, pathlib.Path(name)) for way in chosen.ways)
-        found = written(chosen, measured)
+        found = save(chosen, measured)
     plain = next((one["wire_bytes"] for one in found if one["way"] == WAYS[0]), None)
     for one in found:
         one["of_plain"] = plain and one["wire_bytes"] / plain
@@ -92,7 +92,7 @@ def _measure(way: str, train: Run, chosen: argparse.Namespace, folder: pathlib.P
         results = folder / f"{way}-{seed}"
         results.mkdir()
         own = {"way": way, "seed": seed, "data": str(chosen.data), "results": str(results)}
-        train({**some(chosen, "clients rounds clip"), **own})
+        train({**pick(chosen, "clients rounds clip"), **own})
         accuracies.append(json.loads((results / "server.json").read_text())[-1])
         for path in results.glob("client-*.jsonl"):
             messages += [json.loads(line) for line in path.read_text().splitlines()]
@@ -100,13 +100,13 @@ def _measure(way: str, train: Run, chosen: argparse.Namespace, folder: pathlib.P
     errors = [f": {one['error']}" for one in messages if "error" in one]
     trained = sum(one["training"] > 0 for one in messages) - len(errors)
     text = f"{way}: clients answered {trained} rounds, not {parts}" + "".join(errors[:1])
-    refuse(errors or trained != parts, text)
+    fail_if(errors or trained != parts, text)
     training = sum(one["training"] for one in messages) / parts
     return {
         "benchmark": "federated",
         "way": way,
         "flower": flwr.__version__,
-        **some(chosen, "in_process clients rounds seeds"),
+        **pick(chosen, "in_process clients rounds seeds"),
         "count": sum(one.size for one in federated_app.initial(0)),
         "wire_bytes": sum(one["bytes"] for one in messages) / parts,
         "cpu_seconds": sum(one["seconds"] for one in messages) / parts - training,

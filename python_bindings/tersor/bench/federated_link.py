@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tersor.bench.errors import BenchmarkError, refuse
+from tersor.bench.errors import BenchmarkError, fail_if
 
 PROGRAMS = pathlib.Path(sys.executable).parent  # pip installs programs here
-QUIET = {
+ENV = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "OMP_NUM_THREADS": "1",  # of each client
@@ -57,16 +57,16 @@ class Link:
     def __init__(self, folder: pathlib.Path, clients: int) -> None:
         self._folder, self._clients = folder, clients
         path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"  # of other programs
-        self._environment = os.environ | QUIET | {"FLWR_HOME": str(folder / "home"), "PATH": path}
+        self._environment = os.environ | ENV | {"FLWR_HOME": str(folder / "home"), "PATH": path}
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._terminated: Any = signal.getsignal(signal.SIGTERM)
+        self._old_handler: Any = signal.getsignal(signal.SIGTERM)
 
     def open(self) -> None:
         """Starts the processes. Raises BenchmarkError if Flower does not start. ``close`` ends the
         started processes in both cases. SIGTERM becomes SystemExit to let ``close`` run."""
         is_missing = not (PROGRAMS / "flower-superlink").exists()
-        refuse(is_missing, f"no flower-superlink in {PROGRAMS}: pip install 'flwr>=1.30'")
-        self._terminated = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        fail_if(is_missing, f"no flower-superlink in {PROGRAMS}: pip install 'flwr>=1.30'")
+        self._old_handler = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         port = _free_port()
         (self._folder / "home").mkdir()
         settings = self._folder / "home" / "config.toml"
@@ -83,7 +83,7 @@ class Link:
             process.terminate()
         for process in self._processes:
             process.wait()
-        signal.signal(signal.SIGTERM, self._terminated)
+        signal.signal(signal.SIGTERM, self._old_handler)
 
     def run(self, config: Mapping[str, Any], timeout: float) -> None:
         """Runs the app to the end. Raises BenchmarkError if the app wrote no result."""
@@ -99,18 +99,18 @@ class Link:
             process.wait()
             late = f" after {timeout:g} s (--timeout)"
         if not pathlib.Path(config["results"], "server.json").exists():
-            log = self._end_of("run.log")
+            log = self._log_tail("run.log")
             raise BenchmarkError(f"Flower's run has no result{late}; its log ends\n{log}")
 
     def _start(self, command: str) -> None:
-        program, *words = command.split()
+        program, *arguments = command.split()
         log = f"{program}-{len(self._processes)}.log"
-        self._processes.append(self._popen([program, "--insecure", *words], log))
+        self._processes.append(self._popen([program, "--insecure", *arguments], log))
 
-    def _popen(self, words: list[str], log: str) -> subprocess.Popen[bytes]:
-        words[0] = str(PROGRAMS / words[0])
+    def _popen(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
+        command[0] = str(PROGRAMS / command[0])
         with (self._folder / log).open("wb") as output:
-            return subprocess.Popen(words, env=self._environment, stdout=output, stderr=output)
+            return subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
 
     def _wait_for(self, port: int) -> None:
         end = time.monotonic() + 60
@@ -119,10 +119,10 @@ class Link:
                 return socket.create_connection(("127.0.0.1", port), 1).close()
             except OSError:
                 time.sleep(0.2)
-        log = self._end_of("flower-superlink-0.log")
+        log = self._log_tail("flower-superlink-0.log")
         raise BenchmarkError(f"Flower's SuperLink does not listen; its log ends\n{log}")
 
-    def _end_of(self, log: str) -> str:
+    def _log_tail(self, log: str) -> str:
         lines = (self._folder / log).read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-15:])
 

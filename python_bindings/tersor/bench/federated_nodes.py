@@ -57,8 +57,8 @@ class Nodes(Grid):
     def answer(self, message: Message) -> Message:
         """The answer of the message's node."""
         node = message.metadata.dst_node_id
-        place = {"partition-id": self.nodes.index(node)}
-        context = Context(1, node, place, self.states[node], self._config)
+        node_config = {"partition-id": self.nodes.index(node)}
+        context = Context(1, node, node_config, self.states[node], self._config)
         try:
             return self.app(message, context)
         except Exception as error:

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.005
 WIDTH = 64
 
 
-def times(chosen: argparse.Namespace, kind: str, rank: int) -> list[float]:
+def failures(chosen: argparse.Namespace, kind: str, rank: int) -> list[float]:
     """The times of a rank's stalls or deaths (``kind``), in seconds since the start. A server does
     not die."""
     if kind == "death" and rank == 0 and chosen.ways[0] == "server":
@@ -42,7 +42,7 @@ class Pace:
         self.inner: Any = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self._folder, self.rank = pathlib.Path(chosen.folder), rank
         self._step, self._stall = chosen.step, chosen.stall
-        self._stalls = times(chosen, "stall", rank)
+        self._stalls = failures(chosen, "stall", rank)
         self._start = 0.0
 
     def begin(self) -> None:
@@ -52,7 +52,7 @@ class Pace:
             time.sleep(POLL_SECONDS)
         self._start = float(go.read_text())
         self._stalls = [at for at in self._stalls if self._start + at > time.time()]
-        self._counted = (self._folder / f"counted.{self.rank}").open("a")
+        self._counts = (self._folder / f"counted.{self.rank}").open("a")
 
     def backward(self) -> None:
         """The backward pass of one batch, after the duration of a step and of due stalls."""
@@ -66,11 +66,11 @@ class Pace:
 
     def count(self, steps: int) -> None:
         """Records steps added to the common weights."""
-        self._counted.write(f"{time.time() - self._start} {steps}\n")
-        self._counted.flush()
+        self._counts.write(f"{time.time() - self._start} {steps}\n")
+        self._counts.flush()
 
 
-def counted(folder: pathlib.Path, rank: int) -> list[tuple[float, int]]:
+def read_counts(folder: pathlib.Path, rank: int) -> list[tuple[float, int]]:
     """The records of a rank: seconds since the start, and steps."""
     path = folder / f"counted.{rank}"
     lines = path.read_text().splitlines() if path.exists() else []

@@ -21,9 +21,9 @@ import tempfile
 import time
 
 from tersor.bench import goodput, world
-from tersor.bench.errors import BenchmarkError, refuse
-from tersor.bench.goodput import counted, times
-from tersor.bench.records import Record, add, columns, not_negative, report, some
+from tersor.bench.errors import BenchmarkError, fail_if
+from tersor.bench.goodput import failures, read_counts
+from tersor.bench.records import Record, add, columns, not_negative, pick, report
 from tersor.bench.torchft_ways import Lighthouse
 
 START_SECONDS = 600.0  # for imports on a busy machine
@@ -37,8 +37,8 @@ COLUMNS = columns(
 
 def _ways() -> list[str]:
     """The ways that can run here."""
-    here = importlib.util.find_spec("torchft") is not None
-    return [way for way in goodput.WAYS if here or not _is_torchft(way)]
+    has_torchft = importlib.util.find_spec("torchft") is not None
+    return [way for way in goodput.WAYS if has_torchft or not _is_torchft(way)]
 
 
 def _is_torchft(way: str) -> bool:
@@ -70,11 +70,11 @@ def run(chosen: argparse.Namespace) -> None:
     """Measures each way or, as a rank, trains."""
     if chosen.folder is not None:
         if not _is_torchft(chosen.ways[0]):
-            world.enter("cpu", 1, "gloo")
+            world.join("cpu", 1, "gloo")
         chosen.seed = chosen.seed[0]
         goodput.train(chosen, int(os.environ["RANK"]))
     for way in chosen.ways:
-        refuse(way not in _ways(), f"{way}: pip install torchft")
+        fail_if(way not in _ways(), f"{way}: pip install torchft")
     cases = [
         argparse.Namespace(**{**vars(chosen), "ways": [way], "seed": seed})
         for way, seed in itertools.product(chosen.ways, chosen.seed)
@@ -115,21 +115,21 @@ def _measure(chosen: argparse.Namespace) -> Record:
         folder = pathlib.Path(name)
         with contextlib.closing(_Ranks(chosen, folder)) as ranks:
             deaths = _train(ranks, chosen)
-        made = [counted(folder, rank) for rank in range(chosen.ranks)]
-    steps = sum(steps for rank in made for at, steps in rank if at <= chosen.seconds)
-    pauses = _pauses(made, deaths, chosen.step)
+        counts = [read_counts(folder, rank) for rank in range(chosen.ranks)]
+    steps = sum(steps for rank in counts for at, steps in rank if at <= chosen.seconds)
+    pauses = _pauses(counts, deaths, chosen.step)
     available = chosen.ranks * chosen.seconds
-    most = round(available / chosen.step)
+    max_steps = round(available / chosen.step)
     return {
         "benchmark": "goodput",
         "way": way,
         **_setting(way, chosen),
-        "stalls": sum(len(times(chosen, "stall", one)) for one in range(chosen.ranks)),
+        "stalls": sum(len(failures(chosen, "stall", one)) for one in range(chosen.ranks)),
         "deaths": len(deaths),
         "steps": steps,
-        "most_steps": most,
-        "goodput": steps / most,
-        "alone": sum(_alive(one, way, chosen) for one in range(chosen.ranks)) / available,
+        "most_steps": max_steps,
+        "goodput": steps / max_steps,
+        "alone": sum(_uptime(one, way, chosen) for one in range(chosen.ranks)) / available,
         "pause_seconds": statistics.median(pauses) if pauses else None,
         "longest_pause_seconds": max(pauses, default=None),
     }
@@ -141,14 +141,14 @@ def _setting(way: str, chosen: argparse.Namespace) -> Record:
     fields += " grace" if way == "diloco+grace" or _is_torchft(way) else ""
     fields += " staleness" if way == "server" else ""
     fields += " heartbeat restart" if _is_torchft(way) else ""
-    return some(chosen, fields)
+    return pick(chosen, fields)
 
 
-def _alive(rank: int, way: str, chosen: argparse.Namespace) -> float:
+def _uptime(rank: int, way: str, chosen: argparse.Namespace) -> float:
     """The seconds in which this rank neither stalls nor is dead."""
-    gone: float = chosen.restart if _is_torchft(way) else chosen.seconds
-    lost = [(at, at + chosen.stall) for at in times(chosen, "stall", rank)]
-    lost += [(at, at + gone) for at in times(chosen, "death", rank)]
+    downtime: float = chosen.restart if _is_torchft(way) else chosen.seconds
+    lost = [(at, at + chosen.stall) for at in failures(chosen, "stall", rank)]
+    lost += [(at, at + downtime) for at in failures(chosen, "death", rank)]
     alive, now = 0.0, 0.0
     for start, end in sorted(lost):
         alive += max(0.0, start - now)
@@ -157,7 +157,7 @@ def _alive(rank: int, way: str, chosen: argparse.Namespace) -> float:
 
 
 def _pauses(
-    made: list[list[tuple[float, int]]], deaths: list[tuple[float, int]], step: float
+    counts: list[list[tuple[float, int]]], deaths: list[tuple[float, int]], step: float
 ) -> list[float]:
     """For each death the longest pause of a living rank that includes the death, or that begins
     within two steps after the death."""
@@ -165,7 +165,7 @@ def _pauses(
     for died, rank in deaths:
         pauses = [
             after - before
-            for one in made[:rank] + made[rank + 1 :]
+            for one in counts[:rank] + counts[rank + 1 :]
             for (before, _), (after, _) in itertools.pairwise(one)
             if before <= died + 2 * step and died <= after
         ]
@@ -179,8 +179,8 @@ def _train(ranks: _Ranks, chosen: argparse.Namespace) -> list[tuple[float, int]]
     start = time.time() + POLL_SECONDS
     (ranks.folder / "go.new").write_text(str(start))
     (ranks.folder / "go.new").rename(ranks.folder / "go")
-    due = sorted((at, rank) for rank in ranks.processes for at in times(chosen, "death", rank))
-    back: list[tuple[float, int]] = []
+    due = sorted((at, rank) for rank in ranks.processes for at in failures(chosen, "death", rank))
+    restarts: list[tuple[float, int]] = []
     deaths = []
     while (now := time.time() - start) < chosen.seconds:
         if due and due[0][0] <= now:
@@ -188,9 +188,9 @@ def _train(ranks: _Ranks, chosen: argparse.Namespace) -> list[tuple[float, int]]
             if ranks.processes[rank].poll() is None:
                 ranks.processes[rank].kill()
                 deaths.append((now, rank))
-                back.append((now + chosen.restart, rank))
-        elif ranks.lighthouse and back and back[0][0] <= now:
-            rank = back.pop(0)[1]
+                restarts.append((now + chosen.restart, rank))
+        elif ranks.lighthouse and restarts and restarts[0][0] <= now:
+            rank = restarts.pop(0)[1]
             ranks.processes[rank].wait()
             ranks.processes[rank] = ranks.start(rank)
         else:
@@ -205,5 +205,5 @@ def _wait_for_all(ranks: _Ranks) -> None:
             lines = (ranks.folder / "log").read_text(errors="replace").splitlines()
             raise BenchmarkError(f"a rank ended: {lines[-1] if lines else 'without output'}")
         text = f"the ranks did not start within {START_SECONDS:g} s"
-        refuse(time.monotonic() > until, text)
+        fail_if(time.monotonic() > until, text)
         time.sleep(POLL_SECONDS)

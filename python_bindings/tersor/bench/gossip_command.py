@@ -14,8 +14,8 @@ import numpy as np
 
 import tersor
 import tersor.local
-from tersor.bench.errors import refuse
-from tersor.bench.records import Record, add, columns, seconds_of, some, table, written
+from tersor.bench.errors import fail_if
+from tersor.bench.records import Record, add, columns, pick, save, seconds_of, table
 
 ALLREDUCE = "allreduce"
 COLUMNS = columns(
@@ -39,10 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Times each way."""
-    refuse(chosen.ranks < 2, "gossip: give at least 2 ranks, 1 KiB and 1 step")
+    fail_if(chosen.ranks < 2, "gossip: give at least 2 ranks, 1 KiB and 1 step")
     ways = [(ALLREDUCE, chosen.allreduce, one) for one in chosen.algorithm]
     ways += [("gossip", codec, one) for one in chosen.topology for codec in chosen.codec]
-    records = written(chosen, (_measure(way, chosen) for way in ways))
+    records = save(chosen, (_measure(way, chosen) for way in ways))
     best = min(one["seconds"] for one in records if one["way"] == ALLREDUCE)
     print(table(COLUMNS, ({**one, "allreduces": best / one["seconds"]} for one in records)))
 
@@ -70,7 +70,7 @@ def _measure(way: tuple[str, str, str], chosen: argparse.Namespace) -> Record:
         "codec": codec,
         "by": by,
         "count": count,
-        **some(chosen, "ranks link steps"),
+        **pick(chosen, "ranks link steps"),
         "seconds": seconds[0],
         "wire_bytes": wire[0],
         "distance": _spread(after) / _spread(before),

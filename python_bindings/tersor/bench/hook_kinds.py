@@ -42,11 +42,11 @@ class Waits:
         self.end()
         return result
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call``, counted as waiting."""
-        return lambda *given: self.during(lambda: call(*given))
+        return lambda *arguments: self.during(lambda: call(*arguments))
 
-    def take(self) -> list[Span]:
+    def pop_spans(self) -> list[Span]:
         """The spans since the last call."""
         spans, self._spans = self._spans, []
         return spans
@@ -90,12 +90,12 @@ class Hook(abc.ABC):
         """The optimizer that replaces ``plain``, the optimizer of averaged gradients."""
         return plain
 
-    def samples_follow(self, count: int) -> None:  # noqa: B027
+    def set_sample_count(self, count: int) -> None:  # noqa: B027
         """Announces the number of samples of the next backward pass."""
 
-    def learn(self, batch: Batch) -> Tensor:
+    def run_backward(self, batch: Batch) -> Tensor:
         """The forward and backward pass of a step. Returns the loss."""
-        self.samples_follow(len(batch[0]))
+        self.set_sample_count(len(batch[0]))
         loss = functional.cross_entropy(*scores_of(self.model, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -164,7 +164,7 @@ class CountedHook(Hook):
 class WeightedHook(CountedHook):
     """Tersor under DDP; the batches of ranks may have different sizes."""
 
-    def samples_follow(self, count: int) -> None:
+    def set_sample_count(self, count: int) -> None:
         self._handle.samples = count
 
 
@@ -175,7 +175,7 @@ class OptimizerHook(CountedHook):
         super().__init__(module, own)
         self._replaces, self._waits = replaces, Waits(next(module.parameters()).device)
         for part, name in ((own._exchange, "wait"), (own._presence, "_sums")):
-            setattr(part, name, self._waits.around(getattr(part, name)))
+            setattr(part, name, self._waits.wrap(getattr(part, name)))
 
     def optimizer(self, plain: torch.optim.Optimizer) -> Any:
         """Raises BenchmarkError if ``plain`` has another class than the replaced optimizer."""
@@ -185,7 +185,7 @@ class OptimizerHook(CountedHook):
         return self._handle
 
     def exposed_in_step(self) -> list[Span]:
-        return self._waits.take()
+        return self._waits.pop_spans()
 
 
 class WaitingHook(Hook):
@@ -196,10 +196,10 @@ class WaitingHook(Hook):
         self.waits = Waits(next(model.parameters()).device)
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        return self.waits.take()
+        return self.waits.pop_spans()
 
     def exposed_in_step(self) -> list[Span]:
-        return self.waits.take()
+        return self.waits.pop_spans()
 
 
 class PeerHook(WaitingHook):
@@ -230,7 +230,7 @@ class LocalHook(WaitingHook):
 
     def __init__(self, model: nn.Module, *arguments: Any) -> None:
         super().__init__(model, *arguments)
-        self._shown: list[tuple[Tensor, Tensor]] = []  # parameters, and this rank's own values
+        self._own_values: list[tuple[Tensor, Tensor]] = []  # parameters, and this rank's own values
 
     @abc.abstractmethod
     def _common(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -240,15 +240,15 @@ class LocalHook(WaitingHook):
     def gather(self, what: Literal["data", "grad"] = "data") -> None:
         """Shows the common values until the next step."""
         for one, common in list(self._common()):
-            self._shown.append((one, one.clone()))
+            self._own_values.append((one, one.clone()))
             one.copy_(common)
 
-    def learn(self, batch: Batch) -> Tensor:
+    def run_backward(self, batch: Batch) -> Tensor:
         with torch.no_grad():
-            for one, own in self._shown:
+            for one, own in self._own_values:
                 one.copy_(own)
-        self._shown.clear()
-        return super().learn(batch)
+        self._own_values.clear()
+        return super().run_backward(batch)
 
 
 def expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind:

@@ -34,13 +34,13 @@ from tersor.bench.hook_kinds import (
 )
 from tersor.bench.loose_hooks import GossipHook, ServerHook
 from tersor.bench.measures import parameter_count, ring_bytes
-from tersor.bench.optimizers import MuonBesideAdamW
+from tersor.bench.optimizers import MuonWithAdamW
 from tersor.bench.records import add
 
-OURS, THEIRS, WEIGHTED = "tersor:", "torch:", "weighted:"
+TERSOR, TORCH, WEIGHTED = "tersor:", "torch:", "weighted:"
 CASTS = {
-    THEIRS + "bf16": default_hooks.bf16_compress_hook,
-    THEIRS + "fp16": default_hooks.fp16_compress_hook,
+    TORCH + "bf16": default_hooks.bf16_compress_hook,
+    TORCH + "fp16": default_hooks.fp16_compress_hook,
 }
 POWERSGD_START = 10  # steps without compression; PowerSGD needs at least 2
 ONE_BUCKET_MIB = 1 << 20
@@ -98,8 +98,8 @@ def _first_word(name: str) -> str:
 
 
 def in_optimizer(name: str) -> bool:
-    """True for a way of `_WAYS`, which exchanges nothing in a backward pass."""
-    return _first_word(name) in _WAYS
+    """True for a way of `_FACTORIES`, which exchanges nothing in a backward pass."""
+    return _first_word(name) in _FACTORIES
 
 
 def check(name: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def check(name: str) -> dict[str, Any]:
 def method_of(name: str) -> tuple[str, str]:
     """The method and the options of a name, such as ``("torch:powersgd", "4")``."""
     if name != "none" and _first_word(name) not in (*PATTERNS, WEIGHTED[:-1]):
-        return "tersor", name.removeprefix(OURS)
+        return "tersor", name.removeprefix(TERSOR)
     method = re.split("(?<!^torch)[:=,]", name)[0]
     return method, name[len(method) + 1 :]
 
@@ -128,8 +128,8 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     """Wraps `module` in DDP with this hook. ``bucket_mib``: size of a bucket; None: PyTorch's."""
     parts = check(name)
     if in_optimizer(name):
-        return _WAYS[_first_word(name)](module, **parts)
-    if name.startswith(THEIRS + "powersgd"):
+        return _FACTORIES[_first_word(name)](module, **parts)
+    if name.startswith(TORCH + "powersgd"):
         return _powersgd(module, int(parts["rank"] or 1))
     model = distributed(module, bucket_mib)
     if name == "none" or name in CASTS:
@@ -137,7 +137,7 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
             model.register_comm_hook(None, CASTS[name])
         return ComputedHook(model, _plain_bytes(module, 2 if name in CASTS else 4))
     weighted = name.startswith(WEIGHTED)
-    codec = name.removeprefix(WEIGHTED).removeprefix(OURS)
+    codec = name.removeprefix(WEIGHTED).removeprefix(TERSOR)
     handle = tersor.torch.compress(model, codec=codec, weighted=weighted)
     return (WeightedHook if weighted else CountedHook)(model, handle, handle.close)
 
@@ -166,29 +166,29 @@ def _compressed(
 ) -> Callable[..., Hook]:
     """A way with an optimizer of Tersor. ``defaults``: of the options in names."""
 
-    def way(module: nn.Module, codec: str, steps: str | None, **given: str | None) -> Hook:
+    def factory(module: nn.Module, codec: str, steps: str | None, **given: str | None) -> Hook:
         options = {key: float(given[key] or default) for key, default in defaults.items()}
         own = kind(module.named_parameters(), codec=codec, warmup_steps=int(steps or 0), **options)
         return OptimizerHook(module, own, replaces)
 
-    return way
+    return factory
 
 
 def _muon(module: nn.Module, codec: str | None, momentum: str | None, steps: str | None) -> Hook:
     if codec is not None:
-        way = _compressed(tersor.torch.CompressedMuon, momentum=0.8)
-        return way(module, codec, steps, momentum=momentum)
+        factory = _compressed(tersor.torch.CompressedMuon, momentum=0.8)
+        return factory(module, codec, steps, momentum=momentum)
     return ComputedHook(
         distributed(module),
         _plain_bytes(module),
-        lambda plain: MuonBesideAdamW(
+        lambda plain: MuonWithAdamW(
             module, expected(plain, torch.optim.AdamW, "muon"), float(momentum or 0.95)
         ),
     )
 
 
 #: By the first word of a name, the way that replaces the optimizer or DDP.
-_WAYS: dict[str, Callable[..., Hook]] = {
+_FACTORIES: dict[str, Callable[..., Hook]] = {
     "adamw": _compressed(tersor.torch.CompressedAdamW),
     "sgd": _compressed(tersor.torch.CompressedSGD, torch.optim.SGD),
     "muon": _muon,

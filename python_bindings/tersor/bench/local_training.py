@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import tersor.torch
-from tersor.bench.errors import BenchmarkError, refuse
+from tersor.bench.errors import BenchmarkError, fail_if
 from tersor.bench.hook_kinds import ComputedHook, CountedHook, LocalHook, expected
 from tersor.bench.measures import parameter_count, ring_bytes
-from tersor.bench.optimizers import MuonBesideAdamW
+from tersor.bench.optimizers import MuonWithAdamW
 from tersor.bench.torchft_ways import manager
 from tersor.torch._src.diloco.fragments import SyncSchedule
 
@@ -30,7 +30,7 @@ _LARGE = 4096  # values; CODEC/SMALL compresses vectors and smaller parameters b
 _LIMIT = timedelta(seconds=120)
 
 
-def _parsed(every: str, options: str) -> tuple[SyncSchedule, dict[str, float]]:
+def _parse(every: str, options: str) -> tuple[SyncSchedule, dict[str, float]]:
     """The schedule of exchanges, and the other options. Raises BenchmarkError for a conflict."""
     given = (one.split("=") for one in options.split(",") if one)
     found = {key: float(value) for key, value in given}
@@ -43,7 +43,7 @@ def _parsed(every: str, options: str) -> tuple[SyncSchedule, dict[str, float]]:
 
 def check(every: str, options: str, **_: object) -> None:
     """Raises BenchmarkError for conflicting options. The options must match the pattern."""
-    _parsed(every, options)
+    _parse(every, options)
 
 
 def _rules(module: nn.Module, codec: str) -> dict[str, Any]:
@@ -66,14 +66,14 @@ class DiLoCoHook(LocalHook, CountedHook):
     def __init__(
         self, module: nn.Module, every: str, options: str, codec: str, **advanced: Any
     ) -> None:
-        schedule, told = _parsed(every, options)
-        self.period, self._muon = schedule.sync_every, told.get("muon")
+        schedule, settings = _parse(every, options)
+        self.period, self._muon = schedule.sync_every, settings.get("muon")
         self._outer = tersor.torch.DiLoCo(
             module,
             **vars(schedule),
-            fragment_update_alpha=told.get("mix"),
-            outer_optimizer=_outer(**told),
-            error_decay=told.get("residual", 1.0),
+            fragment_update_alpha=settings.get("mix"),
+            outer_optimizer=_outer(**settings),
+            error_decay=settings.get("residual", 1.0),
             **_rules(module, codec),
             **advanced,
         )
@@ -82,7 +82,7 @@ class DiLoCoHook(LocalHook, CountedHook):
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         if self._muon is not None:
             adamw = expected(plain, torch.optim.AdamW, "diloco")
-            plain = MuonBesideAdamW(self.model, adamw, self._muon)
+            plain = MuonWithAdamW(self.model, adamw, self._muon)
         plain.register_step_post_hook(lambda *_: self.waits.during(self._outer.step))
         return plain
 
@@ -97,12 +97,12 @@ class TorchftHook(LocalHook, ComputedHook):
 
     def __init__(self, module: nn.Module, every: str, options: str, codec: str | None) -> None:
         """Without ``codec``, torchft's own gloo sends. Raises BenchmarkError without torchft."""
-        self._schedule, _ = _parsed(every, options)
+        self._schedule, _ = _parse(every, options)
         self._sent = 0.0
         self.period, ranks = self._schedule.sync_every, dist.get_world_size()
         super().__init__(module, lambda _: self._sent)
         self.bytes_are = "computed" if codec else "counted"
-        self._parts = _parted(module, self._schedule.fragments)
+        self._parts = _partition(module, self._schedule.fragments)
         address = _own_address()
         os.environ["TORCHFT_LIGHTHOUSE"] = _lighthouse(address)
         given: dict[str, Any] = {"load_state_dict": lambda _: None, "state_dict": dict}
@@ -126,18 +126,18 @@ class TorchftHook(LocalHook, ComputedHook):
         options |= {"fragment_update_alpha": 0.5 if delay else 0.0}  # as in Tersor
         outer = [_outer()(part.parameters()) for part in self._parts]
         plain.register_step_post_hook(self.waits.begin)
-        self._around = DiLoCo(self._manager, self._parts, plain, outer, **options)
-        self._around.__enter__()
+        self._context = DiLoCo(self._manager, self._parts, plain, outer, **options)
+        self._context.__enter__()
         plain.register_step_post_hook(self.waits.end)
         return plain
 
     def _common(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for fragment, part in zip(self._around._fragments, self._parts, strict=True):
+        for fragment, part in zip(self._context._fragments, self._parts, strict=True):
             for name, one in part.named_parameters():
                 yield one, fragment.original_parameters[name]
 
 
-def _parted(module: nn.Module, count: int) -> list[nn.Module]:
+def _partition(module: nn.Module, count: int) -> list[nn.Module]:
     """Modules of similar numbers of values. Raises BenchmarkError if there are too few layers."""
     parts: list[list[nn.Module]] = [[] for _ in range(count)]
     before, total = 0, parameter_count(module)
@@ -145,7 +145,7 @@ def _parted(module: nn.Module, count: int) -> list[nn.Module]:
         if size := sum(one.numel() for one in leaf.parameters(recurse=False)):
             parts[min((2 * before + size) * count // (2 * total), count - 1)].append(leaf)
             before += size
-    refuse(not all(parts), f"torchft=…,fragments={count}: the model has too few layers")
+    fail_if(not all(parts), f"torchft=…,fragments={count}: the model has too few layers")
     return [nn.ModuleList(part) for part in parts]
 
 
@@ -154,14 +154,14 @@ _server: list[Any] = []  # rank 0's lighthouse lives as long as the process
 
 def _lighthouse(address: str) -> str:
     """The address of torchft's lighthouse on rank 0. A collective call."""
-    told: list[Any] = [None]
+    addresses: list[Any] = [None]
     if dist.get_rank() == 0:
         from torchft.coordination import LighthouseServer
 
         _server[:] = [LighthouseServer(bind="0.0.0.0:0", min_replicas=dist.get_world_size())]
-        told = [f"http://{address}:{_server[0].address().rsplit(':', 1)[1]}"]
-    dist.broadcast_object_list(told)
-    return str(told[0])
+        addresses = [f"http://{address}:{_server[0].address().rsplit(':', 1)[1]}"]
+    dist.broadcast_object_list(addresses)
+    return str(addresses[0])
 
 
 def _own_address() -> str:

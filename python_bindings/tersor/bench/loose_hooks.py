@@ -15,7 +15,7 @@ from tersor.bench.measures import Traffic
 from tersor.bench.models import Batch
 
 
-class _Pushing:
+class _PushingOptimizer:
     """Replaces the optimizer: the server's optimizer makes the steps."""
 
     def __init__(self, plain: torch.optim.Optimizer, push: Callable[[], Any]) -> None:
@@ -38,16 +38,16 @@ class ServerHook(WaitingHook):
     def optimizer(self, plain: torch.optim.Optimizer) -> Any:
         if dist.get_rank() == 0:
             self._server = tersor.torch.ParameterServer(
-                self.model, lambda parts: _alike(plain, parts), **self._options
+                self.model, lambda parts: _matching(plain, parts), **self._options
             )
         self._client = tersor.torch.ParameterClient(
             self.model, server=self._server, **self._options
         )
-        return _Pushing(plain, lambda: self.waits.during(self._client.push))
+        return _PushingOptimizer(plain, lambda: self.waits.during(self._client.push))
 
-    def learn(self, batch: Batch) -> Tensor:
+    def run_backward(self, batch: Batch) -> Tensor:
         self.waits.during(self._client.pull)
-        return super().learn(batch)
+        return super().run_backward(batch)
 
     def gather(self, what: Literal["data", "grad"] = "data") -> None:
         """Reads the server's weights after all pushes."""
@@ -90,14 +90,14 @@ class GossipHook(LocalHook):
         return Traffic(self._gossip.statistics().sent_bytes)
 
 
-def _alike(plain: torch.optim.Optimizer, parts: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _matching(plain: torch.optim.Optimizer, parts: list[nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer of a server's parts that follows the training's options and learning rate."""
-    made = type(plain)(parts, lr=plain.defaults["lr"])  # type: ignore[call-arg]
-    (group,) = made.param_groups
+    optimizer = type(plain)(parts, lr=plain.defaults["lr"])  # type: ignore[call-arg]
+    (group,) = optimizer.param_groups
     group.update({key: plain.defaults[key] for key in plain.defaults.keys() & group.keys()})
 
-    def follow(*_: object) -> None:
+    def update_rate(*_: object) -> None:
         group["lr"] = plain.param_groups[0]["lr"]
 
-    made.register_step_pre_hook(follow)
-    return made
+    optimizer.register_step_pre_hook(update_rate)
+    return optimizer

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.secure_aggregation import ndarrays_arithmetic as arithmetic
 from flwr.common.secure_aggregation import quantization, secaggplus_utils
 
-from tersor.bench.records import Record, add, columns, in_turns, report, seconds_of
+from tersor.bench.records import Record, add, columns, compare_times, report, seconds_of
 from tersor.federated.flower import masks
 from tersor.federated.flower.secure_wire import SumFormat, round_digest
 from tersor.federated.flower.wire import KEY
@@ -52,7 +52,7 @@ def _measure(chosen: argparse.Namespace) -> Iterator[Record]:
     content = RecordDict({KEY: ConfigRecord(fields), "arrays": arrays})
     ours, theirs = functools.partial(_ours, content, update), functools.partial(_theirs, update)
     clock = functools.partial(seconds_of, clock=time.process_time)
-    own_seconds, their_seconds, ratio = in_turns(
+    own_seconds, their_seconds, ratio = compare_times(
         lambda: ours(keys), lambda: theirs(keys), chosen.turns, clock
     )
     yield {

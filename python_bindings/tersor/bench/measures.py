@@ -73,12 +73,12 @@ class Traffic:
     def since(self, before: "Traffic") -> "Traffic":
         """The traffic since an earlier count."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
-        return Traffic(*(None if now is None else now - (was or 0) for now, was in pairs))
+        return Traffic(*(None if now is None else now - (earlier or 0) for now, earlier in pairs))
 
     def fields(self) -> Record:
         """The fields of a record."""
-        rest = dict(vars(self))
-        return {"wire_bytes": rest.pop("sent_bytes"), **rest}
+        fields = dict(vars(self))
+        return {"wire_bytes": fields.pop("sent_bytes"), **fields}
 
 
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:
@@ -101,19 +101,19 @@ class Sender:
         self._during(lambda: dist.all_reduce(values))
         return values.div_(self.ranks)
 
-    def gathered(self, own: Tensor) -> Tensor:
+    def all_gather(self, own: Tensor) -> Tensor:
         """The values of all ranks: (ranks, …)."""
         own, all_values = own.contiguous(), own.new_empty(self.ranks * own.numel())
         self.sent_bytes += own.nbytes * (self.ranks - 1)
         self._during(lambda: dist.all_gather_into_tensor(all_values, own.flatten()))
         return all_values.view(self.ranks, *own.shape)
 
-    def exchanged(self, rows: Tensor) -> Tensor:
+    def all_to_all(self, rows: Tensor) -> Tensor:
         """Sends row r to rank r. Returns a row of each rank."""
-        arrived = torch.empty_like(rows)
+        received = torch.empty_like(rows)
         self.sent_bytes += rows.nbytes / self.ranks * (self.ranks - 1)
-        self._during(lambda: dist.all_to_all_single(arrived, rows))
-        return arrived
+        self._during(lambda: dist.all_to_all_single(received, rows))
+        return received
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -40,7 +40,7 @@ def normalised_net(classes: int) -> nn.Sequential:
 BALANCING_RATE = 0.001  # Wang et al.'s
 
 
-class Carrier:
+class RowExchange:
     """Brings rows to the experts of all ranks, in order. This base class is for one rank."""
 
     rank = 0
@@ -50,7 +50,7 @@ class Carrier:
         """This rank's rows for each expert (experts) to those of all ranks (ranks, experts)."""
         return counts[None]
 
-    def carry(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+    def send_rows(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
         """Sends `sent[r]` rows to each rank r, in order. Returns the received rows in rank order.
         Gradients return the same way."""
         return rows
@@ -71,7 +71,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(feed_forward(width, hidden) for _ in range(experts))
         self.register_buffer("likings", torch.zeros(experts))
-        self.carrier = Carrier()
+        self.exchange = RowExchange()
 
     def forward(self, states: Tensor) -> Tensor:
         """(…, width) to the same shape."""
@@ -80,33 +80,33 @@ class MixtureOfExperts(nn.Module):
         chosen = (shares.detach() + self.likings).argmax(dim=1)
         order = chosen.argsort(stable=True)
         counts = torch.bincount(chosen, minlength=len(self.experts))
-        made = self._compute(rows.index_select(0, order), counts).index_select(0, order.argsort())
-        result: Tensor = (made * shares.gather(1, chosen[:, None])).view_as(states)
+        mixed = self._compute(rows.index_select(0, order), counts).index_select(0, order.argsort())
+        result: Tensor = (mixed * shares.gather(1, chosen[:, None])).view_as(states)
         return result
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """The results of rows that are sorted by expert."""
         if not torch.is_grad_enabled():
-            return _each(self.experts, rows, counts[None])
-        carrier = self.carrier
-        loads = carrier.loads(counts)
-        of_all = loads.sum(dim=0)
-        self.likings += BALANCING_RATE * (of_all.float().mean() - of_all).sign()
-        by_rank = loads.view(carrier.ranks, carrier.ranks, -1)  # from, to, expert there
-        sent = by_rank[carrier.rank].sum(dim=1).tolist()
-        received = by_rank[:, carrier.rank].sum(dim=1).tolist()
-        arrived = carrier.carry(rows, received, sent)
-        made = _each(self.own_experts(), arrived, by_rank[:, carrier.rank])
-        return carrier.carry(made, sent, received)
+            return _apply_experts(self.experts, rows, counts[None])
+        exchange = self.exchange
+        loads = exchange.loads(counts)
+        totals = loads.sum(dim=0)
+        self.likings += BALANCING_RATE * (totals.float().mean() - totals).sign()
+        by_rank = loads.view(exchange.ranks, exchange.ranks, -1)  # from, to, expert there
+        sent = by_rank[exchange.rank].sum(dim=1).tolist()
+        received = by_rank[:, exchange.rank].sum(dim=1).tolist()
+        inputs = exchange.send_rows(rows, received, sent)
+        outputs = _apply_experts(self.own_experts(), inputs, by_rank[:, exchange.rank])
+        return exchange.send_rows(outputs, sent, received)
 
     def own_experts(self) -> nn.ModuleList:
         """The experts of this rank."""
-        return self.experts_of(self.carrier.rank)
+        return self.experts_of(self.exchange.rank)
 
     def experts_of(self, rank: int) -> nn.ModuleList:
         """The experts of a rank."""
-        each = len(self.experts) // self.carrier.ranks
-        return self.experts[rank * each : (rank + 1) * each]
+        count = len(self.experts) // self.exchange.ranks
+        return self.experts[rank * count : (rank + 1) * count]
 
 
 def feed_forward(width: int, hidden: int) -> nn.Sequential:
@@ -114,13 +114,13 @@ def feed_forward(width: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
-def _each(experts: nn.ModuleList, rows: Tensor, counts: Tensor) -> Tensor:
+def _apply_experts(experts: nn.ModuleList, rows: Tensor, counts: Tensor) -> Tensor:
     """Rows sorted by sender, then by expert, as `counts` has them."""
     experts_of_rows = torch.arange(len(experts), device=rows.device).repeat(len(counts))
     order = experts_of_rows.repeat_interleave(counts.flatten()).argsort(stable=True)
     groups = torch.split(rows.index_select(0, order), counts.sum(dim=0).tolist())
-    made = [expert(group) for expert, group in zip(experts, groups, strict=True)]
-    return torch.cat(made).index_select(0, order.argsort())
+    outputs = [expert(group) for expert, group in zip(experts, groups, strict=True)]
+    return torch.cat(outputs).index_select(0, order.argsort())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,11 +169,11 @@ class Block(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(batch, context, width) to the same shape."""
-        states = states + self._attend(self.attention_norm(states))
+        states = states + self._attention(self.attention_norm(states))
         result: Tensor = states + self.expansion(states)
         return result
 
-    def _attend(self, states: Tensor) -> Tensor:
+    def _attention(self, states: Tensor) -> Tensor:
         batch, context, width = states.shape
         by_head = (batch, context, 3, self.heads, width // self.heads)
         query, key, value = self.query_key_value(states).view(by_head).permute(2, 0, 3, 1, 4)
@@ -192,8 +192,8 @@ class Embedding(nn.Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         """(batch, context) to (batch, context, width)."""
-        places = torch.arange(indices.shape[1], device=indices.device)
-        states: Tensor = self.characters(indices) + self.positions(places)
+        positions = torch.arange(indices.shape[1], device=indices.device)
+        states: Tensor = self.characters(indices) + self.positions(positions)
         return states
 
 
@@ -232,8 +232,8 @@ class GptStage(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Characters or the previous stage's states to states; in the last stage to scores."""
         with autocast(states):
-            made: Tensor = self.layers(states if self._is_first else states.float())
-        return made.float() if self._is_last else made.to(self._dtype)
+            outputs: Tensor = self.layers(states if self._is_first else states.float())
+        return outputs.float() if self._is_last else outputs.to(self._dtype)
 
 
 def autocast(values: Tensor) -> torch.autocast:

@@ -88,20 +88,20 @@ class SignExchange:
         part = self._owned_part(signs, scales) + self._owner_error
         signs, scales = self._encoded(part, self._own)
         self._owner_error = part - decoded(signs, scales, self._own)
-        gathered = self._sender.gathered
-        parts = zip(gathered(signs), gathered(scales), self._tensor_of, strict=True)
+        all_gather = self._sender.all_gather
+        parts = zip(all_gather(signs), all_gather(scales), self._tensor_of, strict=True)
         return torch.cat([decoded(*one) for one in parts])[: self._count]
 
     def _encoded(self, values: Tensor, tensor_of: Tensor) -> tuple[Tensor, Tensor]:
         """Bits, and the mean magnitude of each tensor's values; 0 for a tensor without values."""
-        place = tensor_of.flatten()
-        sums = torch.bincount(place, values.abs().flatten(), self._tensors)
-        counts = torch.bincount(place, minlength=self._tensors)
+        index = tensor_of.flatten()
+        sums = torch.bincount(index, values.abs().flatten(), self._tensors)
+        counts = torch.bincount(index, minlength=self._tensors)
         return packed_signs(values), sums / counts.clamp(min=1)
 
     def _owned_part(self, signs: Tensor, scales: Tensor) -> Tensor:
         """The mean over ranks of this rank's own part."""
-        pairs = zip(self._sender.exchanged(signs), self._sender.gathered(scales), strict=True)
+        pairs = zip(self._sender.all_to_all(signs), self._sender.all_gather(scales), strict=True)
         return torch.stack([decoded(*pair, self._own) for pair in pairs]).mean(0)
 
 
@@ -114,21 +114,21 @@ def packed_signs(values: Tensor) -> Tensor:
 
 def decoded(signs: Tensor, scales: Tensor, tensor_of: Tensor) -> Tensor:
     """Values (…, count) from bits (…, count / 8) and the scale of each value's tensor."""
-    places = torch.arange(BYTE, dtype=torch.uint8, device=signs.device)
-    negative = (signs.unsqueeze(-1) >> places & 1).flatten(-2).bool()
+    shifts = torch.arange(BYTE, dtype=torch.uint8, device=signs.device)
+    negative = (signs.unsqueeze(-1) >> shifts & 1).flatten(-2).bool()
     magnitudes = scales[tensor_of]
     return torch.where(negative, -magnitudes, magnitudes)
 
 
 def hidden_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The hidden matrices of a model, and its other parameters."""
-    alike: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, one in model.named_parameters():
-        alike[one.dim() == 2 and is_hidden(name, one)].append(one)
-    return alike[True], alike[False]
+        groups[one.dim() == 2 and is_hidden(name, one)].append(one)
+    return groups[True], groups[False]
 
 
-class MuonBesideAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(torch.optim.Optimizer):
     """PyTorch's Muon for hidden matrices, and its AdamW for the rest, with AdamW's step size."""
 
     def __init__(self, model: nn.Module, plain: torch.optim.AdamW, momentum: float) -> None:
@@ -137,10 +137,10 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         rate, decay = plain.defaults["lr"], plain.defaults["weight_decay"]
         muon = torch.optim.Muon(matrices, rate, decay, momentum, adjust_lr_fn="match_rms_adamw")
         betas, eps = plain.defaults["betas"], plain.defaults["eps"]
-        self._both = (muon, torch.optim.AdamW(others, rate, betas, eps, decay))
-        super().__init__([group for one in self._both for group in one.param_groups], {})
+        self._optimizers = (muon, torch.optim.AdamW(others, rate, betas, eps, decay))
+        super().__init__([group for one in self._optimizers for group in one.param_groups], {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Ignores ``closure``."""
-        for one in self._both:
+        for one in self._optimizers:
             one.step()  # type: ignore[no-untyped-call,unused-ignore]

@@ -43,7 +43,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from tersor.bench.errors import refuse
+from tersor.bench.errors import fail_if
 from tersor.bench.hook_kinds import Hook, PeerHook
 from tersor.bench.local_training import DiLoCoHook
 from tersor.bench.measures import Sender
@@ -57,7 +57,7 @@ def check(name: str, options: dict[str, str | None]) -> None:
     """Raises BenchmarkError for an option out of range."""
     for option, limit in {"top": CHUNK * CHUNK, "decay": 1, "mu": 1, "density": 0.25}.items():
         text = f'hook "{name}": {options.get(option)} is above {limit}'
-        refuse(float(options.get(option) or 0) > limit, text)
+        fail_if(float(options.get(option) or 0) > limit, text)
 
 
 def onebit_adam(module: nn.Module, steps: str | None) -> Hook:
@@ -102,26 +102,26 @@ class DeMo(torch.optim.Optimizer):
         super().__init__(plain.param_groups, plain.defaults)
         (self._group,) = self.param_groups
         self._sender, self._decay = sender, decay
-        alike: dict[tuple[int, int], list[nn.Parameter]] = {}
+        by_shape: dict[tuple[int, int], list[nn.Parameter]] = {}
         for one in self._group["params"]:
-            alike.setdefault(_chunk_shape(one), []).append(one)
-        self._parts = [_Chunks(own, shape, top) for shape, own in alike.items()]
+            by_shape.setdefault(_chunk_shape(one), []).append(one)
+        self._parts = [_Chunks(own, shape, top) for shape, own in by_shape.items()]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchanges, and changes the weights. A collective call. Ignores ``closure``."""
-        own = [tensor for part in self._parts for tensor in part.taken(self._decay)]
+        own = [tensor for part in self._parts for tensor in part.pop_largest(self._decay)]
         sent = torch.cat([one.flatten().view(torch.uint8) for one in own])
-        columns = torch.split(self._sender.gathered(sent), [one.nbytes for one in own], dim=1)
-        arrived = [
+        columns = torch.split(self._sender.all_gather(sent), [one.nbytes for one in own], dim=1)
+        received = [
             column.contiguous().view(one.dtype).view(-1, *one.shape)
             for column, one in zip(columns, own, strict=True)
         ]
         rate = self._group["lr"]
-        for part, *lists in zip(self._parts, arrived[::2], arrived[1::2], strict=True):
+        for part, *lists in zip(self._parts, received[::2], received[1::2], strict=True):
             update = part.decoded(*lists).sign_()
-            for one, moved in zip(part.parameters, part.joined(update), strict=True):
-                one.mul_(1 - rate * self._group["weight_decay"]).sub_(rate * moved)
+            for one, change in zip(part.parameters, part.from_chunks(update), strict=True):
+                one.mul_(1 - rate * self._group["weight_decay"]).sub_(rate * change)
 
 
 class _Chunks:
@@ -131,13 +131,13 @@ class _Chunks:
         self.parameters, self._shape = parameters, shape
         self._top = min(top, math.prod(shape))
         self._rows, self._columns = (_cosines(n, parameters[0].device) for n in shape)
-        self._inside = self._cut([torch.ones_like(one) for one in parameters])  # 0: padding
+        self._inside = self._to_chunks([torch.ones_like(one) for one in parameters])  # 0: padding
         self.momentum = torch.zeros_like(self._inside)
 
-    def taken(self, decay: float) -> tuple[Tensor, Tensor]:
+    def pop_largest(self, decay: float) -> tuple[Tensor, Tensor]:
         """Adds gradients to the momentum. Subtracts and returns the largest coefficients: indices
         and values (chunks, top)."""
-        self.momentum.mul_(decay).add_(self._cut([_gradient(one) for one in self.parameters]))
+        self.momentum.mul_(decay).add_(self._to_chunks([_gradient(one) for one in self.parameters]))
         coefficients = (self._rows @ self.momentum @ self._columns.T).flatten(1)
         indices = coefficients.abs().topk(self._top, sorted=False).indices
         values = coefficients.gather(1, indices).bfloat16()
@@ -151,7 +151,7 @@ class _Chunks:
             total.scatter_add_(1, *pair)
         return self._rows.T @ (total.view_as(self.momentum) / len(indices)) @ self._columns
 
-    def joined(self, chunks: Tensor) -> list[Tensor]:
+    def from_chunks(self, chunks: Tensor) -> list[Tensor]:
         """Chunks as tensors of the parameters' shapes."""
         (rows, columns), found, first = self._shape, [], 0
         for one in self.parameters:
@@ -163,7 +163,7 @@ class _Chunks:
             found.append(whole[:high, :wide].reshape(one.shape))
         return found
 
-    def _cut(self, tensors: Sequence[Tensor]) -> Tensor:
+    def _to_chunks(self, tensors: Sequence[Tensor]) -> Tensor:
         """Tensors as chunks."""
         (rows, columns), found = self._shape, []
         for one in tensors:
@@ -212,7 +212,7 @@ class Dion(torch.optim.Optimizer):
         """
         self._sender, self._mu, self._factor, self._dtype = sender, mu, factor, dtype
         self._matrices, self._rest = hidden_and_others(model)
-        refuse(not self._matrices, "dion: the model has no hidden matrix")
+        fail_if(not self._matrices, "dion: the model has no hidden matrix")
         options = {key: plain.defaults[key] for key in ("lr", "betas", "eps", "weight_decay")}
         self._adamw = torch.optim.AdamW([{"params": self._rest}], **options)
         own = {"params": self._matrices, **options}

@@ -14,19 +14,19 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import tersor.ray
-from tersor.bench.records import Record, add, columns, in_turns, report
+from tersor.bench.records import Record, add, columns, compare_times, report
 
-UNDER_WAY = 2
+PENDING = 2
 COLUMNS = columns(
     "codec=codec, frame=payload_bytes:B, a push=seconds:s, raw bytes=baseline_seconds:s, "
     "of their speed=ratio:.2f"
 )
 
 
-class _Taker:
+class _Sink:
     """An actor that receives bytes."""
 
-    def take(self, what: Any) -> None:
+    def receive(self, data: Any) -> None:
         """Ignores the bytes."""
 
 
@@ -49,26 +49,26 @@ def run(chosen: argparse.Namespace) -> None:
         ray.shutdown()
 
 
-def _elsewhere() -> dict[str, Any]:
+def _other_node() -> dict[str, Any]:
     """Options of an actor on another node, if there is another node."""
     own = ray.get_runtime_context().get_node_id()
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
     if not others:
         return {"num_cpus": 0}
-    where = NodeAffinitySchedulingStrategy(others[0], soft=False)
-    return {"num_cpus": 0, "scheduling_strategy": where}
+    strategy = NodeAffinitySchedulingStrategy(others[0], soft=False)
+    return {"num_cpus": 0, "scheduling_strategy": strategy}
 
 
 def _measure(codec: str, chosen: argparse.Namespace) -> Record:
     gradient = {"w": np.random.default_rng(1).standard_normal(chosen.mib * 2**18, np.float32)}
-    there = _elsewhere()
+    node = _other_node()
     zeros = {"w": np.zeros_like(gradient["w"])}
-    server = tersor.ray.ParameterServer(zeros, push=codec, actor_options=there)
+    server = tersor.ray.ParameterServer(zeros, push=codec, actor_options=node)
     client = server.client(0)
     client.push(gradient)
     client.flush()
     frame = np.zeros(server.statistics()[0].pushed_bytes, np.uint8)
-    taker: Any = ray.remote(_Taker).options(**there).remote()
+    sink: Any = ray.remote(_Sink).options(**node).remote()
     sent: collections.deque[Any] = collections.deque()
 
     def push() -> None:
@@ -77,20 +77,20 @@ def _measure(codec: str, chosen: argparse.Namespace) -> Record:
         client.flush()
 
     def send_raw() -> None:
-        for place in range(chosen.pushes + UNDER_WAY):
-            if place >= UNDER_WAY:
+        for index in range(chosen.pushes + PENDING):
+            if index >= PENDING:
                 ray.get(sent.popleft())
-            if place < chosen.pushes:
-                sent.append(taker.take.remote(frame))
+            if index < chosen.pushes:
+                sent.append(sink.receive.remote(frame))
 
-    raw_seconds, seconds, ratio = in_turns(send_raw, push, chosen.turns)
+    raw_seconds, seconds, ratio = compare_times(send_raw, push, chosen.turns)
     client.leave()
     return {
         "benchmark": "ray",
         "codec": codec,
         "count": gradient["w"].size,
         "ray": ray.__version__,
-        "nodes": 1 + ("scheduling_strategy" in there),
+        "nodes": 1 + ("scheduling_strategy" in node),
         "link": chosen.link,
         "payload_bytes": len(frame),
         "seconds": seconds / chosen.pushes,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tersor import _text
-from tersor.bench.errors import BenchmarkError, refuse
+from tersor.bench.errors import BenchmarkError, fail_if
 
 Field = Any  # a string, a number, a bool or None
 Record = dict[str, Field]
@@ -76,7 +76,7 @@ def seconds_of(action: Callable[[], object], clock: Any = time.perf_counter) -> 
     return float(clock() - start)
 
 
-def in_turns(
+def compare_times(
     own: Callable[[], object],
     other: Callable[[], object],
     count: int,
@@ -113,12 +113,12 @@ class RecordFile:
     """An array of records in a file, written after each record, so aborted runs keep records.
 
     Without a path, records are not written. Raises BenchmarkError before any measurement if the
-    file cannot be written. ``kept`` are earlier records of the file.
+    file cannot be written. ``earlier`` are the file's records so far.
     """
 
-    def __init__(self, path: pathlib.Path | None, kept: Iterable[Record] = ()) -> None:
+    def __init__(self, path: pathlib.Path | None, earlier: Iterable[Record] = ()) -> None:
         self._path = path
-        self._records = list(kept)
+        self._records = list(earlier)
         self._write("a", "")
 
     def add(self, record: Record) -> None:
@@ -128,9 +128,9 @@ class RecordFile:
         self._records.append({**record, **origin})
         self._write("w", json.dumps(self._records, indent=1) + "\n")
 
-    def leave_out(self, is_other: Callable[[Record], bool]) -> None:
+    def remove(self, matches: Callable[[Record], bool]) -> None:
         """Removes records, from the next ``add`` on."""
-        self._records = [one for one in self._records if not is_other(one)]
+        self._records = [one for one in self._records if not matches(one)]
 
     def _write(self, mode: str, text: str) -> None:
         if self._path is None:
@@ -154,7 +154,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
     except (OSError, ValueError) as error:
         raise BenchmarkError(f"cannot read {path}: {error}") from error
     is_wrong = not isinstance(found, list) or not all(isinstance(one, dict) for one in found)
-    refuse(is_wrong, f"{path} has no records")
+    fail_if(is_wrong, f"{path} has no records")
     return found
 
 
@@ -175,7 +175,7 @@ def table(columns: Columns, records: Iterable[Record]) -> str:
     return _text.table(list(columns), rows)
 
 
-def written(chosen: argparse.Namespace, measured: Iterable[Record]) -> list[Record]:
+def save(chosen: argparse.Namespace, measured: Iterable[Record]) -> list[Record]:
     """Writes records as they are measured. Returns the records."""
     file, records = RecordFile(chosen.json), []
     for record in measured:
@@ -186,9 +186,9 @@ def written(chosen: argparse.Namespace, measured: Iterable[Record]) -> list[Reco
 
 def report(chosen: argparse.Namespace, measured: Iterable[Record], columns: Columns) -> None:
     """Writes records as they are measured, and then prints a table of all."""
-    print(table(columns, written(chosen, measured)), flush=True)
+    print(table(columns, save(chosen, measured)), flush=True)
 
 
-def some(chosen: argparse.Namespace, names: str) -> Record:
+def pick(chosen: argparse.Namespace, names: str) -> Record:
     """Options as fields of a record."""
     return {name: getattr(chosen, name) for name in names.split()}

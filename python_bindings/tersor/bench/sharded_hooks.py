@@ -13,14 +13,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from tersor.bench.errors import refuse
+from tersor.bench.errors import fail_if
 from tersor.bench.hook_kinds import ComputedHook, CountedHook, Hook
-from tersor.bench.hooks import OURS, THEIRS
+from tersor.bench.hooks import TERSOR, TORCH
 from tersor.bench.measures import parameter_count, ring_bytes
 from tersor.bench.split_hooks import CASTS
 from tersor.torch import fsdp
 
-REDUCE_DTYPES = {**CASTS, THEIRS + "ahead": torch.float32}
+REDUCE_DTYPES = {**CASTS, TORCH + "ahead": torch.float32}
 SUMMARY = (
     "none (FSDP2 itself), torch:ahead (with prefetched weights), "
     "torch:bf16 and torch:fp16 (its MixedPrecisionPolicy(reduce_dtype=…)), or a codec of Tersor"
@@ -29,8 +29,8 @@ SUMMARY = (
 
 def check(name: str) -> None:
     """Raises BenchmarkError for an unknown way. Codecs are checked at their first use."""
-    is_wrong = name.startswith(THEIRS) and name not in REDUCE_DTYPES
-    refuse(is_wrong, f'no "{name}" with fsdp; there are: {SUMMARY}')
+    is_wrong = name.startswith(TORCH) and name not in REDUCE_DTYPES
+    fail_if(is_wrong, f'no "{name}" with fsdp; there are: {SUMMARY}')
 
 
 def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
@@ -45,9 +45,9 @@ def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
     for module in (*chain, chain):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     if dtype is None:
-        handle = fsdp.compress(chain, codec=name.removeprefix(OURS), weights_codec=weights)
+        handle = fsdp.compress(chain, codec=name.removeprefix(TERSOR), weights_codec=weights)
         return CountedHook(chain, handle, handle.remove)
-    if name == THEIRS + "ahead":
+    if name == TORCH + "ahead":
         cast(FSDPModule, chain)._set_unshard_async_op(True)
     whole = ring_bytes(parameter_count(chain) * dtype.itemsize, ranks)
     # gloo's reduce-scatter is an all-reduce of which a part stays.

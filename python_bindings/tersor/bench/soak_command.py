@@ -28,8 +28,8 @@ import numpy as np
 
 import tersor
 import tersor.local
-from tersor.bench.errors import BenchmarkError, refuse
-from tersor.bench.records import Record, add, columns, report, some
+from tersor.bench.errors import BenchmarkError, fail_if
+from tersor.bench.records import Record, add, columns, pick, report
 
 WIDTH, BATCH, RATE, NOISE = 64, 16, 0.05, 0.1
 POLL_SECONDS = 0.01
@@ -53,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Trains over each transport."""
-    refuse(chosen.ranks < 2, "soak: give at least 2 ranks, so that a rank may be lost")
-    refuse(chosen.replace < 2, "soak: give at least 2 steps from one connection to the next")
+    fail_if(chosen.ranks < 2, "soak: give at least 2 ranks, so that a rank may be lost")
+    fail_if(chosen.replace < 2, "soak: give at least 2 steps from one connection to the next")
     report(chosen, _records(chosen), COLUMNS)
 
 
@@ -67,11 +67,11 @@ def _records(chosen: argparse.Namespace) -> Iterator[Record]:
         fields = {
             "benchmark": "soak",
             "transport": kind,
-            **some(chosen, "ranks replace codec seed"),
+            **pick(chosen, "ranks replace codec seed"),
         }
         for step, row in rows[0].items():
             hashes = {one[step]["weights"] for one in rows if step in one}
-            refuse(len(hashes) > 1, f"soak: the ranks have different weights at step {step}")
+            fail_if(len(hashes) > 1, f"soak: the ranks have different weights at step {step}")
             yield {**fields, **row}
 
 
@@ -103,9 +103,9 @@ class _Rank:
     """A rank from the start of a period until its loss or the last step."""
 
     def __init__(
-        self, chosen: argparse.Namespace, rank: int, period: int, lose: Callable[[], None]
+        self, chosen: argparse.Namespace, rank: int, period: int, fail: Callable[[], None]
     ) -> None:
-        self._chosen, self.rank, self._lose = chosen, rank, lose
+        self._chosen, self.rank, self._fail = chosen, rank, fail
         self._step = period * chosen.replace
         truth = np.random.default_rng(chosen.seed).standard_normal((WIDTH, WIDTH), np.float32)
         self._truth, self._weights = truth, np.zeros_like(truth)
@@ -137,12 +137,12 @@ class _Rank:
         while self._step < end:
             due = self.rank == lost and self._step == lost_at
             if due and when == "before":
-                self._lose()
+                self._fail()
             gradient, loss = self._gradient()
             try:
                 reducer.ready("weights", gradient)
                 if due:
-                    self._lose()
+                    self._fail()
                 reducer.wait()
             except tersor.RanksLostError:
                 reducer.resume()
@@ -202,7 +202,7 @@ class _FolderStore:
         return path.read_text(encoding="utf-8")
 
 
-def _by_tcp(chosen: argparse.Namespace, rank: int, period: int) -> Any:
+def _connect_tcp(chosen: argparse.Namespace, rank: int, period: int) -> Any:
     store = _FolderStore(pathlib.Path(chosen.folder, f"period.{period}"))
     return tersor.TcpTransport(store, rank, chosen.ranks, "127.0.0.1", 300.0)
 
@@ -213,10 +213,10 @@ def _run_processes(chosen: argparse.Namespace) -> None:
 
     def start(rank: int, period: int) -> tuple[int, subprocess.Popen[bytes]]:
         own = {**vars(chosen), "rank": rank, "period": period, "json": None, "run": None}
-        words = [sys.executable, "-m", "tersor.bench.soak_command", json.dumps(own)]
+        command = [sys.executable, "-m", "tersor.bench.soak_command", json.dumps(own)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with file.open("ab") as log:
-            return period, subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+            return period, subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     ranks = {rank: start(rank, 0) for rank in range(chosen.ranks)}
     try:
@@ -231,7 +231,7 @@ def _run_processes(chosen: argparse.Namespace) -> None:
                         ranks[rank] = start(rank, period)
                 elif status is not None:
                     text = file.read_text(errors="replace").splitlines()
-                    refuse(status != 0, f"soak: rank {rank} ended: {' '.join(text[-1:])}")
+                    fail_if(status != 0, f"soak: rank {rank} ended: {' '.join(text[-1:])}")
                     del ranks[rank]
     finally:
         for _, process in ranks.values():
@@ -279,5 +279,5 @@ def _run_threads(chosen: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":  # a process of _run_processes, without the imports of other commands
-    _own = argparse.Namespace(**json.loads(sys.argv[1]))
-    _Rank(_own, _own.rank, _own.period, _kill_process).train(_by_tcp)
+    _options = argparse.Namespace(**json.loads(sys.argv[1]))
+    _Rank(_options, _options.rank, _options.period, _kill_process).train(_connect_tcp)

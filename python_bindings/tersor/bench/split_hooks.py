@@ -21,15 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
 from tersor.bench import hooks
-from tersor.bench.errors import refuse, stateless_codec
+from tersor.bench.errors import fail_if, stateless_codec
 from tersor.bench.hook_kinds import WaitingHook, Waits
-from tersor.bench.hooks import OURS, THEIRS
+from tersor.bench.hooks import TERSOR, TORCH
 from tersor.bench.measures import Mark, Span, Traffic
-from tersor.bench.models import Batch, Carrier, Gpt, GptStage, MixtureOfExperts
+from tersor.bench.models import Batch, Gpt, GptStage, MixtureOfExperts, RowExchange
 from tersor.torch._src.process_group import connections
 
-CASTS = {"none": torch.float32, THEIRS + "bf16": torch.bfloat16, THEIRS + "fp16": torch.float16}
-DEFAULT = ["none", THEIRS + "bf16", "bf16", "int8"]
+CASTS = {"none": torch.float32, TORCH + "bf16": torch.bfloat16, TORCH + "fp16": torch.float16}
+DEFAULT = ["none", TORCH + "bf16", "bf16", "int8"]
 SUMMARY = (
     "none (float32 by PyTorch), torch:bf16, torch:fp16 (cast before), or a codec of Tersor "
     "without +ef; CODEC/CODEC: another codec for gradients"
@@ -42,14 +42,14 @@ def check(name: str) -> None:
     """Raises BenchmarkError for an unknown name."""
     if name in CASTS:
         return
-    refuse(name.startswith(THEIRS), f'no "{name}" for activations; there are: {SUMMARY}')
+    fail_if(name.startswith(TORCH), f'no "{name}" for activations; there are: {SUMMARY}')
     for codec in codecs_of(name):
         stateless_codec(codec)
 
 
 def codecs_of(name: str) -> tuple[str, str]:
     """The codecs of activations and of gradients."""
-    codec, _, backward = name.removeprefix(OURS).partition("/")
+    codec, _, backward = name.removeprefix(TERSOR).partition("/")
     return codec, backward or codec
 
 
@@ -74,7 +74,7 @@ class SplitHook(WaitingHook):
                 dist.broadcast(getattr(parameter, what), src=owner)
 
 
-class Rows(Carrier, abc.ABC):
+class Rows(RowExchange, abc.ABC):
     """Exchanges rows between all ranks. Each rank waits for the received rows."""
 
     def __init__(self, waits: Waits) -> None:
@@ -86,17 +86,17 @@ class Rows(Carrier, abc.ABC):
         self._waits.during(lambda: dist.all_gather_into_tensor(gathered, counts))
         return gathered.view(self.ranks, -1)
 
-    def carry(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+    def send_rows(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
         if rows.requires_grad:  # the backward pass runs in reverse order
             rows.register_hook(self._waits.end)  # type: ignore[no-untyped-call]
-        arrived: Tensor = self._waits.during(lambda: self._send(rows, received, sent))
-        if arrived.requires_grad:
-            arrived.register_hook(self._waits.begin)  # type: ignore[no-untyped-call]
-        return arrived
+        result: Tensor = self._waits.during(lambda: self._send(rows, received, sent))
+        if result.requires_grad:
+            result.register_hook(self._waits.begin)  # type: ignore[no-untyped-call]
+        return result
 
     @abc.abstractmethod
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
-        """See `carry`."""
+        """See `send_rows`."""
 
     @abc.abstractmethod
     def sent_bytes(self) -> float:
@@ -115,13 +115,13 @@ class PlainRows(Rows):
         self._group = typing.cast(dist.ProcessGroup, dist.group.WORLD)
 
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
-        ways = (sent, received) if rows.requires_grad else (sent,)
-        others = sum(sum(way) - way[self.rank] for way in ways)
+        splits = (sent, received) if rows.requires_grad else (sent,)
+        others = sum(sum(split) - split[self.rank] for split in splits)
         self._sent_count += others * rows.shape[1]
         cast = rows.to(self._dtype)
-        coming = all_to_all_single_autograd(cast, received, sent, self._group)
-        arrived: Tensor = wait_tensor(coming)  # type: ignore[no-untyped-call]
-        return arrived.to(rows.dtype)
+        pending = all_to_all_single_autograd(cast, received, sent, self._group)
+        result: Tensor = wait_tensor(pending)  # type: ignore[no-untyped-call]
+        return result.to(rows.dtype)
 
     def sent_bytes(self) -> float:
         return self._sent_count * self._dtype.itemsize
@@ -161,7 +161,7 @@ class ExpertHook(SplitHook):
         self._mixtures = [one for one in module.modules() if isinstance(one, MixtureOfExperts)]
         for mixture in self._mixtures:
             check_ranks(len(mixture.experts), self._rows.ranks)
-            mixture.carrier = self._rows
+            mixture.exchange = self._rows
             for parameter in mixture.own_experts().parameters():  # the sum over the rows' ranks
                 parameter.register_hook(lambda one: one / self._rows.ranks)  # type: ignore[no-untyped-call]
         # DDP averages neither the experts nor the routers' biases, which are equal on all ranks.
@@ -187,7 +187,7 @@ class ExpertHook(SplitHook):
 
 def check_ranks(experts: int, ranks: int) -> None:
     """Raises BenchmarkError if ranks cannot have equal numbers of experts."""
-    refuse(experts % ranks, f"{experts} experts are not a multiple of {ranks} ranks")
+    fail_if(experts % ranks, f"{experts} experts are not a multiple of {ranks} ranks")
 
 
 class StageHook(SplitHook):
@@ -218,7 +218,7 @@ class StageHook(SplitHook):
 
         return computed
 
-    def learn(self, batch: Batch) -> Tensor:
+    def run_backward(self, batch: Batch) -> Tensor:
         """The loss times the number of ranks on the last rank, 0 on all other ranks. The mean over
         ranks is the loss."""
         inputs, classes = batch

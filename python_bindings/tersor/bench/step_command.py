@@ -16,10 +16,10 @@ from torch import Tensor
 
 import tersor.torch
 from tersor.bench import hooks
-from tersor.bench.errors import refuse
+from tersor.bench.errors import fail_if
 from tersor.bench.measures import mark_of
-from tersor.bench.records import Record, add, columns, in_turns, report
-from tersor.bench.world import alone
+from tersor.bench.records import Record, add, columns, compare_times, report
+from tersor.bench.world import single_rank_group
 from tersor.torch._src.gradients.exchange import Presence
 from tersor.torch._src.optim.compressed import CompressedOptimizer
 from tersor.torch._src.optim.rules import Part
@@ -69,9 +69,9 @@ def run(chosen: argparse.Namespace) -> None:
     """Times each optimizer."""
     for name in {"muon", "dion"}.intersection(chosen.optimizer):
         text = f"{name} needs matrices: give --shape ROWS COLUMNS, or other optimizers"
-        refuse(len(chosen.shape) != 2, text)
+        fail_if(len(chosen.shape) != 2, text)
     torch.set_num_threads(chosen.threads)
-    with alone():
+    with single_rank_group():
         cases = itertools.product(chosen.optimizer, chosen.parameters)
         report(chosen, (_measure(*case, chosen) for case in cases), COLUMNS)
 
@@ -87,7 +87,7 @@ def _measure(name: str, count: int, chosen: argparse.Namespace) -> Record:
     ours, theirs = _pair(name, count, chosen)
     ours.step()
     theirs.step()
-    turns = in_turns(ours.step, theirs.step, chosen.repetitions, seconds)
+    turns = compare_times(ours.step, theirs.step, chosen.repetitions, seconds)
     return {
         "benchmark": "step",
         "optimizer": name,
@@ -116,14 +116,14 @@ def without_exchange(
     kind: type, parameters: list[tuple[str, torch.nn.Parameter]], **options: Any
 ) -> Any:
     """One of Tersor's optimizers in a group of one rank, without codec and exchange."""
-    made: Any = type(kind.__name__, (_Alone, kind), {})(parameters, **options)
-    made._presence = _OneRank(made._exchange)
-    return made
+    optimizer: Any = type(kind.__name__, (_Alone, kind), {})(parameters, **options)
+    optimizer._presence = _OneRank(optimizer._exchange)
+    return optimizer
 
 
 def _parameters(count: int, chosen: argparse.Namespace) -> list[torch.nn.Parameter]:
     values = (torch.randn(chosen.shape, device=chosen.device) for _ in range(count))
-    made = [torch.nn.Parameter(one) for one in values]
-    for one in made:
+    parameters = [torch.nn.Parameter(one) for one in values]
+    for one in parameters:
         one.grad = torch.randn_like(one)
-    return made
+    return parameters

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from tersor.bench import data, hooks, split_hooks
-from tersor.bench.errors import refuse
+from tersor.bench.errors import fail_if
 from tersor.bench.hook_kinds import Hook
 from tersor.bench.models import GPT_SIZES, Batch, Gpt, GptShape, convolutional_net, normalised_net
 
 RATE = 2e-3  # of a GPT of width 128; other rates follow width^(-2/3)
-MOST_READS = 8  # of each byte of a text
+MAX_READS = 8  # of each byte of a text
 TEST_WINDOWS = 512  # of a text: enough to resolve 0.1 %
 WARMUP_SHARE = 0.1  # of all steps
 
@@ -110,7 +110,7 @@ class ImageTask(Task):
         epochs, steps = options.epochs or self.epochs, options.steps or whole_pass
         self.recipe = Recipe(batch, epochs, steps, self.learning_rate * options.rate)
         text = f"the images suffice for {whole_pass} steps per epoch: give fewer --steps"
-        refuse(not 0 < self.recipe.steps <= whole_pass, text)
+        fail_if(not 0 < self.recipe.steps <= whole_pass, text)
         self._parts: list[data.Indices] | None = None
         if options.uneven is not None:
             self._parts = data.uneven_parts(self._train.labels, options.ranks, options.uneven)
@@ -126,8 +126,8 @@ class ImageTask(Task):
         if self._parts is not None:
             own = self._parts[share.rank]
             order = _order(seed * share.ranks + share.rank, epoch, len(own))
-            some = np.arange(self.recipe.batch) + step_of_epoch * self.recipe.batch
-            return self._to_tensors(self._train, own[order[some % len(own)]])
+            indices = np.arange(self.recipe.batch) + step_of_epoch * self.recipe.batch
+            return self._to_tensors(self._train, own[order[indices % len(own)]])
         order = _order(seed, epoch, len(self._train.labels))
         first = (step_of_epoch * share.ranks + share.rank) * self.recipe.batch
         return self._to_tensors(self._train, order[first : first + self.recipe.batch])
@@ -161,7 +161,7 @@ class TextTask(Task):
     experts = 0
 
     def __init__(self, options: TaskOptions) -> None:
-        refuse(options.uneven is not None, "--uneven is for images, which have classes")
+        fail_if(options.uneven is not None, "--uneven is for images, which have classes")
         on_gpu = options.device.type == "cuda"
         self._device = options.device
         size = options.size or ("86m" if on_gpu else "0.8m")
@@ -171,16 +171,16 @@ class TextTask(Task):
         is_short = len(self._text.validation) <= self._shape.context + TEST_WINDOWS
         text = f"the text is too short: {len(self._text.train)} characters; `python -m "
         text += "tersor.bench corpus FILE` makes a text"
-        refuse(is_short, text)
+        fail_if(is_short, text)
         batch = options.batch or (32 if on_gpu else 16)
         rate = options.rate * (RATE if options.shape else RATE * (128 / shape.width) ** (2 / 3))
         self.recipe = Recipe(batch, options.epochs or 5, options.steps or 100, rate)
         read = self.recipe.epochs * self.recipe.steps * batch * shape.context
         read *= 1 if self.same_batches else options.ranks
         text = f"the training reads {read:,} characters, and the text has {len(self._text.train):,}"
-        text += f": give --data with {read // MOST_READS:,} or more characters; `python -m "
+        text += f": give --data with {read // MAX_READS:,} or more characters; `python -m "
         text += "tersor.bench corpus FILE` makes a text"
-        refuse(read > MOST_READS * len(self._text.train), text)
+        fail_if(read > MAX_READS * len(self._text.train), text)
         if on_gpu and not self.splits:
             memory = torch.cuda.get_device_properties(options.device).total_memory
             sharing = math.ceil(options.ranks_here / torch.cuda.device_count())
@@ -205,8 +205,8 @@ class TextTask(Task):
             yield self._windows(self._text.validation, starts[first : first + 64])
 
     def _windows(self, characters: data.Bytes, starts: data.Indices) -> Batch:
-        places = starts[:, None] + np.arange(self._shape.context + 1)
-        windows = torch.from_numpy(characters[places]).long().to(self._device)
+        positions = starts[:, None] + np.arange(self._shape.context + 1)
+        windows = torch.from_numpy(characters[positions]).long().to(self._device)
         return windows[:, :-1], windows[:, 1:]
 
 
@@ -218,7 +218,7 @@ def check_memory(needed: int, ranks: int, available: int) -> None:
     needed += 2**30
     text = f"a step needs about {needed / 2**30:.1f} GiB on each rank, and {ranks} ranks share "
     text += f"{available / 2**30:.1f} GiB: give a smaller --batch or --size, or fewer --ranks"
-    refuse(needed * ranks > available, text)
+    fail_if(needed * ranks > available, text)
 
 
 class ExpertTask(TextTask):
@@ -247,8 +247,8 @@ class StageTask(TextTask):
         super().__init__(options)
         layers, ranks, batch = self._shape.layers, options.ranks, self.recipe.batch
         count = split_hooks.MICROBATCHES
-        refuse(layers % ranks, f"{layers} layers are not a multiple of {ranks} stages")
-        refuse(batch % count, f"a batch of {batch} is not a multiple of {count} microbatches")
+        fail_if(layers % ranks, f"{layers} layers are not a multiple of {ranks} stages")
+        fail_if(batch % count, f"a batch of {batch} is not a multiple of {count} microbatches")
 
     def attach(self, model: nn.Module, hook: str) -> Hook:
         return split_hooks.StageHook(typing.cast(Gpt, model), hook)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import tersor
 from tersor.bench import hooks, split_hooks
-from tersor.bench.errors import refuse
+from tersor.bench.errors import fail_if
 from tersor.bench.measures import parameter_count
 from tersor.bench.models import GPT_SIZES
 from tersor.bench.records import (
@@ -80,9 +80,9 @@ def run(chosen: argparse.Namespace) -> int:
     """Trains on all ranks. Returns the exit status."""
     task = TASKS[chosen.model]
     text = "--slow needs --step-seconds, which a slow rank multiplies"
-    refuse(chosen.slow != 1.0 and chosen.step_seconds is None, text)
-    refuse(chosen.size and not issubclass(task, TextTask), "--size is for GPTs")
-    refuse(chosen.resume and chosen.json is None, "--resume needs --json FILE")
+    fail_if(chosen.slow != 1.0 and chosen.step_seconds is None, text)
+    fail_if(chosen.size and not issubclass(task, TextTask), "--size is for GPTs")
+    fail_if(chosen.resume and chosen.json is None, "--resume needs --json FILE")
     chosen.hooks = chosen.hooks or (split_hooks.DEFAULT if task.splits else DEFAULT_HOOKS)
     for name in chosen.hooks:
         (split_hooks if task.splits else hooks).check(name)
@@ -90,25 +90,25 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _train_all(chosen: argparse.Namespace, world: World) -> None:
-    told = TaskOptions(
+    options = TaskOptions(
         *(chosen.data, chosen.batch, chosen.epochs, chosen.steps),
         *(world.device, world.ranks, world.ranks_here),
         uneven=chosen.uneven,
         size=chosen.size,
     )
-    tasks = [TASKS[chosen.model](dataclasses.replace(told, rate=rate)) for rate in chosen.rate]
-    earlier = read_records(chosen.json) if chosen.resume and world.leads else []
-    records = RecordFile(chosen.json if world.leads else None, earlier)
+    tasks = [TASKS[chosen.model](dataclasses.replace(options, rate=rate)) for rate in chosen.rate]
+    earlier = read_records(chosen.json) if chosen.resume and world.is_main else []
+    records = RecordFile(chosen.json if world.is_main else None, earlier)
     pace = None if chosen.step_seconds is None else Pace(chosen.step_seconds, chosen.slow)
     Training(tasks[0], "none", 0, world).warm_up()
-    ways = list(itertools.product(chosen.hooks, tasks))
-    last: list[list[Record]] = [[] for _ in ways]
+    cases = list(itertools.product(chosen.hooks, tasks))
+    final: list[list[Record]] = [[] for _ in cases]
     for seed in chosen.seed:
-        for runs, (name, task) in zip(last, ways, strict=True):
+        for runs, (name, task) in zip(final, cases, strict=True):
             training = Training(task, name, seed, world, pace)
             runs.append(_train_once(training, records, chosen, earlier))
-    if world.leads:
-        _print_summary(last)
+    if world.is_main:
+        _print_summary(final)
 
 
 def _training_of(record: Record) -> Record:
@@ -124,15 +124,15 @@ def _train_once(
     found: list[Any] = [next((one for one in same if one["epoch"] == one["epochs"]), None)]
     dist.broadcast_object_list(found)
     record: Record = found[0] or {}
-    if world.leads:
+    if world.is_main:
         head = f"{training.name}, seed {training.seed}, {world.ranks} ranks"
         state = ", complete" if record else ""
         print(f"{head}, {setting['parameters']:,} parameters{state}", flush=True)
     if not record:
-        records.leave_out(lambda one: any(one is other for other in same))
+        records.remove(lambda one: any(one is other for other in same))
     for epoch in () if found[0] else training.epochs():
         record = {**setting, **epoch}
-        if world.leads:
+        if world.is_main:
             records.add(record)
             print(LINE.format(**epoch), flush=True)
     training.hook.close()
@@ -151,7 +151,7 @@ def _setting(training: Training, chosen: argparse.Namespace) -> Record:
         "method": method,
         "options": options,
         "seed": training.seed,
-        **training.world.described(chosen.link),
+        **training.world.fields(chosen.link),
         "tersor": tersor.__version__,
         **{name: importlib.metadata.version(name) for name in others},
         "parameters": parameter_count(training.hook.model),
@@ -166,9 +166,9 @@ def _setting(training: Training, chosen: argparse.Namespace) -> Record:
     }
 
 
-def _print_summary(last: Sequence[Sequence[Record]]) -> None:
+def _print_summary(final: Sequence[Sequence[Record]]) -> None:
     """A row per hook and rate: means over the seeds, of the last epoch."""
-    rows = [_mean(runs) for runs in last]
+    rows = [_mean(runs) for runs in final]
     for row in rows:
         rivals = [one["test_loss"] for one in rows if one["codec"] == row["codec"]]
         row["mark"] = "*" if row["test_loss"] == min(rivals) else " "

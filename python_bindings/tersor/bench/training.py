@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from tersor.bench.errors import refuse
+from tersor.bench.errors import fail_if
 from tersor.bench.measures import LastGradient, Span, mark_of, seconds_in
 from tersor.bench.models import scores_of
 from tersor.bench.records import Record
@@ -50,7 +50,7 @@ class Training:
         self.hook = task.attach(self._module, hook)
         steps, period = task.recipe.epochs * task.recipe.steps, self.hook.period
         text = f"steps is {steps}: give a multiple of {period}, the steps between exchanges"
-        refuse(steps % period, text)
+        fail_if(steps % period, text)
         self._optimizer = self.hook.optimizer(task.optimizer(self._module))
 
     def epochs(self) -> Iterator[Record]:
@@ -65,8 +65,8 @@ class Training:
 
     def _check_weights(self) -> None:
         for name, values in self._module.named_parameters():
-            differs = not self.world.same_everywhere(values)
-            refuse(differs, f"ranks ended with different values of {name}")
+            differs = not self.world.same_on_all_ranks(values)
+            fail_if(differs, f"ranks ended with different values of {name}")
 
     def warm_up(self) -> None:
         """Trains a few steps and evaluates. The first hook then does not pay for one-time work."""
@@ -76,11 +76,11 @@ class Training:
     def _epoch(self, number: int, seconds_before: float) -> Record:
         """Trains an epoch. Times and bytes are means per step over all steps and ranks."""
         steps = self.task.recipe.steps
-        self.world.meet()
+        self.world.synchronize()
         sent_before = interface_bytes()
         start = self._mark()
         loss, whole, exposed, own = self._steps(range((number - 1) * steps, number * steps))
-        self.world.meet()
+        self.world.synchronize()
         seconds = start.seconds_until(self._mark())
         sent = (interface_bytes() - sent_before) / self.world.ranks_here
         before, within = map(seconds_in, exposed)
@@ -111,7 +111,7 @@ class Training:
         for step in steps:
             start = self._mark()
             self._optimizer.zero_grad()
-            loss += self.hook.learn(self.task.batch(self.seed, step, self._share))
+            loss += self.hook.run_backward(self.task.batch(self.seed, step, self._share))
             if self.pace is not None:
                 self.pace.wait(self.seed, step, self._share)
             reduced = self._mark()
@@ -130,11 +130,11 @@ class Training:
     def _test(self) -> tuple[float, float]:
         """Accuracy and mean loss on the test data. Each rank reads a part of the test data."""
         self.hook.gather()
-        right = loss = count = 0.0
+        correct = loss = count = 0.0
         for batch in self.task.test_batches(self._share):
             scores, classes = scores_of(self._module, batch)
-            right += float((scores.argmax(dim=1) == classes).sum())
+            correct += float((scores.argmax(dim=1) == classes).sum())
             loss += float(functional.cross_entropy(scores, classes, reduction="sum"))
             count += len(classes)
-        right, loss, count = self.world.total([right, loss, count])
-        return right / count, loss / count
+        correct, loss, count = self.world.total([correct, loss, count])
+        return correct / count, loss / count

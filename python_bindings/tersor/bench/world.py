@@ -39,11 +39,11 @@ def add_world(parser: argparse.ArgumentParser) -> None:
 
 # Until the process ends. Callbacks of futures hold the group, as in PyTorch's PowerSGD. If a thread
 # of gloo frees the last reference, PyTorch 2.15 joins this thread and aborts.
-_ended: list[Any] = []
+_groups: list[Any] = []
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def single_rank_group() -> Iterator[None]:
     """A process group of one rank."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -63,11 +63,11 @@ class World:
     device: torch.device
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """True if this rank prints and writes."""
         return self.rank == 0
 
-    def described(self, link: str) -> Record:
+    def fields(self, link: str) -> Record:
         """The fields of a record. ``link`` is the user's name of the network."""
         on_gpu = self.device.type == "cuda"
         return {
@@ -78,7 +78,7 @@ class World:
             "torch": torch.__version__,
         }
 
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         """Waits for all ranks, and for the work on each rank's device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -100,7 +100,7 @@ class World:
         """The maxima over the ranks."""
         return self.total(values, dist.ReduceOp.MAX)
 
-    def same_everywhere(self, values: torch.Tensor) -> bool:
+    def same_on_all_ranks(self, values: torch.Tensor) -> bool:
         """True if all ranks hold the same bits; equal NaNs count as equal."""
         own, reference = values.detach().contiguous(), values.detach().clone().contiguous()
         dist.broadcast(reference, src=0)
@@ -114,16 +114,16 @@ def run_on_ranks(
     """Starts the ranks or, in a rank, calls ``body``. Returns the exit status."""
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # of torchrun and of _run_ranks
         return _run_ranks(chosen.ranks, sys.argv[1:], chosen.timeout)
-    world = enter(chosen.device, chosen.threads, chosen.backend)
+    world = join(chosen.device, chosen.threads, chosen.backend)
     try:
         body(chosen, world)
     finally:
-        _ended.append(dist.group.WORLD)
+        _groups.append(dist.group.WORLD)
         dist.destroy_process_group()
     return 0
 
 
-def enter(device_type: str, threads: int | None, backend: str | None = None) -> World:
+def join(device_type: str, threads: int | None, backend: str | None = None) -> World:
     """Joins the default group: by default, NCCL if each rank here has a GPU, otherwise gloo."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = torch.device("cpu")
@@ -134,8 +134,8 @@ def enter(device_type: str, threads: int | None, backend: str | None = None) -> 
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // ranks_here))
-    alone = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
-    dist.init_process_group(backend or ("nccl" if alone else "gloo"), timeout=RENDEZVOUS_TIMEOUT)
+    own_gpu = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
+    dist.init_process_group(backend or ("nccl" if own_gpu else "gloo"), timeout=RENDEZVOUS_TIMEOUT)
     return World(dist.get_rank(), dist.get_world_size(), ranks_here, device)
 
 
@@ -152,10 +152,10 @@ def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
     the timeout.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # ranks report
-    store, words = local_store(), ("-m", "tersor.bench", *arguments)
+    store, command = local_store(), ("-m", "tersor.bench", *arguments)
     environments = {rank: environment(rank, ranks, store.port) for rank in range(ranks)}
-    no_logs, words_of = DefaultLogsSpecs(os.devnull), dict.fromkeys(environments, words)
-    run = start_processes("tersor.bench", sys.executable, words_of, environments, no_logs)
+    no_logs, commands = DefaultLogsSpecs(os.devnull), dict.fromkeys(environments, command)
+    run = start_processes("tersor.bench", sys.executable, commands, environments, no_logs)
     try:
         done = run.wait(timeout_seconds, POLL_SECONDS)
     finally:
