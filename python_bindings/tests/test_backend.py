@@ -460,7 +460,9 @@ def test_configuration_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("codec=auto", "auto"),
     ],
 )
-def test_invalid_environment_configuration_raises(text: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_configuration_raises(
+    text: str, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match=match):
         configured_from(text, monkeypatch)
 

@@ -76,9 +76,7 @@ def flat(state: Any) -> list[Any]:
 
 @every_handle
 @ranks.on(1)
-def test_damaged_state_is_rejected_and_changes_nothing(
-    rank: int, count: int, name: str
-) -> None:
+def test_damaged_state_is_rejected_and_changes_nothing(rank: int, count: int, name: str) -> None:
     training, rng = HANDLES[name](), random.Random(1)
     training.steps(rank, range(3))
     good = copy.deepcopy(training.state())
@@ -134,7 +132,9 @@ BAD_OPTIONS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @pytest.mark.parametrize("name", COMPRESSED)
 @ranks.on(1)
-def test_invalid_moments_and_options_are_rejected(rank: int, count: int, name: str, mode: str) -> None:
+def test_invalid_moments_and_options_are_rejected(
+    rank: int, count: int, name: str, mode: str
+) -> None:
     training = HANDLES[name]()
     training.steps(rank, range(3))
     good = copy.deepcopy(training.state(mode))
@@ -185,9 +185,7 @@ def test_error_names_states_of_different_steps(rank: int, count: int, name: str)
 @pytest.mark.parametrize("mode", ["exact", "portable"])
 @pytest.mark.parametrize("name", [*COMPRESSED, "DiLoCo", "DistributedOptimizer"])
 @ranks.on(2)
-def test_mixed_states_of_two_runs_are_rejected(
-    rank: int, count: int, name: str, mode: str
-) -> None:
+def test_mixed_states_of_two_runs_are_rejected(rank: int, count: int, name: str, mode: str) -> None:
     runs = []
     for first in (0, 10):
         training = HANDLES[name]()

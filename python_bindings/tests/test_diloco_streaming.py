@@ -363,7 +363,9 @@ def test_explain_reports_fragment_sync_delay(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
-def test_closing_with_a_fragment_in_flight_keeps_other_handles_working(rank: int, count: int) -> None:
+def test_closing_with_a_fragment_in_flight_keeps_other_handles_working(
+    rank: int, count: int
+) -> None:
     model = make_model()
     first = DiLoCo(model, "int8+ef", sync_every=1)
     second = DiLoCo(model, "int8+ef", sync_every=2, fragment_sync_delay=1)
