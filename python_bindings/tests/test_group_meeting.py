@@ -188,9 +188,9 @@ def variables(**values: str) -> object:
 
 def at_no_address(rank: int, count: int, wrong: int, variable: str, address: str) -> str:
     import tersor.torch._src.process_group.connections as group
-    from tersor.torch._src.process_group import rendezvous as meeting
+    from tersor.torch._src.process_group import rendezvous
 
-    meeting._TELLING_SECONDS = PATIENCE_SECONDS
+    rendezvous._ANSWER_SECONDS = PATIENCE_SECONDS
     dist.barrier()  # so that all come at once
     wishes = {variable: address} if rank == wrong else {}
     with variables(**wishes), pytest.raises(tersor.TransportError) as caught:
