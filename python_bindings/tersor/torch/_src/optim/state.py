@@ -58,11 +58,12 @@ def plain_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any
     return {**saved, "state": state, "param_groups": plain_groups(saved)}
 
 
-def tensors_of(saved: Mapping[str, Any]) -> Iterator[Tensor]:
+@reject_damage()
+def tensors_of(saved: Mapping[str, Any]) -> list[Tensor]:
     """The tensors of a state of PyTorch's optimizers, in the same order on all ranks."""
-    for key in (key for group in saved["param_groups"] for key in group["params"]):
-        entries = sorted(saved["state"].get(key, {}).items())
-        yield from (one for _, one in entries if isinstance(one, Tensor))
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    entries = [sorted(saved["state"].get(key, {}).items()) for key in keys]
+    return [one for entry in entries for _, one in entry if isinstance(one, Tensor)]
 
 
 def load_with(
