@@ -75,7 +75,6 @@ void ConnectionManager::serve() {
   }
   serving_ = false;
   unauthenticated_.clear();
-  unauthenticated_count_ = 0;
   for (ConnectionProgress& each : links_) each.outgoing.reset();
   reactor_.remove(listener_->fd(), *this);
   listener_.reset();
@@ -130,7 +129,6 @@ Clock::time_point ConnectionManager::next_deadline() const {
 void ConnectionManager::check_deadlines() {
   const auto now = Clock::now();
   while (!unauthenticated_.empty() && unauthenticated_.front()->deadline() < now) drop_oldest();
-  unauthenticated_count_ = unauthenticated_.size();
   for (ConnectionProgress& each : links_)
     if (each.outgoing != nullptr && each.outgoing->retry_at() <= now) each.outgoing->connect();
   retired_.clear();

@@ -60,10 +60,6 @@ class ConnectionManager final : public EventHandler {
   void request(ConnectionId id);
   std::vector<ConnectionResult> take_completed();
 
-  std::size_t unauthenticated() const { return unauthenticated_count_.load(); }
-  /// True if other ranks may connect.
-  bool listens() const { return serving_.load(); }
-
   bool on_events() override;
   bool has_work() const override { return more_; }
 
@@ -117,7 +113,6 @@ class ConnectionManager final : public EventHandler {
 
   // Thread-safe.
   Reactor& wire_;
-  std::atomic<std::size_t> unauthenticated_count_{0};
   std::atomic<bool> serving_{true};
   std::atomic<bool> any_completed_{false};
   std::mutex mutex_;

@@ -189,12 +189,6 @@ bool TcpWire::quiet() const {
   return empty;
 }
 
-std::size_t TcpWire::connections() const {
-  std::size_t count = 0;
-  for_each_connection([&](Connection& connection) { count += connection.socket() != nullptr; });
-  return count;
-}
-
 void TcpWire::check_thread() {
   if (running()) return;
   throw InvalidArgumentError(

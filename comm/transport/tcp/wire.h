@@ -60,15 +60,6 @@ class TcpWire final : public Wire {
   std::string obstacle(int peer) const override;
   void record_abort() override;
 
-  /// Number of connected peers that are not authenticated.
-  std::size_t unauthenticated() const {
-    return connection_manager_ ? connection_manager_->unauthenticated() : 0;
-  }
-  /// True if other ranks may still connect.
-  bool listens() const { return connection_manager_ != nullptr && connection_manager_->listens(); }
-  /// Number of open connections.
-  std::size_t connections() const;
-
  private:
   struct Peer;
   struct Loss {
