@@ -81,7 +81,7 @@ void Gradients::check(std::uint32_t parameter, const std::optional<Spans>& spans
                                "\" was added without a gradient: pass the gradient to ready()");
 }
 
-// A shard may use its own range within the gradient.
+// A shard may use a separate range within the gradient.
 void Gradients::claim_memory(const ReducerStep& step, std::uint32_t parameter,
                              const std::optional<Spans>& spans) {
   const Spans& memory = spans ? *spans : Spans{parameters_.all[parameter].gradient, {}};

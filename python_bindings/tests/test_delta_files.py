@@ -39,6 +39,13 @@ def version(number: int) -> dict[str, Any]:
     return base
 
 
+def unhashed_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """The second version's manifest without the hash, for tests that change members."""
+    manifest: dict[str, Any] = json.loads((folder / f"{SECOND}.json").read_text())
+    del manifest["sha256"]
+    return manifest
+
+
 def published(folder: pathlib.Path, count: int, **options: Any) -> delta.Publisher:
     publisher = delta.Publisher(folder, **options)
     for number in range(1, count + 1):
@@ -447,8 +454,7 @@ def test_mutated_files_are_rejected(folder: pathlib.Path, suffix: str) -> None:
 @pytest.mark.parametrize("key", ["file", "full"])
 def test_manifest_rejects_files_outside_its_folder(folder: pathlib.Path, key: str) -> None:
     published(folder, 2)
-    manifest = json.loads((folder / f"{SECOND}.json").read_text())
-    del manifest["sha256"]
+    manifest = unhashed_manifest(folder)
     path = pathlib.Path(shutil.copy(file_of(folder, 2, "delta"), folder.parent))
     for name in (f"../{path.name}", str(path)):
         manifest["tensors"][0][key] = name
@@ -463,9 +469,7 @@ def test_oversized_fields_raise_without_large_allocations(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     published(folder, 2)
-    path = folder / f"{SECOND}.json"
-    manifest = json.loads(path.read_text())
-    del manifest["sha256"]
+    path, manifest = folder / f"{SECOND}.json", unhashed_manifest(folder)
     tracemalloc.start()
     for key, value in (("bytes", 1 << 60), ("offset", 1 << 62), ("offset", -16)):
         changed = json.loads(json.dumps(manifest))
@@ -549,8 +553,7 @@ def test_manifest_mismatch_between_ranks_raises(folder: pathlib.Path) -> None:
     published(folder, 2)
     other = folder.with_name("other")
     shutil.copytree(folder, other)
-    manifest = json.loads((other / f"{SECOND}.json").read_text())
-    del manifest["sha256"]
+    manifest = unhashed_manifest(other)
     _files.write_json(other / f"{SECOND}.json", {**manifest, "metadata": {"run": "another"}})
 
     def rank(transport: tersor.Transport) -> None:
@@ -888,8 +891,7 @@ def test_invalid_manifest_members_are_rejected(
     folder: pathlib.Path, change: dict[str, Any]
 ) -> None:
     published(folder, 2)
-    manifest = json.loads((folder / f"{SECOND}.json").read_text())
-    del manifest["sha256"]
+    manifest = unhashed_manifest(folder)
     _files.write_json(folder / f"{SECOND}.json", {**manifest, **change})
     ours = version(1)
     with pytest.raises(tersor.WireError):
@@ -1000,8 +1002,7 @@ def test_invalid_manifest_entries_are_rejected(
     folder: pathlib.Path, change: dict[str, Any]
 ) -> None:
     published(folder, 2)
-    manifest = json.loads((folder / f"{SECOND}.json").read_text())
-    del manifest["sha256"]
+    manifest = unhashed_manifest(folder)
     manifest["tensors"][0] |= change
     _files.write_json(folder / f"{SECOND}.json", manifest)
     with pytest.raises(tersor.WireError):

@@ -167,7 +167,8 @@ def retired_words(path, text):
 
 def unclear_test_names(root):
     for folder in ("tests", "python_bindings/tests", "docs/site/tests"):
-        for path in sorted((root / folder).rglob("*_test.*")) + sorted((root / folder).rglob("test_*.py")):
+        paths = (path for path in (root / folder).rglob("*") if path.suffix in {".cc", ".cu", ".py"})
+        for path in sorted(paths):
             for found in TEST_NAME.finditer(path.read_text(encoding="utf-8")):
                 yield f"{path.relative_to(root)}: name the tested behaviour: {found[1] or found[2]}"
 

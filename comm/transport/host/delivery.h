@@ -1,4 +1,4 @@
-// Messages on a rank: sends until their payloads have left, and incoming messages from header to
+// Messages on a rank: sends until the payloads have left, and incoming messages from header to
 // delivery. Matches messages with receives, and ends operations that wait for departed ranks.
 #pragma once
 
@@ -80,7 +80,7 @@ class Delivery {
   FlowControl& flow_;
   std::deque<IncomingMessage> messages_;
   std::vector<IncomingMessage*> free_messages_;
-  std::map<const Wire::Job*, PendingSend> sends_;  // counted sends of batches that are under way
+  std::map<const Wire::Job*, PendingSend> sends_;  // counted sends of active batches
 };
 
 }  // namespace tersor::host

@@ -69,7 +69,7 @@ class ServerHook(WaitingHook):
 
 
 class GossipHook(LocalHook):
-    """Each rank's own optimizer changes its weights, which are mixed with the neighbours'."""
+    """Each rank's optimizer changes the weights. Neighbours then mix their weights."""
 
     def __init__(self, module: nn.Module, graph: str, step: str | None, codec: str) -> None:
         super().__init__(module)

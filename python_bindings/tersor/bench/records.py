@@ -20,7 +20,7 @@ from tersor.bench.errors import BenchmarkError, fail_if
 Field = Any  # a string, a number, a bool or None
 Record = dict[str, Field]
 Show = Callable[[Any], str]
-Columns = Mapping[str, tuple[str, Show]]  # by head: a field and its text
+Columns = Mapping[str, tuple[str, Show]]  # by head: a field and the format of the field
 
 
 def positive(text: str) -> int:
@@ -52,7 +52,7 @@ def add(
     kind: Any = None,
     **more: Any,
 ) -> None:
-    """Adds an option. By default, its type is that of ``default``, and numbers are above 0."""
+    """Adds an option. The default type is the type of ``default``. Numbers are above 0."""
     first = default[0] if isinstance(default, list) and default else default
     kind = kind or {int: positive, float: positive_number}.get(type(first))
     if isinstance(default, list):
@@ -159,7 +159,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
 
 
 def columns(text: str) -> Columns:
-    """Columns from "head=field:format, …". The format is s, B, x (a ratio) or one of Python's."""
+    """Columns from "head=field:format, …". Formats: s, B, x (a ratio), or a format of Python."""
     kinds: dict[str, Show] = {"": str, "s": _text.seconds, "B": _text.byte_count, "x": _text.ratio}
     found = {}
     for part in text.split(", "):

@@ -1,4 +1,4 @@
-"""``step``: the work of an optimizer in a step, without its exchange, in turns with PyTorch's.
+"""``step``: the work of an optimizer in a step, without the exchange, in turns with PyTorch's.
 
 One process has the given number of parameters of one shape, each with a gradient. PyTorch's
 optimizers are ``AdamW(foreach=True)``, ``SGD(foreach=True)`` and ``Muon``. The ratio is the median

@@ -1,4 +1,4 @@
-"""Frames in Flower's records, and their description."""
+"""Frames in Flower's records, and the description of the frames."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def require_size(name: str, array: Array) -> None:
 
 
 def copied(arrays: ArrayRecord) -> ArrayRecord:
-    """A copy to hand to an app, which may change its record and its arrays in place."""
+    """A copy for an app. The app may change the record and the arrays in place."""
     return ArrayRecord(
         {n: Array(one.dtype, one.shape, one.stype, one.data) for n, one in arrays.items()}
     )
@@ -76,7 +76,7 @@ def model_name(arrays: ArrayRecord) -> str:
     return f"{text_hash(repr(shapes)):016x}"
 
 
-# Messages of several stages. A node that answers twice is left out.
+# Messages of several stages. A node with two answers is left out.
 ANSWERED_TWICE = "the node answered twice: start one SuperNode per node, with a key of its own"
 WRONG_ARRAYS = (
     "arrays with other names or shapes came back: return what the app received, with new values"
@@ -84,7 +84,7 @@ WRONG_ARRAYS = (
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
-    """A message's record of arrays, and its key. Raises InvalidArgumentError for none or
+    """A message's record of arrays, and the record's key. Raises InvalidArgumentError for none or
     several."""
     if len(content.array_records) != 1:
         found = ", ".join(content.array_records) or "none"
