@@ -321,9 +321,9 @@ RESUMED = """
         train(second, copy, range(3, 6), is_weighted)
         equal.append(bool(np.array_equal(variable.numpy(), copy.numpy())))
     sums = tt.Reducer(codec="int8", reduction="sum")
-    large = tf.concat([tf.fill([50000], tf.constant(one, tf.float16)) for one in (6e4, -6e4)], 0)
-    (total,) = sums([large], ["large"])
-    equal.append(total.numpy()[[0, -1]].tolist() == [float("inf"), -float("inf")])
+    large = tf.fill([100, 1000], tf.constant(6e4, tf.float16))
+    (total,) = sums([tf.concat([large, -large], 0)], ["large"])
+    equal.append(total.numpy()[[0, -1], 0].tolist() == [float("inf"), -float("inf")])
     try:
         made(False).reducer.load_state(b"no state")
     except ValueError as error:
