@@ -156,8 +156,8 @@ class Wire {
     std::function<void(int peer, const std::string& cause)> lost = {};
   };
 
-  /// kAgreed if all other ranks said goodbye before this rank ends; kAlone otherwise.
-  enum class Parting { kAgreed, kAlone };
+  /// kCoordinated if all other ranks sent a goodbye before this rank ends; else kUncoordinated.
+  enum class Shutdown { kCoordinated, kUncoordinated };
 
   /// State common to wires that receive each other's messages: a lock, and the pools of their
   /// blocks.
@@ -186,7 +186,7 @@ class Wire {
   /// Ends the wire: later messages are dropped, and `poll` finds nothing. Returns true if the
   /// network has released all memory of this wire. If false, the network may still access the
   /// memory, and the wire is never destroyed. Throws nothing.
-  virtual bool end(Parting parting) = 0;
+  virtual bool end(Shutdown shutdown) = 0;
 
   /// Starts a message of `head.payload_bytes()` bytes to rank `peer`; never waits.
   virtual void send(int peer, MessageHead head, Payload payload) = 0;
@@ -223,12 +223,13 @@ class Wire {
   /// Calls `record_use`. Throws InvalidArgumentError if the network is gone or does not admit this
   /// thread.
   virtual void check_thread() {}
-  /// True if `peer` detects this rank's exit itself, because a connection ends. Such a peer is told
-  /// about a fault before this rank disconnects. Otherwise the peer would blame this rank.
-  virtual bool shows_its_end_to(int /*peer*/) const { return false; }
+  /// True if `peer` detects this rank's exit itself, because a connection ends. Such a peer
+  /// receives the report of a fault before this rank disconnects. Otherwise the peer would blame
+  /// this rank.
+  virtual bool exit_is_visible_to(int /*peer*/) const { return false; }
   /// Returns why no message from `peer` can arrive yet, as a remark in error texts. Empty if the
   /// wire knows no reason.
-  virtual std::string obstacle(int /*peer*/) const { return {}; }
+  virtual std::string missing_message_reason(int /*peer*/) const { return {}; }
   /// Called after a fault: received messages are no longer needed, and the network may now wait for
   /// failed ranks.
   virtual void record_abort() {}

@@ -162,7 +162,7 @@ void receive_refused_ones(int count) {
     if (rank_count() > 1) expect_refusal(wire);
     MPI_Barrier(MPI_COMM_WORLD);
   }
-  wire.end(Wire::Parting::kAgreed);
+  wire.end(Wire::Shutdown::kCoordinated);
 }
 
 // Headers announcing more or fewer bytes than the message contains, and a truncated header.

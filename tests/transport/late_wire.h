@@ -168,7 +168,7 @@ class LateWire final : public Wire {
   }
 
   void start(Events events) override { events_ = std::move(events); }
-  bool end(Parting) override {
+  bool end(Shutdown) override {
     network_->leave(rank_);
     return true;
   }

@@ -24,12 +24,12 @@ std::string timeout_text(const HostTransfer& transfer) {
 /// "no message from rank 1 and rank 3 within 500 ms"
 std::string no_message(const HostTransfer& transfer, const std::vector<int>& ranks) {
   const Channel& channel = transfer.channel();
-  std::string text, obstacles;
+  std::string text, reasons;
   for (const int rank : ranks) {
     text += (text.empty() ? "" : " and ") + channel.name(rank);
-    obstacles += channel.engine().lock()->wire->obstacle(channel.state().member(rank));
+    reasons += channel.engine().lock()->wire->missing_message_reason(channel.state().member(rank));
   }
-  return "no message from " + text + timeout_text(transfer) + obstacles;
+  return "no message from " + text + timeout_text(transfer) + reasons;
 }
 
 }  // namespace

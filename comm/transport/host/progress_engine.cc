@@ -60,9 +60,9 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Wire> wire)
 
 ProgressEngine::~ProgressEngine() {
   if (!ended_) {
-    const Wire::Parting agreed = parting();
+    const Wire::Shutdown shutdown = exchange_shutdown();
     const std::lock_guard lock(shared_lock_);
-    ended_ = wire_.end(agreed);
+    ended_ = wire_.end(shutdown);
   }
   if (!*ended_) static_cast<void>(state_.release());
 }
@@ -74,16 +74,16 @@ void ProgressEngine::close() {
     locked->channels.open_channels = 1;
   }
   leave(world_);
-  const Wire::Parting agreed = parting();
+  const Wire::Shutdown shutdown = exchange_shutdown();
   const Locked locked(*this);
   for (const auto& domain : locked->channels.domains())
     abort(*domain, "rank " + std::to_string(wire_.rank()) + " closed the transport");
-  ended_ = wire_.end(agreed);
+  ended_ = wire_.end(shutdown);
 }
 
-Wire::Parting ProgressEngine::parting() {
+Wire::Shutdown ProgressEngine::exchange_shutdown() {
   const bool agreed = !traits().keeps_sent && wire_.running() && exchange_goodbyes();
-  return agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone;
+  return agreed ? Wire::Shutdown::kCoordinated : Wire::Shutdown::kUncoordinated;
 }
 
 // Waits for the goodbyes of the others and for outgoing messages, to lose no message. Returns true
@@ -324,7 +324,7 @@ void ProgressEngine::on_fault(const Head& head, const Wire::Arrival& arrival) {
   if (domain->faulty) return;
   abort(*domain, parse_fault(arrival));
   for (const int peer : domain->members)
-    if (peer != wire_.rank() && peer != arrival.peer && wire_.shows_its_end_to(peer))
+    if (peer != wire_.rank() && peer != arrival.peer && wire_.exit_is_visible_to(peer))
       state_->faults.announce(*domain, peer, arrival.payload);
 }
 

@@ -82,7 +82,7 @@ class ProgressEngine final : private Actions {
     Inquiry inquiry;
   };
 
-  Wire::Parting parting();
+  Wire::Shutdown exchange_shutdown();
   bool exchange_goodbyes();
   void pause() const;
   void poll_until(ChannelState& channel, std::uint32_t seen, Clock::time_point until);

@@ -121,7 +121,7 @@ std::vector<int> InProcessWire::host_names() const {
   return names;
 }
 
-bool InProcessWire::end(Parting) {
+bool InProcessWire::end(Shutdown) {
   network_->detach(rank_);
   return true;
 }

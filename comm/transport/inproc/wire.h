@@ -72,7 +72,7 @@ class InProcessWire final : public Wire {
   }
 
   void start(Events events) override { network_->attach(rank_, std::move(events.take)); }
-  bool end(Parting parting) override;
+  bool end(Shutdown shutdown) override;
   void send(int peer, MessageHead head, Payload payload) override;
   void receive_rest(const Arrival& arrival, ByteSpan into,
                     const std::shared_ptr<Job>& job) override;

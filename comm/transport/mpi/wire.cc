@@ -119,8 +119,8 @@ void MpiWire::start(Events events) {
   }
 }
 
-bool MpiWire::end(Parting parting) {
-  if (parting == Parting::kAlone) return false;
+bool MpiWire::end(Shutdown shutdown) {
+  if (shutdown == Shutdown::kUncoordinated) return false;
   requests_.cancel_all();
   MPI_Comm_free(&communicator_);
   return true;

@@ -37,7 +37,7 @@ class MpiWire final : public Wire {
 
   void start(Events events) override;
   /// Leaks a communicator still in use by other ranks, and requests MPI cannot end.
-  bool end(Parting parting) override;
+  bool end(Shutdown shutdown) override;
 
   void send(int peer, MessageHead head, Payload payload) override;
   void receive_rest(const Arrival& arrival, ByteSpan into,

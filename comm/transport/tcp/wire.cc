@@ -196,16 +196,16 @@ void TcpWire::check_thread() {
       "that made the transport");
 }
 
-bool TcpWire::shows_its_end_to(int peer) const {
+bool TcpWire::exit_is_visible_to(int peer) const {
   return std::ranges::any_of(this->peer(peer).connections, [](const auto& connection) {
     return connection->socket() != nullptr;
   });
 }
 
 // The listener may accept connections and stay silent.
-std::string TcpWire::obstacle(int peer) const {
+std::string TcpWire::missing_message_reason(int peer) const {
   const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(peer)];
-  if (peer == rank() || shows_its_end_to(peer) || endpoint.port() == 0) return {};
+  if (peer == rank() || exit_is_visible_to(peer) || endpoint.port() == 0) return {};
   return " (no process has answered at " + text_of(endpoint) + ")";
 }
 
@@ -218,11 +218,11 @@ void TcpWire::record_abort() {
 // Closing a connection with unread data discards bytes not yet delivered to the peer. Therefore,
 // waits for the delivery and reads incoming messages. After a fork, everything belongs to the
 // parent process: the connections, the event descriptors and the thread.
-bool TcpWire::end(Parting parting) {
+bool TcpWire::end(Shutdown shutdown) {
   if (!running()) return false;
   if (ranks() == 1) return true;
   const auto until = Clock::now() + kFlushTimeout;
-  while (parting == Parting::kAlone && !flushed() && Clock::now() < until) {
+  while (shutdown == Shutdown::kUncoordinated && !flushed() && Clock::now() < until) {
     if (!make_progress()) reactor_.sleep(Clock::now() + 1ms);  // acknowledgements cause no event
     arrivals_.clear();
   }

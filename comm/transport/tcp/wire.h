@@ -47,7 +47,7 @@ class TcpWire final : public Wire {
   std::vector<int> host_names() const override { return address_.host_names; }
 
   void start(Events events) override;
-  bool end(Parting parting) override;
+  bool end(Shutdown shutdown) override;
   void send(int peer, MessageHead head, Payload payload) override;
   void keep(int peer, const Job* job) override;
   bool poll() override;
@@ -56,8 +56,8 @@ class TcpWire final : public Wire {
   /// False in a process forked from the transport's process.
   bool running() const override { return fork_guard_.is_same_process(); }
   void check_thread() override;
-  bool shows_its_end_to(int peer) const override;
-  std::string obstacle(int peer) const override;
+  bool exit_is_visible_to(int peer) const override;
+  std::string missing_message_reason(int peer) const override;
   void record_abort() override;
 
  private:
