@@ -69,11 +69,9 @@ def test_portable_state_round_trips_on_part_of_the_ranks(rank: int, count: int) 
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
     if rank == 4:
         return
-    handles = []
-    for _ in range(2):
-        model = fully_shard(nn.Linear(INPUTS, INPUTS), mesh=mesh)
-        handles.append(tersor.torch.compress(model, "int4+ef", timeout=20))
-    model(torch.ones(2, INPUTS) + rank).sum().backward()
+    models = [fully_shard(nn.Linear(INPUTS, INPUTS), mesh=mesh) for _ in range(2)]
+    handles = [tersor.torch.compress(model, "int4+ef", timeout=20) for model in models]
+    models[1](torch.ones(2, INPUTS) + rank).sum().backward()
     state = handles[1].state_dict("portable")
     assert state["ranks"] == handles[1].state_dict()["residuals"]["weight"].shape[0] == 4
     assert float(state["residuals"]["weight"].norm()) > 0
