@@ -73,9 +73,11 @@ TEST_P(SameBytes, ManySegments) {
   });
 }
 
-/// Units continue across segment boundaries.
+/// Units continue across segment boundaries. Frames of int4 with 140,001 values have two groups of
+/// rows.
 TEST_P(SameBytes, LongRuns) {
-  Pair pair(spec(), {140'001, 3, 513, 40'000}, {});  // frames of int4 have two groups of rows
+  const bool is_short = grid_is_small() && !spec().starts_with("int4");
+  Pair pair(spec(), {is_short ? 60'001u : 140'001u, 3, 513, 20'000}, {});
   pair.expect_same_encode();
   pair.expect_same_decode();
   pair.expect_same_decode(2);

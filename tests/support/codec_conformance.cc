@@ -216,7 +216,7 @@ TEST_P(CodecConformance, DecodeAddsAndScales) {
 TEST_P(CodecConformance, AddsFramesInOrder) {
   for_each_isa([&] {
     for (const std::size_t ranks : {2, 3, 8, 70}) {
-      const std::size_t count = grid_is_small() && ranks == 70 ? 20'001 : 70'001;
+      const std::size_t count = grid_is_small() && ranks > 3 ? 20'001 : 70'001;
       CodecHarness harness(spec(), {700, count}, {.contributions = ranks});
       const std::vector<GuardedBytes> frames = frames_of_ranks(harness, ranks);
       harness.decode(frames, DecodeMode::kAssign, 0.5f);
@@ -289,7 +289,8 @@ TEST_P(CodecConformance, ReduceIsDecodeAddEncode) {
   if (!allows(Exchange::kTwoShot)) GTEST_SKIP() << spec() << " does not reduce";
   for_each_isa([&] {
     for (const auto& [ranks, factor] : {std::pair{1ul, 1.0f}, {3ul, 1.0f / 3}, {70ul, 1.0f}}) {
-      CodecHarness harness(spec(), {0, 700, 70'001}, {.contributions = ranks});
+      const std::size_t count = grid_is_small() && ranks == 70 ? 20'001 : 70'001;
+      CodecHarness harness(spec(), {0, 700, count}, {.contributions = ranks});
       const std::vector<GuardedBytes> frames = frames_of_ranks(harness, ranks);
       harness.words.gradient_factor = 1.0f;
       harness.words.residual_factor = 0.75f;
