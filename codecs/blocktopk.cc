@@ -54,12 +54,12 @@ class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::Blockto
     kernels::blocktopk_device_reduce(call, block_, frame);
   }
 
-  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const kernels::Sent& sent,
+  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const kernels::EncodeInput& sent,
                            const Target& to) const {
     return kernels::blocktopk_encode({sent, block_, output_of(to)});
   }
 
-  void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
+  void decode_piece(const FrameHeader&, const Source& from, const kernels::DecodeOutput& to) const {
     kernels::blocktopk_decode({input_of(from), to});
   }
 

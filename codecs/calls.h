@@ -47,8 +47,8 @@ kernels::ErrorFeedback feedback_of(std::span<const SegmentState> states,
 
 /// Returns the input of a slice's encoder.
 template <typename Offset>
-kernels::Sent sent_of(const EncodeCall& call, const SliceAt<Offset>& slice, const StateWords& words,
-                      kernels::Store store) {
+kernels::EncodeInput sent_of(const EncodeCall& call, const SliceAt<Offset>& slice,
+                             const StateWords& words, kernels::Store store) {
   const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
   return {gradient.pointer(), gradient.dtype(), slice.count,
           feedback_of(call.states, slice, words, store)};
@@ -56,8 +56,8 @@ kernels::Sent sent_of(const EncodeCall& call, const SliceAt<Offset>& slice, cons
 
 /// Returns the output of a slice's decoder.
 template <typename Offset>
-kernels::Decoded decoded_of(const DecodeCall& call, const SliceAt<Offset>& slice,
-                            kernels::Store store) {
+kernels::DecodeOutput decoded_of(const DecodeCall& call, const SliceAt<Offset>& slice,
+                                 kernels::Store store) {
   const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
   return {output.pointer(), output.dtype(), call.factor, call.mode, store};
 }

@@ -69,13 +69,13 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
     kernels::cast_device_decode_native<Format>(call, values);
   }
 
-  std::size_t encode_piece(const EncodeCall& call, const FrameHeader&, const kernels::Sent& sent,
-                           const Target& to) const {
+  std::size_t encode_piece(const EncodeCall& call, const FrameHeader&,
+                           const kernels::EncodeInput& sent, const Target& to) const {
     return kernels::cast_loops<Format>().encode(
         {.sent = sent, .output = output_of(to), .noise = noise(call, to)});
   }
 
-  void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
+  void decode_piece(const FrameHeader&, const Source& from, const kernels::DecodeOutput& to) const {
     kernels::cast_loops<Format>().decode({from.payloads, from.piece.count, to});
   }
 
@@ -94,7 +94,7 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
     std::atomic<std::uint64_t> overflows{0};
     for_each_raw(call, values, [&](const Slice& slice, std::byte* raw) {
-      const kernels::Sent sent = sent_of(call, slice, {}, store);
+      const kernels::EncodeInput sent = sent_of(call, slice, {}, store);
       if (!is_active(call.segments[slice.segment]))
         std::memset(raw, 0, slice.count * dtype_bytes(values.dtype()));
       else if (!Format::kLossless || sent.gradient != raw || factor != 1)

@@ -172,10 +172,9 @@ class MemoryCheck {
   }
 
   void frames(std::span<const ConstByteSpan> list) {
-    if (memory_ == Memory::kDevice && list.size() > kernels::kMostDeviceFrames)
-      fail(codec_, "a call on a device reads at most " +
-                       std::to_string(kernels::kMostDeviceFrames) + " frames, not " +
-                       std::to_string(list.size()));
+    if (memory_ == Memory::kDevice && list.size() > kernels::kMaxDeviceFrames)
+      fail(codec_, "a call on a device reads at most " + std::to_string(kernels::kMaxDeviceFrames) +
+                       " frames, not " + std::to_string(list.size()));
     for (const ConstByteSpan& frame : list) {
       spans_.read("a payload", frame.data(), frame.size());
       if (!frame.empty()) pointer("a payload", frame.data());

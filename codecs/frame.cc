@@ -42,8 +42,8 @@ static_assert(sizeof(FrameHeader) == kernels::kChecksumColumns * kWord);
 std::uint64_t checksum_of(FrameHeader header, const std::byte* payload, const PayloadSum& sum) {
   header.checksum = 0;
   if (is_short(header.payload_bytes))
-    return kernels::checksum_behind(&header, payload, header.payload_bytes / kWord);
-  return kernels::add_checksums(kernels::checksum_behind(&header, nullptr, 0), sum.value());
+    return kernels::checksum_with_first_row(&header, payload, header.payload_bytes / kWord);
+  return kernels::add_checksums(kernels::checksum_with_first_row(&header, nullptr, 0), sum.value());
 }
 
 std::string hexadecimal(std::uint64_t value) {

@@ -46,13 +46,13 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
     kernels::hadamard_device_reduce(call, bits_, frame);
   }
 
-  std::size_t encode_piece(const EncodeCall&, const FrameHeader& header, const kernels::Sent& sent,
-                           const Target& to) const {
+  std::size_t encode_piece(const EncodeCall&, const FrameHeader& header,
+                           const kernels::EncodeInput& sent, const Target& to) const {
     return kernels::hadamard_encode({sent, signs_of(to, header), output_of(to)});
   }
 
   void decode_piece(const FrameHeader& header, const Source& from,
-                    const kernels::Decoded& to) const {
+                    const kernels::DecodeOutput& to) const {
     kernels::hadamard_decode({input_of(from, header), to});
   }
 

@@ -148,7 +148,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
                    const IntsumSlice& slice, ValueSpan values) const {
     const Segment& segment = call.segments[slice.segment];
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
-    const kernels::Sent sent = sent_of(call, slice, words, store);
+    const kernels::EncodeInput sent = sent_of(call, slice, words, store);
     std::byte* codes = values.pointer() + codes_offset(slice);
     if (!is_active(segment)) {
       std::memset(codes, 0, offset_of(slice.count).codes * dtype_bytes(values.dtype()));

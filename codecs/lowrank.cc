@@ -178,7 +178,8 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     const float* memory =
         call.memories.empty() ? nullptr : call.memories[index].in.as<float>().data();
     kernels::lowrank_directions(memory, shape, segment.parameter, directions);
-    const kernels::Sent sent = sent_of(call, whole(call, index), words, kernels::Store::kCached);
+    const kernels::EncodeInput sent =
+        sent_of(call, whole(call, index), words, kernels::Store::kCached);
     for_each_run(shape.rows, kernels::kLowrankRows, call.execution.threads,
                  [&](kernels::LowrankRange rows) {
                    kernels::lowrank_project(sent, shape, rows, directions, left);
@@ -198,7 +199,8 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   void write_right(const EncodeCall& call, const StateWords& words, std::size_t index,
                    const Offset& offset, float factor, ValueSpan values) const {
     const Segment& segment = call.segments[index];
-    const kernels::Sent sent = sent_of(call, whole(call, index), words, kernels::Store::kCached);
+    const kernels::EncodeInput sent =
+        sent_of(call, whole(call, index), words, kernels::Store::kCached);
     const ValueSpan own = values.subspan(offset.right, layout_of(segment).right());
     const float* basis = basis_of(call.execution, offset);
     if (!is_active(segment) || !kernels::is_finite(*basis)) {

@@ -97,13 +97,13 @@ class QuantizeCodec final
         ReduceCall{.segments = segments, .dtype = dtype, .frames = {}, .identity = identity});
   }
 
-  std::size_t encode_piece(const EncodeCall& call, const FrameHeader&, const kernels::Sent& sent,
-                           const Target& to) const {
+  std::size_t encode_piece(const EncodeCall& call, const FrameHeader&,
+                           const kernels::EncodeInput& sent, const Target& to) const {
     kernels::quantize_loops<Format>().encode({sent, noise(call, to), output_of(to)});
     return 0;
   }
 
-  void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
+  void decode_piece(const FrameHeader&, const Source& from, const kernels::DecodeOutput& to) const {
     kernels::quantize_loops<Format>().decode({from.payloads, from.piece.count, to});
   }
 
@@ -118,7 +118,7 @@ class QuantizeCodec final
     return 0;
   }
 
-  std::uint32_t largest_sent(const kernels::Sent& sent) const {
+  std::uint32_t largest_sent(const kernels::EncodeInput& sent) const {
     return kernels::quantize_loops<Format>().largest_sent(sent);
   }
   std::uint32_t largest_sum(const ReduceCall& call, const Source& from,

@@ -53,8 +53,9 @@ struct PieceTarget {
 template <class Own>
 concept SlicedFormat = ReducedFrameFormat<Own> &&
     requires(const Own& own, const EncodeCall& encode, const ReduceCall& reduce,
-             const FrameHeader& header, const kernels::Sent& sent, const kernels::Decoded& decoded,
-             const typename Own::Source& from, const typename Own::Target& to) {
+             const FrameHeader& header, const kernels::EncodeInput& sent,
+             const kernels::DecodeOutput& decoded, const typename Own::Source& from,
+             const typename Own::Target& to) {
   /// Returns the bytes of `count` values in each section, without padding.
   { own.sections(std::size_t{}, Dtype::kF32) } -> std::same_as<typename Own::Sections>;
   { own.encode_piece(encode, header, sent, to) } -> std::same_as<std::size_t>;
@@ -109,7 +110,7 @@ class SlicedCodec : public FormatCodec<Own> {
       return own.largest_sent(sent_of(call, slice, output.words, output.store));
     });
     for_each_piece_of(call, output.sums_pieces(), [&](const Slice& piece) {
-      const kernels::Sent sent = sent_of(call, piece, output.words, output.store);
+      const kernels::EncodeInput sent = sent_of(call, piece, output.words, output.store);
       write_piece(call, piece, output, [&](const Target& to, const Parts& parts) -> std::size_t {
         if (!is_active(to.segment)) return write_nothing(to, parts);
         return this->own().encode_piece(call, header, sent, to);

@@ -90,10 +90,10 @@ class BlocktopkWriter {
   HWY_INLINE void write(std::size_t first, const ValuesAt& p_at, const Ask& ask) {
     Absmax absmax;
     for (std::size_t i = 0; i < kValues; i += Selector::kGroup * kLanes)
-      selector_.show(i, [&](std::size_t k) HWY_ATTR {
+      selector_.update(i, [&](std::size_t k) HWY_ATTR {
         const VF32 value = p_at(i + k * kLanes);
         hn::Store(value, F32(), p_ + i + k * kLanes);
-        absmax.show(value, k);
+        absmax.update(value, k);
         return value;
       });
     const std::size_t count = std::min(kValues, count_ - first);
@@ -101,12 +101,12 @@ class BlocktopkWriter {
       if (absmax.bits() < kBlocktopkPoisonBits)
         code<kKind>(absmax.bits(), left_.tile(count), [&](std::size_t i) HWY_ATTR {
           ask(first + kValues + i);
-          residuals_.ask_for(first + kValues + i, kAsked);
+          residuals_.prefetch(first + kValues + i, kAsked);
         });
       else
         poison<kKind>(first, count, left_.tile(count));
     });
-    left_.take(count);
+    left_.commit(count);
     write_lists(selected_, block_, output_.high, output_.low, output_.values);
     output_ = output_.from(1, block_);
   }
@@ -115,7 +115,7 @@ class BlocktopkWriter {
   std::size_t overflows() const { return overflows_; }
 
  private:
-  static constexpr bool kHasResidual = !std::is_same_v<E, Absent>;
+  static constexpr bool kHasResidual = !std::is_same_v<E, NoValues>;
 
   /// Selects from p, codes the selected values, and stores the remainder as residual.
   template <BlocktopkValues kKind, typename Ask>
@@ -168,8 +168,8 @@ class BlocktopkWriter {
   Selector selector_;
   std::size_t overflows_ = 0;
   BlocktopkSelected selected_;
-  alignas(kLine) float p_[kValues];
-  alignas(kLine) float magnitudes_[BlocktopkBlock::kMostSelected];
+  alignas(kCacheLine) float p_[kValues];
+  alignas(kCacheLine) float magnitudes_[BlocktopkBlock::kMostSelected];
   std::uint16_t indices_[kValues + Selector::kAtOnce];
 };
 

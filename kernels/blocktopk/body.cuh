@@ -37,12 +37,12 @@ struct BlocktopkKernel {
   }
 };
 
-template <typename G, typename E, unsigned kMost>
+template <typename G, typename E, unsigned kCapacity>
 struct BlocktopkEncodeKernel : BlocktopkKernel {
   using Coder = BlocktopkCoder<E>;
   using Shared = typename Coder::Shared;
 
-  SegmentTable<EncodeEntry, kMost> table;
+  SegmentTable<EncodeEntry, kCapacity> table;
   BlocktopkTarget target;
   CallWords words;
   NextWords next;
@@ -61,17 +61,17 @@ struct BlocktopkEncodeKernel : BlocktopkKernel {
   }
 };
 
-template <typename T, unsigned kMostSegments, unsigned kMostFrames>
+template <typename T, unsigned kMaxSegments, unsigned kMaxFrames>
 struct BlocktopkDecodeKernel : BlocktopkKernel {
-  using Table = SegmentTable<DecodeEntry, kMostSegments>;
-  using Frames = BlocktopkFrames<Table, FrameList<kMostFrames>>;
+  using Table = SegmentTable<DecodeEntry, kMaxSegments>;
+  using Frames = BlocktopkFrames<Table, FrameList<kMaxFrames>>;
   struct Shared {
     BlocktopkSlot slot;
     BlocktopkStaged staged;
   };
 
   Table table;
-  FrameList<kMostFrames> list;
+  FrameList<kMaxFrames> list;
   BlocktopkShape shape;
   float factor;
   DecodeMode mode;
@@ -88,12 +88,12 @@ struct BlocktopkDecodeKernel : BlocktopkKernel {
         if (mode == DecodeMode::kAdd) load_rows<Load::kAny>(output, position, aligned, rows);
         shared.slot.set_rows(first, rows);
       });
-      const bool sound =
+      const bool valid =
           frames.add(segment.reserved, unit, unit.number + block.blocks(), shared.slot);
       unit.for_each_unit(warp.thread_rank(), [&](unsigned first, const auto& position) {
         BlocktopkSlot::Rows rows;
         shared.slot.get_rows(first, rows);
-        if (!sound) fill_rows<BlocktopkSlot::kRow>(rows, float_of(kNanBits));
+        if (!valid) fill_rows<BlocktopkSlot::kRow>(rows, float_of(kNanBits));
         store_rows(rows, output, position, aligned);
       });
       warp.sync();
@@ -101,18 +101,18 @@ struct BlocktopkDecodeKernel : BlocktopkKernel {
   }
 };
 
-template <typename E, unsigned kMostSegments, unsigned kMostFrames>
+template <typename E, unsigned kMaxSegments, unsigned kMaxFrames>
 struct BlocktopkReduceKernel : BlocktopkKernel {
-  using Table = SegmentTable<ReduceEntry, kMostSegments>;
+  using Table = SegmentTable<ReduceEntry, kMaxSegments>;
   using Coder = BlocktopkCoder<E>;
-  using Frames = BlocktopkFrames<Table, FrameList<kMostFrames>>;
+  using Frames = BlocktopkFrames<Table, FrameList<kMaxFrames>>;
   struct Shared {
     typename Coder::Shared coder;
     BlocktopkStaged staged;
   };
 
   Table table;  // `parameter`: index in the call
-  FrameList<kMostFrames> list;
+  FrameList<kMaxFrames> list;
   BlocktopkTarget target;
   CallWords words;
   NextWords next;
@@ -132,10 +132,10 @@ struct BlocktopkReduceKernel : BlocktopkKernel {
         const BlocktopkSlot::Rows zeros = {};
         shared.coder.slot.set_rows(first, zeros);
       });
-      const bool sound =
+      const bool valid =
           frames.add(segment.parameter, unit, unit.number + block.blocks(), shared.coder.slot);
       coder.feed(segment, unit, b);
-      coder.write(segment, unit, sound);
+      coder.write(segment, unit, valid);
     });
   }
 };

@@ -62,16 +62,16 @@ class BlocktopkCoder {
       });
   }
 
-  /// Encodes the block, or poisons the block unless `is_sound`.
+  /// Encodes the block, or poisons the block unless `is_valid`.
   template <class Entry>
-  TERSOR_DEVICE void write(const Entry& segment, const BlocktopkUnit& unit, bool is_sound) {
+  TERSOR_DEVICE void write(const Entry& segment, const BlocktopkUnit& unit, bool is_valid) {
     warp_.sync();
     const BlocktopkSelect select(slot_, shared_.select);
-    if (!is_sound || select.largest() >= kBlocktopkPoisonBits) {
+    if (!is_valid || select.largest() >= kBlocktopkPoisonBits) {
       unsigned finite = 0;
       for (unsigned i = thread_; i < unit.count(); i += kWarpThreads)
         finite += is_finite(slot_.get(i));
-      if (is_sound) add_counts(warp_, finite, target_.overflows);
+      if (is_valid) add_counts(warp_, finite, target_.overflows);
       return keep(segment, unit, true);
     }
     const BlocktopkSelectedBits selected = select(target_.shape.selected, guess_);

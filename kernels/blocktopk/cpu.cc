@@ -23,7 +23,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 template <typename G, typename E>
 std::size_t encode_range(const BlocktopkEncode& arguments) {
-  const Sent& sent = arguments.sent;
+  const EncodeInput& sent = arguments.sent;
   const Factors factors(sent.feedback);
   Input<G, kValues> gradients(sent.gradient, sent.count);
   BlocktopkWriter<E> writer(arguments.output, arguments.block, sent.feedback, sent.count);
@@ -33,7 +33,7 @@ std::size_t encode_range(const BlocktopkEncode& arguments) {
     writer.write(
         first,
         [&](std::size_t i) HWY_ATTR { return with_feedback(gradient + i, residual + i, factors); },
-        [&](std::size_t at) HWY_ATTR { gradients.ask_for(at, kAsked); });
+        [&](std::size_t at) HWY_ATTR { gradients.prefetch(at, kAsked); });
   }
   return writer.overflows();
 }
@@ -43,7 +43,7 @@ std::size_t reduce_range(const BlocktopkReduce& arguments) {
   const BlocktopkInput& input = arguments.input;
   const Factors factors(arguments.feedback);
   BlocktopkWriter<E> writer(arguments.output, input.block, arguments.feedback, input.count);
-  alignas(kLine) float sum[kValues];
+  alignas(kCacheLine) float sum[kValues];
   for (std::size_t first = 0; first < input.count; first += kValues) {
     const Pointer<const E> residual = writer.old_residual(first);
     std::fill_n(sum, kValues, 0.0f);
@@ -60,20 +60,20 @@ std::size_t reduce_range(const BlocktopkReduce& arguments) {
 template <typename T>
 void decode_range(const BlocktopkDecode& arguments) {
   const BlocktopkInput& input = arguments.input;
-  const Decoded& to = arguments.to;
+  const DecodeOutput& to = arguments.to;
   const bool adds = to.mode == DecodeMode::kAdd;
-  Input<T, kValues> olds(to.output, input.count);
+  Input<T, kValues> old_values(to.output, input.count);
   Output<T, kValues> output(to.output, adds ? Store::kCached : to.store);
-  alignas(kLine) float sum[kValues];
+  alignas(kCacheLine) float sum[kValues];
   for (std::size_t first = 0; first < input.count; first += kValues) {
     const std::size_t count = std::min(kValues, input.count - first);
     if (adds)
-      convert(olds.tile(first), sum);
+      convert(old_values.tile(first), sum);
     else
       std::fill_n(sum, kValues, 0.0f);
     add_payloads(input, first / kValues, to.factor, sum);
     convert(sum, output.tile(count));
-    output.take(count);
+    output.commit(count);
   }
 }
 

@@ -34,7 +34,7 @@ using BlocktopkPayload = BlocktopkSections<std::uint32_t>;
 using BlocktopkView = BlocktopkSections<const std::uint32_t>;
 
 struct BlocktopkEncode {
-  Sent sent;
+  EncodeInput sent;
   BlocktopkBlock block;
   BlocktopkPayload output;
 };
@@ -51,7 +51,7 @@ struct BlocktopkInput {
 /// are rounded separately.
 struct BlocktopkDecode {
   BlocktopkInput input;
-  Decoded to;
+  DecodeOutput to;
 };
 
 /// Encodes the decoded sum of the payloads plus residual_factor · residual.

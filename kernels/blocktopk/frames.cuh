@@ -23,22 +23,22 @@ struct BlocktopkFrames {
   const BlocktopkShape& shape;
   float factor;
   BlocktopkStaged& staged;
-  bool sound;  // the frames' headers
+  bool is_valid;  // the frames' headers
   DeviceWarp warp = {};
 
   /// Starts to copy the lists of a block of values, unless `unit` is too large.
   TERSOR_DEVICE void start(std::size_t unit) const {
-    if (!sound || unit >= table.units) return;
+    if (!is_valid || unit >= table.units) return;
     const auto number = static_cast<std::uint32_t>(unit);
     copy(BlocktopkUnit(table.find(number), number), 0);
   }
 
   /// Adds the lists of all frames in order, and starts to copy the lists of block `next`. Returns
-  /// false if a frame is not sound, and reports invalid indices. Contains barriers.
+  /// false if a frame is not valid, and reports invalid indices. Contains barriers.
   TERSOR_DEVICE bool add(std::uint32_t segment, const BlocktopkUnit& unit, std::size_t next,
                          BlocktopkSlot& slot) const {
     const unsigned at_once = kBlocktopkStaged / shape.all();
-    bool valid = sound;
+    bool valid = is_valid;
     TERSOR_KEEP_LOOP
     for (unsigned index = 0, at = 0; valid && index < list.frames; ++index, ++at) {
       if (at == at_once) {
@@ -95,8 +95,8 @@ struct BlocktopkFrames {
       const std::uint32_t other_low =
           warp.shuffle(thread == kWarpThreads - 1 ? previous_low : own_low, thread - 1);
       const unsigned value_index = (32 * word + thread - index) << shape.low_bits | own_low;
-      const bool sound = value_index < count && (!follows || other_low < own_low);
-      if (warp.ballot(selected && !sound) != 0) return false;
+      const bool is_valid = value_index < count && (!follows || other_low < own_low);
+      if (warp.ballot(selected && !is_valid) != 0) return false;
       if (selected) {
         const unsigned first = index * kBits;
         const std::uint32_t code = staged.get(codes + first / 32) >> first % 32;

@@ -98,7 +98,7 @@ HWY_INLINE std::uint64_t bits_from(VI32 keys, VI32 before) {
 /// Selects block after block. The starting point of the search never changes the selection.
 class Selector {
  public:
-  static constexpr std::size_t kGroup = 4;   // vectors per show()
+  static constexpr std::size_t kGroup = 4;   // vectors per update()
   static constexpr std::size_t kAtOnce = 4;  // indices written at once
   static constexpr std::size_t kWord = 64;   // values per word of marks
 
@@ -106,14 +106,14 @@ class Selector {
 
   /// Passes the next block's values from the i-th on. value(k) returns vector k of kGroup vectors.
   template <typename ValueAt>
-  HWY_INLINE void show(std::size_t i, const ValueAt& value) {
+  HWY_INLINE void update(std::size_t i, const ValueAt& value) {
     mark(i, before_key(guess_), value);
   }
 
   /// Writes the indices of the k largest values of a block in ascending order, without zeros, and
-  /// returns their number. The whole block must have been passed to show(). `absmax` is the largest
-  /// key. `indices` must have space for a block and kAtOnce more. Calls meanwhile(i) for each kWord
-  /// values from i on.
+  /// returns their number. The whole block must have been passed to update(). `absmax` is the
+  /// largest key. `indices` must have space for a block and kAtOnce more. Calls meanwhile(i) for
+  /// each kWord values from i on.
   template <typename Meanwhile>
   HWY_INLINE std::size_t select(const float* p, std::uint32_t absmax, std::uint16_t* indices,
                                 const Meanwhile& meanwhile) {

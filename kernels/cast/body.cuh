@@ -163,7 +163,7 @@ template <typename Wire, typename G, typename E, NoiseKind kKind>
 struct CastCoder {
   static constexpr unsigned kRow = 16 / sizeof(G);
   using Unit = CastUnit<Wire, E, kKind, kRow>;
-  using Order = InRuns;
+  using Order = RunOrder;
   using Policy = RunsPolicy<kKind == NoiseKind::kAny ? kCastResident.any
                             : Unit::kFeedback        ? kCastResident.fed
                                                      : kCastResident.encode>;
@@ -204,7 +204,7 @@ struct CastCoder {
       overflows += out.write(p, residual, noise(segment, position));
     }
     template <class Sum>
-    TERSOR_DEVICE void leave(const Sum&) const {
+    TERSOR_DEVICE void flush(const Sum&) const {
       if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, coder.target.overflows);
     }
   };
@@ -222,14 +222,14 @@ struct CastCoder {
     sum_written_values<Wire>(sum, segment, first, end);
   }
 };
-template <typename Wire, typename G, typename E, NoiseKind kKind, unsigned kMost>
-using CastEncodeKernel = EncodeFrame<CastCoder<Wire, G, E, kKind>, kMost>;
+template <typename Wire, typename G, typename E, NoiseKind kKind, unsigned kCapacity>
+using CastEncodeKernel = EncodeFrame<CastCoder<Wire, G, E, kKind>, kCapacity>;
 
 /// Copies the bits of the gradient. Inactive segments become zeros.
 template <typename T>
 struct CopyCoder {
   static constexpr unsigned kRow = 16 / sizeof(T);
-  using Order = InRuns;
+  using Order = RunOrder;
   using Policy = RunsPolicy<kCastResident.copy>;
   struct Shared {};
 
@@ -245,7 +245,7 @@ struct CopyCoder {
       coder.copy_unit(segment, {first, segment.count, block.warp().thread_rank()});
     }
     template <class Sum>
-    TERSOR_DEVICE void leave(const Sum&) const {}
+    TERSOR_DEVICE void flush(const Sum&) const {}
   };
 
   template <class Block>
@@ -299,15 +299,15 @@ struct CopyCoder {
   }
 };
 
-template <typename T, unsigned kMost>
-using CopyKernel = EncodeFrame<CopyCoder<T>, kMost>;
+template <typename T, unsigned kCapacity>
+using CopyKernel = EncodeFrame<CopyCoder<T>, kCapacity>;
 
 /// Encodes sums with residuals of type E. See ReduceFrames.
 template <typename Wire, typename E, NoiseKind kKind>
 struct CastSumCoder {
   static constexpr unsigned kRow = 16 / sizeof(Wire);
   using Unit = CastUnit<Wire, E, kKind, kRow>;
-  using Order = InRuns;
+  using Order = RunOrder;
   using Policy = RunsPolicy<kKind == NoiseKind::kAny     ? kCastResident.any
                             : kKind == NoiseKind::kUnits ? kCastResident.random
                                                          : kCastResident.reduce>;
@@ -327,10 +327,10 @@ struct CastSumCoder {
 
     template <class List>
     TERSOR_DEVICE void reduce(const ReduceEntry& segment, std::size_t first, const List& list,
-                              float factor, bool sound) {
+                              float factor, bool valid) {
       const UnitPosition<kRow> position{first, segment.count, block.warp().thread_rank()};
       Rows<kRow> p = {}, residual;
-      if (sound) add_frames(segment, position, list, factor, p);
+      if (valid) add_frames(segment, position, list, factor, p);
       const Unit out =
           Unit::of(segment, position, coder.target.values, coder.target.padding, false);
       out.load_residual(residual);
@@ -339,12 +339,12 @@ struct CastSumCoder {
         TERSOR_UNROLL
         for (unsigned i = 0; i < kRow; ++i) {
           if constexpr (Unit::kFeedback) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
-          p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
+          p[chunk][i] = valid ? p[chunk][i] : float_of(kNanBits);
         }
       }
       overflows += out.write(p, residual, noise(segment, position));
     }
-    TERSOR_DEVICE void leave() const {
+    TERSOR_DEVICE void flush() const {
       if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, coder.target.overflows);
     }
   };
@@ -381,7 +381,7 @@ struct CastSumCoder {
     }
   }
 };
-template <typename Wire, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
-using CastReduceKernel = ReduceFrames<CastSumCoder<Wire, E, kKind>, kMostSegments, kMostFrames>;
+template <typename Wire, typename E, NoiseKind kKind, unsigned kMaxSegments, unsigned kMaxFrames>
+using CastReduceKernel = ReduceFrames<CastSumCoder<Wire, E, kKind>, kMaxSegments, kMaxFrames>;
 
 }  // namespace tersor::kernels

@@ -34,8 +34,8 @@ template <typename Wire, NoiseKind kKind, class Kernel, class Call>
 void launch_cast(Queue& queue, Kernel& kernel, const CastDestination& to, const Call& call) {
   kernel.coder.target = {to.values, to.padding, overflows_of(call)};
   if constexpr (kKind != NoiseKind::kNone) kernel.coder.key = wide_key(call.random.key);
-  launch_writer<kAdvanceOf<kKind>>(queue, kernel, call, to.frame,
-                                   cast_sizes(DtypeOf<Wire>::value, to.padding));
+  launch_writer<kAdvanceFor<kKind>>(queue, kernel, call, to.frame,
+                                    cast_sizes(DtypeOf<Wire>::value, to.padding));
 }
 
 /// Calls the visitor with the kind of random bytes that a call needs. `kMayShow` is false if
@@ -100,8 +100,8 @@ void cast_device_decode(const DecodeCall& call, const FrameHeader& expected) {
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     decode_list<typename Format::template Wire<T>, T>(
         call, Padding::kSection,
-        [&]<unsigned kMost>(Queue& queue, FrameList<kMost>& list, Launches launches) {
-          list = list_frames<kMost>(queue, call.frames, expected, call.execution, launches);
+        [&]<unsigned kCapacity>(Queue& queue, FrameList<kCapacity>& list, Launches launches) {
+          list = list_frames<kCapacity>(queue, call.frames, expected, call.execution, launches);
         });
   });
 }
@@ -109,13 +109,14 @@ void cast_device_decode(const DecodeCall& call, const FrameHeader& expected) {
 template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
-    decode_list<Raw<Format, T>, T>(call, Padding::kNone,
-                                   [&]<unsigned kMost>(Queue&, FrameList<kMost>& list, Launches) {
-                                     list = {};
-                                     list.header_bytes = 0;
-                                     list.frames = 1;
-                                     list.frame[0] = values.pointer();
-                                   });
+    decode_list<Raw<Format, T>, T>(
+        call, Padding::kNone,
+        [&]<unsigned kCapacity>(Queue&, FrameList<kCapacity>& list, Launches) {
+          list = {};
+          list.header_bytes = 0;
+          list.frames = 1;
+          list.frame[0] = values.pointer();
+        });
   });
 }
 

@@ -37,10 +37,10 @@ constexpr CastResident kCastResident = tuning_of(kCastTuning);
 /// Decodes to values of type T. See DecodeFrames.
 template <typename Wire, typename T, DecodeMode kMode>
 struct CastReader {
-  using Order = InRuns;
+  using Order = RunOrder;
   using Policy = RunsPolicy<kCastResident.decode>;
   using Value = T;
-  static constexpr bool kSumsHeld = false;
+  static constexpr bool kSumsCodes = false;
   static constexpr unsigned kRow = 16 / sizeof(T);
 
   template <class Block, class List>
@@ -48,7 +48,7 @@ struct CastReader {
     const Block& block;
     const List& list;
     float factor;
-    bool sound;
+    bool valid;
 
     template <class Sums>
     TERSOR_DEVICE void decode(const DecodeEntry& segment, std::size_t first, const Sums&) const {
@@ -58,13 +58,13 @@ struct CastReader {
       Rows<kRow> sum = {};
       if constexpr (kMode == DecodeMode::kAdd)
         load_rows<Load::kAny>(output, position, aligned, sum);
-      if (!sound) fill_rows<kRow>(sum, float_of(kNanBits));
-      for (unsigned index = 0; sound && index < list.frames; ++index)
+      if (!valid) fill_rows<kRow>(sum, float_of(kNanBits));
+      for (unsigned index = 0; valid && index < list.frames; ++index)
         add_frame(index, segment, position, sum);
       store_rows(sum, reinterpret_cast<CastStored<Wire, T>*>(output), position, aligned);
     }
     template <class Sums>
-    TERSOR_DEVICE void leave(const Sums&) const {}
+    TERSOR_DEVICE void flush(const Sums&) const {}
 
     /// Adds a frame. The first frame is assigned as a product. Raw values may be stored in the
     /// output itself.
@@ -86,11 +86,11 @@ struct CastReader {
 
   template <class Block, class List>
   TERSOR_DEVICE static Pass<Block, List> begin(const Block& block, const List& list, float factor,
-                                               bool sound) {
-    return {block, list, factor, sound};
+                                               bool valid) {
+    return {block, list, factor, valid};
   }
 };
-template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
-using CastDecodeKernel = DecodeFrames<CastReader<Wire, T, kMode>, kMostSegments, kMostFrames>;
+template <typename Wire, typename T, DecodeMode kMode, unsigned kMaxSegments, unsigned kMaxFrames>
+using CastDecodeKernel = DecodeFrames<CastReader<Wire, T, kMode>, kMaxSegments, kMaxFrames>;
 
 }  // namespace tersor::kernels

@@ -29,7 +29,7 @@ struct CastOutput {
 /// Encodes p. The residual becomes p - decoded, or keeps its old value if the decoded value is not
 /// finite.
 struct CastEncode {
-  Sent sent;
+  EncodeInput sent;
   CastOutput output;
   Travel travel = Travel::kFramed;  // kRaw: without a residual
   float factor = 1;  // without a residual, p · factor is written (a mean); may be in place
@@ -42,7 +42,7 @@ struct CastEncode {
 struct CastDecode {
   std::span<const void* const> payloads;  // each with `count` values of the wire or raw type
   std::size_t count;
-  Decoded to;
+  DecodeOutput to;
   Travel travel = Travel::kFramed;
 };
 

@@ -68,7 +68,7 @@ class CastWriter {
     const Pointer<const E> old = residuals_.tile(first);
     Wire* wire = wire_.tile(count);
     const Pointer<E> residual = residual_.tile(count);
-    if constexpr (kRandom) random_.provide(first, kTile);
+    if constexpr (kRandom) random_.prepare(first, kTile);
     for (std::size_t i = 0; i < kTile; i += kLanes) {
       const VF32 p = value(i, old + i);
       if constexpr (std::is_same_v<Wire, F16>) overflows_ += f16_overflows(p);
@@ -76,14 +76,14 @@ class CastWriter {
         store_stochastic(p, random_.at(i), wire + i);
       else
         store_wire(p, wire + i);
-      if constexpr (!std::is_same_v<E, Absent>) {
+      if constexpr (!std::is_same_v<E, NoValues>) {
         const VF32 decoded = load_values(wire + i);
         const VF32 left = hn::Sub(p, decoded);
         store_values(hn::IfThenElse(finite(decoded), left, load_values(old + i)), residual + i);
       }
     }
-    wire_.take(count);
-    residual_.take(count);
+    wire_.commit(count);
+    residual_.commit(count);
   }
 
   std::size_t overflows() const { return overflows_; }
@@ -100,7 +100,7 @@ class CastWriter {
 
 template <typename Wire, typename G, typename E, class Random = NoNoise>
 std::size_t cast_encode_range(const CastEncode& arguments) {
-  const Sent& sent = arguments.sent;
+  const EncodeInput& sent = arguments.sent;
   const Factors factors(sent.feedback);
   const VF32 factor = hn::Set(F32(), arguments.factor);
   Input<G, kTile> gradients(sent.gradient, sent.count);
@@ -110,7 +110,7 @@ std::size_t cast_encode_range(const CastEncode& arguments) {
     writer.write(first, std::min(kTile, sent.count - first),
                  [&](std::size_t i, Pointer<const E> residual) HWY_ATTR {
                    const VF32 p = with_feedback(gradient + i, residual, factors);
-                   return std::is_same_v<E, Absent> ? hn::Mul(p, factor) : p;
+                   return std::is_same_v<E, NoValues> ? hn::Mul(p, factor) : p;
                  });
   }
   return writer.overflows();
@@ -132,7 +132,7 @@ std::size_t cast_reduce_range(const CastReduce& arguments) {
   const VF32 factor = hn::Set(F32(), arguments.factor);
   CastWriter<Wire, E, Random> writer(arguments.output, arguments.feedback, arguments.noise,
                                      arguments.count);
-  alignas(kLine) float sums[kTile];
+  alignas(kCacheLine) float sums[kTile];
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
     const std::size_t count = std::min(kTile, arguments.count - first);
     std::fill_n(sums, kTile, 0.0f);
@@ -148,19 +148,19 @@ std::size_t cast_reduce_range(const CastReduce& arguments) {
 
 template <typename Wire, typename T>
 void cast_decode_range(const CastDecode& arguments) {
-  const Decoded& to = arguments.to;
+  const DecodeOutput& to = arguments.to;
   const bool adds = to.mode == DecodeMode::kAdd;
   const VF32 factor = hn::Set(F32(), to.factor);
   const auto add = [&](VF32 value, VF32 sum) HWY_ATTR { return fused(value, factor, sum); };
   const auto assign = [&](VF32 value, VF32) HWY_ATTR { return hn::Mul(value, factor); };
-  Input<T, kTile> olds(to.output, arguments.count);
+  Input<T, kTile> old_values(to.output, arguments.count);
   Output<T, kTile> output(to.output, adds ? Store::kCached : to.store);
-  alignas(kLine) float sums[kTile] = {};
+  alignas(kCacheLine) float sums[kTile] = {};
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
     const std::size_t count = std::min(kTile, arguments.count - first);
     if (adds)
       for (std::size_t i = 0; i < kTile; i += kLanes)
-        hn::Store(load_values(olds.tile(first) + i), F32(), sums + i);
+        hn::Store(load_values(old_values.tile(first) + i), F32(), sums + i);
     bool assigns = !adds;
     for (const void* payload : arguments.payloads) {
       if (assigns)
@@ -172,13 +172,13 @@ void cast_decode_range(const CastDecode& arguments) {
     auto* values = reinterpret_cast<CastStored<Wire, T>*>(output.tile(count));
     for (std::size_t i = 0; i < kTile; i += kLanes)
       store_values(hn::Load(F32(), sums + i), values + i);
-    output.take(count);
+    output.commit(count);
   }
 }
 
 /// Copies values without arithmetic.
 template <typename T>
-void copy_range(const Sent& sent, const CastOutput& output) {
+void copy_range(const EncodeInput& sent, const CastOutput& output) {
   if (output.store == Store::kCached && sent.count > 0) {
     std::memmove(output.values, sent.gradient, sent.count * sizeof(T));
     return;
@@ -188,7 +188,7 @@ void copy_range(const Sent& sent, const CastOutput& output) {
   for (std::size_t first = 0; first < sent.count; first += kTile) {
     const std::size_t count = std::min(kTile, sent.count - first);
     std::copy_n(gradients.tile(first), kTile, values.tile(count));
-    values.take(count);
+    values.commit(count);
   }
 }
 
@@ -197,13 +197,13 @@ std::size_t encode(const CastEncode& arguments) {
   const DefaultFloatMode mode;
   return visit_sent(arguments.sent, [&]<typename G, typename E>(G, E) -> std::size_t {
     using Wire = typename Format::template Wire<G>;
-    if constexpr (std::is_same_v<E, Absent>) {
+    if constexpr (std::is_same_v<E, NoValues>) {
       if (arguments.travel == Travel::kRaw && !std::is_same_v<Wire, Raw<Format, G>>)
         return cast_encode_range<Raw<Format, G>, G, E>(arguments);
       if (Format::kLossless && arguments.factor == 1)
         return copy_range<G>(arguments.sent, arguments.output), 0;
     }
-    constexpr bool kMayShow = kMayRound<Format, G, !std::is_same_v<E, Absent>>;
+    constexpr bool kMayShow = kMayRound<Format, G, !std::is_same_v<E, NoValues>>;
     return visit_cast_noise<kMayShow>(arguments.noise,
                                       [&]<class Random>(std::type_identity<Random>) {
                                         return cast_encode_range<Wire, G, E, Random>(arguments);

@@ -283,7 +283,7 @@ template <typename Bits>
 std::uint64_t sum_of_changes(const DeltaScratch& scratch, unsigned count, std::uint64_t first) {
   constexpr std::size_t kWords = sizeof(Bits) < 4 ? 1 : sizeof(Bits) / 4;  // of a value
   constexpr std::size_t kGroups = kWords;                                  // of a block
-  const auto* olds = reinterpret_cast<const Bits*>(scratch.olds);
+  const auto* old_values = reinterpret_cast<const Bits*>(scratch.old_values);
   const auto* news = reinterpret_cast<const Bits*>(scratch.news);
   const std::uint64_t first_word = first * sizeof(Bits) / 4, group = first_word / kChecksumGroup;
   ProductSum sums[kGroups][kChecksumColumns];
@@ -299,13 +299,13 @@ std::uint64_t sum_of_changes(const DeltaScratch& scratch, unsigned count, std::u
       const auto part = [&](Bits bits) {
         return std::int64_t{static_cast<std::int32_t>(std::uint32_t{bits} << shift)};
       };
-      add(byte / 4, part(news[i]) - part(olds[i]));
+      add(byte / 4, part(news[i]) - part(old_values[i]));
     } else {
       for (std::size_t word = 0; word < kWords; ++word) {
         const auto part = [&](Bits bits) {
           return std::int64_t{static_cast<std::int32_t>(std::uint64_t{bits} >> 32 * word)};
         };
-        add(byte / 4 + word, part(news[i]) - part(olds[i]));
+        add(byte / 4 + word, part(news[i]) - part(old_values[i]));
       }
     }
   }
@@ -336,10 +336,10 @@ DeltaChanges decode_block(const DeltaBlock& block, const std::byte* words, std::
   if (!read_steps<L>(lists, scratch)) return {"the steps of a block are damaged"};
   const unsigned count = lists.head.all;
   const auto* HWY_RESTRICT steps = reinterpret_cast<const Bits*>(scratch.steps);
-  auto* HWY_RESTRICT olds = reinterpret_cast<Bits*>(scratch.olds);
+  auto* HWY_RESTRICT old_values = reinterpret_cast<Bits*>(scratch.old_values);
   auto* HWY_RESTRICT news = reinterpret_cast<Bits*>(scratch.news);
-  for (unsigned i = 0; i < count; ++i) olds[i] = base[scratch.places[i]];
-  for (unsigned i = 0; i < count; ++i) news[i] = L::moved(olds[i], steps[i]);
+  for (unsigned i = 0; i < count; ++i) old_values[i] = base[scratch.places[i]];
+  for (unsigned i = 0; i < count; ++i) news[i] = L::moved(old_values[i], steps[i]);
   return {nullptr, count, sum_of_changes<Bits>(scratch, count, block.first)};
 }
 

@@ -29,12 +29,12 @@ DeltaChanges delta_decode_block_on(const DeltaBlock& block, const std::byte* wor
 void delta_count_on(const DeltaBlock& block, const std::byte* now, std::uint64_t* values,
                     std::uint64_t* changed) {
   visit_line(block.dtype, [&]<class L>(L) {
-    const auto* olds = reinterpret_cast<const typename L::Bits*>(block.base);
+    const auto* old_values = reinterpret_cast<const typename L::Bits*>(block.base);
     const auto* news = reinterpret_cast<const typename L::Bits*>(now);
     for (std::size_t i = 0; i < block.count; ++i) {
-      const unsigned exponent = L::exponent(olds[i]);
+      const unsigned exponent = L::exponent(old_values[i]);
       ++values[exponent];
-      changed[exponent] += olds[i] != news[i];
+      changed[exponent] += old_values[i] != news[i];
     }
   });
 }

@@ -22,13 +22,13 @@ struct DeltaClasses {
 
 /// Memory for one thread.
 struct DeltaScratch {
-  std::uint16_t places[kDeltaBlock + 4];               // of the changed values, in class order
-  std::uint16_t gaps[kDeltaClasses][kDeltaBlock];      // between changed values of a class
-  std::uint16_t big_gaps[kDeltaBlock + 1];             // between steps with magnitudes above 1
-  std::uint32_t quotients[3 * kDeltaBlock];            // of all lists of a block
-  std::uint64_t magnitudes[kDeltaBlock + 1];           // of big steps, minus 2
-  std::uint64_t steps[kDeltaClasses][kDeltaBlock];     // of any width
-  std::uint64_t olds[kDeltaBlock], news[kDeltaBlock];  // changed values, of any width
+  std::uint16_t places[kDeltaBlock + 4];            // of the changed values, in class order
+  std::uint16_t gaps[kDeltaClasses][kDeltaBlock];   // between changed values of a class
+  std::uint16_t big_gaps[kDeltaBlock + 1];          // between steps with magnitudes above 1
+  std::uint32_t quotients[3 * kDeltaBlock];         // of all lists of a block
+  std::uint64_t magnitudes[kDeltaBlock + 1];        // of big steps, minus 2
+  std::uint64_t steps[kDeltaClasses][kDeltaBlock];  // of any width
+  std::uint64_t old_values[kDeltaBlock], news[kDeltaBlock];  // changed values, of any width
   std::uint64_t masks[kDeltaClasses][kDeltaBlock / 64];
   std::uint16_t before[kDeltaClasses][kDeltaBlock / 64 + 1];  // values of the class before a word
   std::uint16_t first[kDeltaClasses];                         // of the class in `word`

@@ -16,15 +16,15 @@
 namespace tersor::kernels {
 
 /// Longer lists take several launches, because kernel parameters hold at most 32,764 bytes.
-constexpr unsigned kMostSegments = 500;
+constexpr unsigned kMaxSegments = 500;
 /// Maximum number of frames per decode or reduce.
-constexpr unsigned kMostFrames = kMostDeviceFrames;
+constexpr unsigned kMaxFrames = kMaxDeviceFrames;
 /// Lists up to these lengths use kernels with less than 4,096 bytes of parameters. Every CUDA
 /// version supports this size. Kernels for longer lists have up to 32,448 bytes of parameters, and
 /// the driver copies the parameters for each launch. A block of a kernel for longer lists processes
 /// consecutive units (units.cuh).
-constexpr unsigned kFewSegments = 48;
-constexpr unsigned kFewFrames = 48;
+constexpr unsigned kShortListSegments = 48;
+constexpr unsigned kShortListFrames = 48;
 
 /// Table entries. A unit is the work of a warp (or block) at a time. Units are numbered through all
 /// segments, and `first_unit` is a segment's first unit.
@@ -63,27 +63,27 @@ struct ReduceEntry {
   std::uint32_t first_unit;
 };
 
-template <class Entry, unsigned kMost>
+template <class Entry, unsigned kCapacity>
 struct SegmentTable {
-  static constexpr unsigned kEntries = kMost;
-  static constexpr std::uint32_t kMostUnits = 1u << 31;  // leaves headroom for sums of unit numbers
-  static constexpr unsigned kHints = kMost > kFewSegments ? 64 : 1;
+  static constexpr unsigned kEntries = kCapacity;
+  static constexpr std::uint32_t kMaxUnits = 1u << 31;  // leaves headroom for sums of unit numbers
+  static constexpr unsigned kHints = kCapacity > kShortListSegments ? 64 : 1;
 
   std::uint32_t entries = 0;
   std::uint32_t units = 0;
   std::uint32_t run = 1;          // consecutive units per warp
   std::uint32_t hint_shift = 31;  // hint i: the index of the entry of unit i << hint_shift
   std::uint16_t hint[kHints + 1] = {};
-  Entry entry[kMost];
+  Entry entry[kCapacity];
 
   void clear() { entries = units = 0; }
 
-  /// Adds a segment of `units_of_it` units. Returns false if the table is full.
-  bool add(Entry next, std::size_t units_of_it) {
-    if (entries == kMost || units_of_it > kMostUnits - units) return false;
+  /// Adds a segment of `unit_count` units. Returns false if the table is full.
+  bool add(Entry next, std::size_t unit_count) {
+    if (entries == kCapacity || unit_count > kMaxUnits - units) return false;
     next.first_unit = units;
     entry[entries++] = next;
-    units += static_cast<std::uint32_t>(units_of_it);
+    units += static_cast<std::uint32_t>(unit_count);
     return true;
   }
 

@@ -55,15 +55,15 @@ constexpr std::size_t kGroupBytes = kChecksumRows * kRowBytes;
 /// How a warp sums a group: 256 bytes at a time, two columns of one row per thread. Wider loads
 /// would be fewer, but more columns per thread would cost more at the end of each piece.
 constexpr unsigned kWarpBytes = 32 * sizeof(Words64);
-constexpr unsigned kFoursBytes = kChecksumProducts * kWarpBytes;  // four rows per thread
-constexpr unsigned kFoursRows = kFoursBytes / kRowBytes;
+constexpr unsigned kQuadBytes = kChecksumProducts * kWarpBytes;  // four rows per thread
+constexpr unsigned kQuadRows = kQuadBytes / kRowBytes;
 
 /// The weights of four rows of a thread, kStride rows apart, fetched by one load.
 struct ThreadWeights {
-  struct alignas(16) Four {
+  struct alignas(16) Quad {
     std::int32_t weight[kChecksumProducts];
   };
-  Four of[kChecksumRows] = {};  // indexed by the first row
+  Quad of[kChecksumRows] = {};  // indexed by the first row
 };
 template <unsigned kStride>
 constexpr ThreadWeights make_thread_weights() {
@@ -93,8 +93,8 @@ class ColumnPair {
  public:
   /// Adds four rows. The number of existing bytes from the first row's address on is `left`.
   template <bool kWhole>
-  TERSOR_DEVICE void add(const std::byte* from, const ThreadWeights::Four* weights, unsigned left) {
-    const auto four = load(weights);
+  TERSOR_DEVICE void add(const std::byte* from, const ThreadWeights::Quad* weights, unsigned left) {
+    const auto quad = load(weights);
     Words64 words[kChecksumProducts] = {};
     TERSOR_UNROLL
     for (unsigned k = 0; k < kChecksumProducts; ++k) {
@@ -108,7 +108,7 @@ class ColumnPair {
       std::int64_t products = 0;
       TERSOR_UNROLL
       for (unsigned k = 0; k < kChecksumProducts; ++k)
-        products += std::int64_t{static_cast<std::int32_t>(words[k].word[i])} * four.weight[k];
+        products += std::int64_t{static_cast<std::int32_t>(words[k].word[i])} * quad.weight[k];
       column_[i].add(products);
     }
   }
@@ -128,31 +128,31 @@ class ColumnPair {
 };
 
 /// Returns this thread's part of the sum over a group's bytes [begin, end), which are multiples of
-/// 8. This warp or an earlier launch wrote the bytes. `kFours` times four rows are in flight at a
+/// 8. This warp or an earlier launch wrote the bytes. `kQuads` times four rows are in flight at a
 /// time. The counters are 32-bit, because few registers are left besides the words.
-template <unsigned kFours = 2>
+template <unsigned kQuads = 2>
 TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t group, unsigned begin,
                                       unsigned end, unsigned thread) {
   // A thread has the same columns wherever the warp begins.
   const unsigned at = begin + (thread * unsigned{sizeof(Words64)} - begin) % kWarpBytes;
   const std::byte* from = frame + group * std::uint64_t{kGroupBytes} + at;
   const auto* weights = kDeviceThreadWeights<kWarpBytes / kRowBytes>.of + at / kRowBytes;
-  unsigned whole = (end - begin) / (kFours * kFoursBytes);
-  int left = static_cast<int>(end - at - whole * kFours * kFoursBytes);
+  unsigned whole = (end - begin) / (kQuads * kQuadBytes);
+  int left = static_cast<int>(end - at - whole * kQuads * kQuadBytes);
   ColumnPair columns;
   TERSOR_KEEP_LOOP
   for (; whole != 0; --whole) {
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kFours; ++i)
-      columns.add<true>(from + i * kFoursBytes, weights + i * kFoursRows, kFoursBytes);
-    from += kFours * kFoursBytes;
-    weights += kFours * kFoursRows;
+    for (unsigned i = 0; i < kQuads; ++i)
+      columns.add<true>(from + i * kQuadBytes, weights + i * kQuadRows, kQuadBytes);
+    from += kQuads * kQuadBytes;
+    weights += kQuads * kQuadRows;
   }
   TERSOR_KEEP_LOOP
-  for (; left > 0; left -= kFoursBytes) {
+  for (; left > 0; left -= kQuadBytes) {
     columns.add<false>(from, weights, static_cast<unsigned>(left));
-    from += kFoursBytes;
-    weights += kFoursRows;
+    from += kQuadBytes;
+    weights += kQuadRows;
   }
   return columns.value(group * std::uint64_t{kChecksumColumns} + thread * 2 % kChecksumColumns);
 }
@@ -160,17 +160,17 @@ TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t grou
 /// The place of a thread's words in a tile of a frame. Word n * kColumns + k of the thread is in
 /// column k, kGap words after column k - 1. Successive words of a column are kStride rows apart.
 template <unsigned kColumnsOf, unsigned kWordsOf, unsigned kGapOf, unsigned kStrideOf>
-struct HeldWords {
+struct ThreadWordLayout {
   static constexpr unsigned kColumns = kColumnsOf, kWords = kWordsOf;  // words per column
   static constexpr unsigned kGap = kGapOf, kStride = kStrideOf;
 };
 
 /// A thread's sums of words that the thread holds in registers. The sums end when a tile is in
 /// another group of rows than the tile before.
-template <class Held>
-class HeldColumns {
+template <class WordLayout>
+class ThreadColumns {
  public:
-  using Words = std::uint32_t[Held::kColumns * Held::kWords];
+  using Words = std::uint32_t[WordLayout::kColumns * WordLayout::kWords];
 
   /// True if a tile of `words` words at word `first` of a frame is within one group. Only such
   /// tiles can be added. `first` is a multiple of 4.
@@ -190,13 +190,13 @@ class HeldColumns {
       key_ = key;
     }
     const unsigned at = key % kChecksumColumns + own, column = at % kChecksumColumns;
-    const auto* weights =
-        kDeviceThreadWeights<Held::kStride>.of + (row % kChecksumRows + at / kChecksumColumns);
+    const auto* weights = kDeviceThreadWeights<WordLayout::kStride>.of +
+                          (row % kChecksumRows + at / kChecksumColumns);
     TERSOR_UNROLL
-    for (unsigned k = 0; k < Held::kColumns; ++k) {
-      const bool next = column + k * Held::kGap >= kChecksumColumns;
+    for (unsigned k = 0; k < WordLayout::kColumns; ++k) {
+      const bool next = column + k * WordLayout::kGap >= kChecksumColumns;
       TERSOR_UNROLL
-      for (unsigned n = 0; n < Held::kWords; n += kChecksumProducts)
+      for (unsigned n = 0; n < WordLayout::kWords; n += kChecksumProducts)
         column_[k].add(products_of(words, k, n, weights, next));
     }
   }
@@ -209,8 +209,8 @@ class HeldColumns {
     const auto* powers = kDeviceChecksumNumbers.power[0] + group % kGroups * kChecksumColumns;
     std::uint64_t sum = 0;
     TERSOR_UNROLL
-    for (unsigned k = 0; k < Held::kColumns; ++k) {
-      const unsigned column = (first + k * Held::kGap) % kChecksumColumns;
+    for (unsigned k = 0; k < WordLayout::kColumns; ++k) {
+      const unsigned column = (first + k * WordLayout::kGap) % kChecksumColumns;
       sum = fold_number(sum + multiply_number(column_[k].reduced(), load(powers + column)));
       column_[k] = {};
     }
@@ -224,23 +224,24 @@ class HeldColumns {
   /// Returns the sum of up to four words of column k, times the weights of their rows. If `next` is
   /// true, the column's words are one row later.
   TERSOR_DEVICE static std::int64_t products_of(const Words& words, unsigned k, unsigned n,
-                                                const ThreadWeights::Four* weights, bool next) {
+                                                const ThreadWeights::Quad* weights, bool next) {
     const auto product = [&](unsigned i, std::int32_t weight) {
-      return std::int64_t{static_cast<std::int32_t>(words[(n + i) * Held::kColumns + k])} * weight;
+      return std::int64_t{static_cast<std::int32_t>(words[(n + i) * WordLayout::kColumns + k])} *
+             weight;
     };
-    if constexpr (Held::kWords == 1) {
-      const auto four = load(weights);  // the same for all columns
-      return product(0, next ? four.weight[1] : four.weight[0]);
+    if constexpr (WordLayout::kWords == 1) {
+      const auto quad = load(weights);  // the same for all columns
+      return product(0, next ? quad.weight[1] : quad.weight[0]);
     } else {
-      const auto four = load(weights + n * Held::kStride + (next ? 1 : 0));
+      const auto quad = load(weights + n * WordLayout::kStride + (next ? 1 : 0));
       std::int64_t sum = 0;
       TERSOR_UNROLL
-      for (unsigned i = 0; i < kChecksumProducts; ++i) sum += product(i, four.weight[i]);
+      for (unsigned i = 0; i < kChecksumProducts; ++i) sum += product(i, quad.weight[i]);
       return sum;
     }
   }
 
-  ProductSum column_[Held::kColumns];
+  ProductSum column_[WordLayout::kColumns];
   std::uint32_t key_ = kNone;  // of the group, and the column of the tile's first word
 };
 

@@ -13,7 +13,7 @@
 
 namespace tersor::kernels {
 
-template <unsigned kMost>
+template <unsigned kCapacity>
 struct ChecksumKernel {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = 4;
@@ -21,7 +21,7 @@ struct ChecksumKernel {
   struct Shared {};
 
   std::uint32_t frames = 0;
-  const std::byte* frame[kMost];
+  const std::byte* frame[kCapacity];
   std::uint64_t frame_bytes;  // per frame, including the header; a multiple of 16
   std::uint32_t piece_bytes;
   ChecksumParts* sums;  // [frames]; the kernel adds the payload's part to each

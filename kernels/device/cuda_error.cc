@@ -12,10 +12,10 @@
 
 namespace tersor::kernels {
 
-void check_cuda(cudaError_t status, const char* doing) {
+void check_cuda(cudaError_t status, const char* action) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // otherwise the caller's next CUDA call reports the error again
-  const std::string text = std::string(doing) + ": " + cudaGetErrorString(status);
+  const std::string text = std::string(action) + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw OutOfMemoryError(text);
   throw CudaError(text);
 }
@@ -28,13 +28,14 @@ std::size_t resident_blocks(const void* kernel, unsigned threads) {
   const std::lock_guard lock(mutex);
   std::size_t& blocks = known[{device, kernel}];
   if (blocks != 0) return blocks;
-  int on_each = 0, multiprocessors = 0;
-  check_cuda(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(threads), 0),
-      "asking how many blocks of a kernel are resident");
+  int blocks_per_multiprocessor = 0, multiprocessors = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_multiprocessor, kernel,
+                                                           static_cast<int>(threads), 0),
+             "asking how many blocks of a kernel are resident");
   check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
              "asking for the number of multiprocessors");
-  return blocks = static_cast<std::size_t>(on_each) * static_cast<std::size_t>(multiprocessors);
+  return blocks = static_cast<std::size_t>(blocks_per_multiprocessor) *
+                  static_cast<std::size_t>(multiprocessors);
 }
 
 }  // namespace tersor::kernels

@@ -14,8 +14,8 @@ inline cudaStream_t stream_of(StreamView stream) {
   return static_cast<cudaStream_t>(stream.handle);
 }
 
-/// Throws OutOfMemoryError or CudaError for a failed status. The message contains `doing`.
-void check_cuda(cudaError_t status, const char* doing);
+/// Throws OutOfMemoryError or CudaError for a failed status. The message contains `action`.
+void check_cuda(cudaError_t status, const char* action);
 
 /// Returns the number of blocks of a kernel that the current device runs at once. The result is
 /// cached per kernel.

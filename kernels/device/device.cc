@@ -44,7 +44,7 @@ int attribute_of(int device, cudaDeviceAttr which) {
 }
 
 /// True if the error means that the program contains no code for the device.
-bool says_no_image(cudaError_t status) {
+bool is_missing_image(cudaError_t status) {
   return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidKernelImage ||
          status == cudaErrorInvalidDeviceFunction || status == cudaErrorInvalidPtx ||
          status == cudaErrorUnsupportedPtxVersion || status == cudaErrorJitCompilerNotFound ||
@@ -55,7 +55,7 @@ bool says_no_image(cudaError_t status) {
 void require_image(int device) {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel());
-  if (!says_no_image(status)) return check_cuda(status, "loading the kernels");
+  if (!is_missing_image(status)) return check_cuda(status, "loading the kernels");
   (void)cudaGetLastError();
   const int major = attribute_of(device, cudaDevAttrComputeCapabilityMajor);
   const int minor = attribute_of(device, cudaDevAttrComputeCapabilityMinor);
@@ -209,6 +209,6 @@ kernels::DeviceScope::~DeviceScope() {
   if (before_ != device_) try_use_device(before_);
 }
 
-void kernels::rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+void kernels::sleep_between_polls() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
 
 }  // namespace tersor

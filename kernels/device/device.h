@@ -58,6 +58,6 @@ class DeviceScope {
 std::string device_name();
 
 /// Sleeps for some microseconds between two polls of a word that a device will write.
-void rest();
+void sleep_between_polls();
 
 }  // namespace tersor::kernels

@@ -47,20 +47,21 @@ using Constant = std::integral_constant<decltype(kValue), kValue>;
 /// The list lengths for which a kernel is compiled. Long lists usually hold many small tensors that
 /// are sent uncompressed or rounded to nearest. Rarer codec options process long lists in several
 /// launches.
-enum class Lengths : std::uint8_t { kFewAndMost, kFew };
+enum class ListLengths : std::uint8_t { kShortAndLong, kShort };
 #ifdef TERSOR_FEWER_KERNELS
 constexpr bool kFewerKernels = true;  // kernels for long lists also serve short lists
 #else
 constexpr bool kFewerKernels = false;
 #endif
-template <Lengths kLengths = Lengths::kFewAndMost, typename Visitor>
+template <ListLengths kLengths = ListLengths::kShortAndLong, typename Visitor>
 void visit_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
-  constexpr bool kMost = kLengths == Lengths::kFewAndMost;
-  if constexpr (kMost) {
-    if (kFewerKernels || segments > kFewSegments || frames > kFewFrames)
-      return visitor(Constant<kMostSegments>{}, Constant<kMostFrames>{});
+  constexpr bool kHasLong = kLengths == ListLengths::kShortAndLong;
+  if constexpr (kHasLong) {
+    if (kFewerKernels || segments > kShortListSegments || frames > kShortListFrames)
+      return visitor(Constant<kMaxSegments>{}, Constant<kMaxFrames>{});
   }
-  if constexpr (!kMost || !kFewerKernels) visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
+  if constexpr (!kHasLong || !kFewerKernels)
+    visitor(Constant<kShortListSegments>{}, Constant<kShortListFrames>{});
 }
 
 /// Calls visitor(mode, segments, frames). Collectives never add. Therefore kAdd has only one
@@ -68,7 +69,8 @@ void visit_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) 
 template <typename Visitor>
 void visit_decode(const DecodeCall& call, Visitor&& visitor) {
   if (call.mode == DecodeMode::kAdd)
-    return visitor(Constant<DecodeMode::kAdd>{}, Constant<kFewSegments>{}, Constant<kMostFrames>{});
+    return visitor(Constant<DecodeMode::kAdd>{}, Constant<kShortListSegments>{},
+                   Constant<kMaxFrames>{});
   visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
     visitor(Constant<DecodeMode::kAssign>{}, segments, frames);
   });
@@ -128,8 +130,8 @@ std::uint32_t run_of(const Queue& queue, const Kernel& kernel) {
       longest = std::max<std::size_t>(2, longest / kernel.list.frames);
     const std::size_t units = std::max<std::size_t>(kernel.table.units, 1);
     const std::size_t warps = std::size_t{queue.blocks_for<Kernel>(units, kWarps)} * kWarps;
-    const std::size_t of_warp = ceil_div(units, warps);
-    return static_cast<std::uint32_t>(ceil_div(of_warp, ceil_div(of_warp, longest)));
+    const std::size_t units_per_warp = ceil_div(units, warps);
+    return static_cast<std::uint32_t>(ceil_div(units_per_warp, ceil_div(units_per_warp, longest)));
   }
   return 1;
 }
@@ -153,7 +155,7 @@ void launch_ranges(Queue& queue, Kernel& kernel) {
   const std::size_t rounds = std::max<std::size_t>(ceil_div(kernel.table.units, kWarps), 1);
   const std::size_t run = std::min(ceil_div(rounds, queue.resident<Kernel>()), longest);
   kernel.table.run = static_cast<std::uint32_t>(run);
-  if constexpr (requires { kernel.list; }) kernel.list.share_in(rounds);
+  if constexpr (requires { kernel.list; }) kernel.list.distribute(rounds);
   queue.launch(kernel, static_cast<unsigned>(ceil_div(rounds, run)));
 }
 
@@ -164,7 +166,7 @@ void launch_units(Queue& queue, Kernel& kernel) {
   constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
   kernel.table.run = run_of(queue, kernel);
   const std::size_t runs = ceil_div(kernel.table.units, kernel.table.run);
-  if constexpr (requires { kernel.list; }) kernel.list.share_in(ceil_div(runs, kWarps));
+  if constexpr (requires { kernel.list; }) kernel.list.distribute(ceil_div(runs, kWarps));
   queue.launch(kernel, queue.blocks_for<Kernel>(runs, kWarps));
 }
 
@@ -188,9 +190,9 @@ inline void prepare_seal(Queue& queue, const DeviceFrame& frame) {
 }
 
 /// Sums the payloads of the `frames` frames that the kernel lists.
-template <unsigned kMost>
-void launch_checksum(Queue& queue, ChecksumKernel<kMost>& kernel, std::size_t frames) {
-  using Kernel = ChecksumKernel<kMost>;
+template <unsigned kCapacity>
+void launch_checksum(Queue& queue, ChecksumKernel<kCapacity>& kernel, std::size_t frames) {
+  using Kernel = ChecksumKernel<kCapacity>;
   kernel.frames = static_cast<std::uint32_t>(frames);
   kernel.piece_bytes = piece_bytes_of(frames * kernel.frame_bytes);
   const std::size_t pieces = ceil_div(kernel.frame_bytes, std::uint64_t{kernel.piece_bytes});
@@ -210,11 +212,11 @@ inline void add_checksum(Queue& queue, const DeviceFrame& frame) {
 
 /// Lists the frames of a call. If the frames have checksums, `workspace` holds the sums of an
 /// earlier launch, or zeros if the kernel itself sums the frames.
-template <unsigned kMost>
-FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames,
-                             const FrameHeader& expected, const Execution& execution,
-                             Launches launches) {
-  FrameList<kMost> list;
+template <unsigned kCapacity>
+FrameList<kCapacity> list_frames(Queue& queue, std::span<const ConstByteSpan> frames,
+                                 const FrameHeader& expected, const Execution& execution,
+                                 Launches launches) {
+  FrameList<kCapacity> list;
   list.expected = expected;
   list.fault = execution.fault;
   list.frames = static_cast<std::uint32_t>(frames.size());
@@ -225,7 +227,7 @@ FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames
   queue.zero(list.sums, device_frames_bytes(frames.size()));
   if (launches == Launches::kOne) return list;
   list.are_summed = true;
-  ChecksumKernel<kMost> kernel;
+  ChecksumKernel<kCapacity> kernel;
   for (std::size_t i = 0; i < frames.size(); ++i) kernel.frame[i] = list.frame[i];
   kernel.frame_bytes = list.frame_bytes();
   kernel.sums = list.sums;
@@ -307,7 +309,7 @@ std::uint64_t* overflows_of(const Call& call) {
 
 /// When the next step's words are written: by the last launch, or by a separate launch afterwards
 /// if kernels read the step.
-enum class Advance : std::uint8_t { kInLast, kBehind };
+enum class Advance : std::uint8_t { kInLastLaunch, kSeparateLaunch };
 
 /// Queues the launches of an EncodeCall or ReduceCall. The call writes a frame or, if `frame` is
 /// null, raw values.
@@ -321,11 +323,12 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
   for_each_table(kernel.table, call.segments, sizes_of, entry, [&](LaunchPosition position) {
     kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, position);
     if constexpr (requires { kernel.next; })
-      kernel.next =
-          kAdvance == Advance::kInLast && position.is_last ? next_words_of_call(call) : NextWords{};
+      kernel.next = kAdvance == Advance::kInLastLaunch && position.is_last
+                        ? next_words_of_call(call)
+                        : NextWords{};
     launch_units(queue, kernel);
   });
-  if constexpr (kAdvance == Advance::kBehind)
+  if constexpr (kAdvance == Advance::kSeparateLaunch)
     if (call.words_out != nullptr) queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 

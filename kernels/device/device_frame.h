@@ -15,7 +15,7 @@ struct DeviceFrame {
 };
 
 /// Maximum number of frames per decode or reduce on a device.
-constexpr std::size_t kMostDeviceFrames = 1000;
+constexpr std::size_t kMaxDeviceFrames = 1000;
 
 /// Returns the workspace size in bytes for a call with `frames` input frames on a device. Each
 /// frame needs two 64-bit sums for the checksum. One further word counts blocks.

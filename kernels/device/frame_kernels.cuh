@@ -20,7 +20,7 @@ struct RunsPolicy {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = kResidentBlocks;
   static constexpr unsigned kRounds = 1;
-  static constexpr unsigned kFours = 2;
+  static constexpr unsigned kQuads = 2;
 };
 
 /// A policy holds the tuning of a kernel for the compiled architecture: threads per block, minimum
@@ -38,7 +38,7 @@ concept FramePart = requires {
 };
 
 /// The part of an encoding or reducing kernel that belongs to a codec:
-///   Order, Policy      Policy::kFours is passed to WrittenSum
+///   Order, Policy      Policy::kQuads is passed to WrittenSum
 ///   Shared             shared memory of the pass, or empty
 ///   begin(...)         returns a Pass, the state of one thread. See EncodeFrame, ReduceFrames.
 ///   sum_written(sum, segment, first, end)    adds written bytes of a segment's values to the
@@ -46,13 +46,13 @@ concept FramePart = requires {
 template <class Coder>
 concept FrameCoder = FramePart<Coder> && requires {
   typename Coder::Shared;
-  { Coder::Policy::kFours } -> std::convertible_to<unsigned>;
+  { Coder::Policy::kQuads } -> std::convertible_to<unsigned>;
 };
 
 /// Writes a frame, or a part of a frame. The coder's pass has these members:
 ///   encode(segment, first, sum)    encodes the unit at value `first` of a segment
-///   leave(sum)                     ends the pass
-template <FrameCoder Coder, unsigned kMost>
+///   flush(sum)                     ends the pass
+template <FrameCoder Coder, unsigned kCapacity>
 struct EncodeFrame : UnitKernel {
   static constexpr unsigned kThreads = Coder::Policy::kThreads;
   static constexpr unsigned kRounds = Coder::Policy::kRounds;
@@ -63,7 +63,7 @@ struct EncodeFrame : UnitKernel {
     typename Coder::Shared coder;
   };
 
-  SegmentTable<EncodeEntry, kMost> table;
+  SegmentTable<EncodeEntry, kCapacity> table;
   Coder coder;
   CallWords words;
   NextWords next;
@@ -73,7 +73,7 @@ struct EncodeFrame : UnitKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     auto pass = coder.begin(block, words, shared.coder);
-    const WrittenSum<Block, Coder::Policy::kFours> sum(block, seal, shared.written);
+    const WrittenSum<Block, Coder::Policy::kQuads> sum(block, seal, shared.written);
     const auto written = [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
       Coder::sum_written(sum, segment, first, end);
     };
@@ -81,19 +81,19 @@ struct EncodeFrame : UnitKernel {
         block, table, DoNothing{},
         [&](const EncodeEntry& segment, std::size_t first) { pass.encode(segment, first, sum); },
         written);
-    pass.leave(sum);
-    if (sum.is_due()) Order::finish(block, table, written);
-    sum.leave();
+    pass.flush(sum);
+    if (sum.is_enabled()) Order::finish(block, table, written);
+    sum.flush();
     next.write(block);
     seal.close(block);
   }
 };
 
 /// Writes the sum of a list of frames as a frame. The coder's pass has these members:
-///   reduce(segment, first, list, factor, sound)    encodes the sum of a unit of all frames, or
-///                                                  poisons the unit if `sound` is false
-///   leave()                                        ends the pass
-template <FrameCoder Coder, unsigned kMostSegments, unsigned kMostFrames>
+///   reduce(segment, first, list, factor, valid)    encodes the sum of a unit of all frames, or
+///                                                  poisons the unit if `valid` is false
+///   flush()                                        ends the pass
+template <FrameCoder Coder, unsigned kMaxSegments, unsigned kMaxFrames>
 struct ReduceFrames : UnitKernel {
   static constexpr unsigned kThreads = Coder::Policy::kThreads;
   static constexpr unsigned kResident = Coder::Policy::kResident;
@@ -104,8 +104,8 @@ struct ReduceFrames : UnitKernel {
     typename Coder::Shared coder;
   };
 
-  SegmentTable<ReduceEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
+  SegmentTable<ReduceEntry, kMaxSegments> table;
+  FrameList<kMaxFrames> list;
   Coder coder;
   CallWords words;
   NextWords next;
@@ -115,22 +115,22 @@ struct ReduceFrames : UnitKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
-    const bool sound = list.check(block);
+    const bool valid = list.check(block);
     auto pass = coder.begin(block, words, shared.coder);
-    const ReadSums sums(block, list, sound, shared.read);
-    const WrittenSum<Block, Coder::Policy::kFours> written(block, seal, shared.written);
+    const ReadSums sums(block, list, valid, shared.read);
+    const WrittenSum<Block, Coder::Policy::kQuads> written(block, seal, shared.written);
     Order::visit(
         block, table,
         [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
         [&](const ReduceEntry& segment, std::size_t first) {
-          pass.reduce(segment, first, list, factor, sound);
+          pass.reduce(segment, first, list, factor, valid);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
           Coder::sum_written(written, segment, first, end);
         });
-    pass.leave();
+    pass.flush();
     next.write(block);
-    written.leave();
+    written.flush();
     close_reduced<typename Coder::Residual>(block, table, sums, list, seal);
   }
 };
@@ -138,16 +138,16 @@ struct ReduceFrames : UnitKernel {
 /// The part of a decoding kernel that belongs to a codec:
 ///   Order, Policy
 ///   Value              the type of the decoded values
-///   begin(block, list, factor, sound)        returns a Pass, the state of one thread:
+///   begin(block, list, factor, valid)        returns a Pass, the state of one thread:
 ///     decode(segment, first, sums)           decodes the unit at value `first` of a segment, or
-///                                            writes NaNs if `sound` is false
-///     leave(sums)                            ends the pass
-///   kSumsHeld          true if decode adds the codes of a single frame to `sums`. Then
+///                                            writes NaNs if `valid` is false
+///     flush(sums)                            ends the pass
+///   kSumsCodes          true if decode adds the codes of a single frame to `sums`. Then
 ///   sum_read(sums, segment, first, end)      adds the rest.
 template <class Reader>
 concept FrameReader = FramePart<Reader> && requires {
   typename Reader::Value;
-  { Reader::kSumsHeld } -> std::convertible_to<bool>;
+  { Reader::kSumsCodes } -> std::convertible_to<bool>;
 };
 
 /// A reader is a parameter of the kernel if it has members.
@@ -162,7 +162,7 @@ struct ReaderOf<Reader, true> {
 };
 
 /// Decodes a list of frames, or a part of the list's segments.
-template <FrameReader Reader, unsigned kMostSegments, unsigned kMostFrames>
+template <FrameReader Reader, unsigned kMaxSegments, unsigned kMaxFrames>
 struct DecodeFrames : UnitKernel, ReaderOf<Reader> {
   static constexpr unsigned kThreads = Reader::Policy::kThreads;
   static constexpr unsigned kRounds = Reader::Policy::kRounds;
@@ -172,27 +172,27 @@ struct DecodeFrames : UnitKernel, ReaderOf<Reader> {
     ThreadSums<kThreads> read;
   };
 
-  SegmentTable<DecodeEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
+  SegmentTable<DecodeEntry, kMaxSegments> table;
+  FrameList<kMaxFrames> list;
   float factor;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const bool sound = list.check(block);
-    const ReadSums sums(block, list, sound, shared.read);
-    const bool held = Reader::kSumsHeld && sums.is_single();
+    const bool valid = list.check(block);
+    const ReadSums sums(block, list, valid, shared.read);
+    const bool sums_codes = Reader::kSumsCodes && sums.is_single();
     const auto& reader = this->own_reader();
-    auto pass = reader.begin(block, list, factor, sound);
+    auto pass = reader.begin(block, list, factor, valid);
     Order::visit(
         block, table,
         [&](std::uint32_t round, unsigned iteration) {
-          if (!held) sums.add_round(round, iteration);
+          if (!sums_codes) sums.add_round(round, iteration);
         },
         [&](const DecodeEntry& segment, std::size_t first) { pass.decode(segment, first, sums); },
         DoNothing{});
-    pass.leave(sums);
-    if constexpr (Reader::kSumsHeld) {
-      if (held)
+    pass.flush(sums);
+    if constexpr (Reader::kSumsCodes) {
+      if (sums_codes)
         Order::finish(block, table,
                       [&](const DecodeEntry& segment, std::size_t first, std::size_t end) {
                         Reader::sum_read(sums, segment, first, end);

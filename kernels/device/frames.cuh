@@ -23,22 +23,23 @@ struct NoResidual {};
 /// The frames that a call reads, and the expected header. Every block checks the headers before
 /// reading payloads. If the call is a single launch, the launch sums checksums while reading, and
 /// the last block compares them. Otherwise an earlier launch computes the sums.
-template <unsigned kMost>
+template <unsigned kCapacity>
 struct FrameList {
-  static constexpr unsigned kFrames = kMost;
+  static constexpr unsigned kFrames = kCapacity;
 
   FrameHeader expected;
   ChecksumParts* sums = nullptr;  // [frames], sums of the payloads; null: checksums are not checked
   FrameFault* fault = nullptr;
   std::uint64_t header_part = 0;  // the header's part of the checksum, with the step of `expected`
-  std::uint64_t share = 0;   // pieces that a block sums per frame and round, times 2^32; 0: none
+  // Pieces that a block sums per frame and round, times 2^32; 0: none.
+  std::uint64_t pieces_per_round = 0;
   std::uint32_t pieces = 0;  // per frame, of piece_bytes each
   std::uint32_t piece_bytes = 0;
   std::uint32_t frames = 0;
   std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: raw values without a header
-  bool carries_step = false;                         // True if the first frame defines the step
+  bool has_step = false;                             // True if the first frame defines the step
   bool are_summed = false;                           // True if an earlier launch computed the sums
-  const std::byte* frame[kMost];
+  const std::byte* frame[kCapacity];
 
   TERSOR_DEVICE const std::byte* payload(unsigned index) const {
     return frame[index] + header_bytes;
@@ -46,11 +47,11 @@ struct FrameList {
 
   /// Divides the summing equally among the blocks' `rounds` rounds, unless an earlier launch
   /// computed the sums.
-  void share_in(std::size_t rounds) {
+  void distribute(std::size_t rounds) {
     if (sums == nullptr || are_summed) return;
     piece_bytes = frames > 1 ? piece_bytes_of(frames * frame_bytes()) : kShortPiece;
     pieces = static_cast<std::uint32_t>(ceil_div(frame_bytes(), std::size_t{piece_bytes}));
-    share = ceil_div(std::uint64_t{pieces} << 32, std::max<std::size_t>(rounds, 1));
+    pieces_per_round = ceil_div(std::uint64_t{pieces} << 32, std::max<std::size_t>(rounds, 1));
   }
 
   /// Size of header and payload.
@@ -110,7 +111,7 @@ struct FrameList {
     return reinterpret_cast<std::uint32_t*>(pointer);
   }
 
-  TERSOR_DEVICE bool is_in_header(unsigned word) const { return carries_step && word == kStepWord; }
+  TERSOR_DEVICE bool is_in_header(unsigned word) const { return has_step && word == kStepWord; }
   TERSOR_DEVICE std::uint32_t expected_word(unsigned word) const {
     return is_in_header(word) ? step_in_header() : words_of(&expected)[word];
   }
@@ -133,7 +134,7 @@ struct FrameList {
   /// True if the payload's checksum and the expected header's checksum give the claimed checksum.
   TERSOR_DEVICE bool check_sum(unsigned index) const {
     std::uint64_t sum = add_checksums(sums[index].value(), header_part);
-    if (carries_step) sum = add_checksums(sum, step_part(expected, step_in_header()));
+    if (has_step) sum = add_checksums(sum, step_part(expected, step_in_header()));
     if (claimed(index) == sum) return true;
     report(index, FrameFault::kChecksum, sum);
     return false;
@@ -146,22 +147,22 @@ struct FrameList {
 };
 
 /// A block's contribution to the checksums of the frames read by the block. Each round, the block
-/// reads about `share` pieces of each frame. The warps then sum about the same pieces from a cache,
-/// in turn. Thread i of each warp holds the sum of frame i. A single frame is summed by all
-/// threads, and each thread holds a part of the sum.
+/// reads about `pieces_per_round` pieces of each frame. The warps then sum about the same pieces
+/// from a cache, in turn. Thread i of each warp holds the sum of frame i. A single frame is summed
+/// by all threads, and each thread holds a part of the sum.
 template <class Block, class List>
 class ReadSums {
  public:
   using Sums = ThreadSums<Block::threads()>;
 
-  TERSOR_DEVICE ReadSums(const Block& block, const List& list, bool is_sound, Sums& sums)
-      : block_(block), list_(list), is_sound_(is_sound), sums_(sums) {
-    if (is_due()) sums_.clear(block_.thread_rank());
+  TERSOR_DEVICE ReadSums(const Block& block, const List& list, bool is_valid, Sums& sums)
+      : block_(block), list_(list), is_valid_(is_valid), sums_(sums) {
+    if (is_enabled()) sums_.clear(block_.thread_rank());
   }
 
   /// True if this block sums the only frame. Then kernels can add the frame's words while they hold
   /// them, instead of calling add_round.
-  TERSOR_DEVICE bool is_single() const { return is_due() && list_.frames == 1; }
+  TERSOR_DEVICE bool is_single() const { return is_enabled() && list_.frames == 1; }
 
   /// Adds a sum of this thread to the sum of the only frame.
   TERSOR_DEVICE void add(std::uint64_t sum) const { sums_.add(block_.thread_rank(), sum); }
@@ -175,12 +176,12 @@ class ReadSums {
   /// Sums the pieces of round `round` of the launch, which is round number `iteration` of this
   /// block.
   TERSOR_DEVICE void add_round(std::uint32_t round, unsigned iteration) const {
-    if (!is_due()) return;
-    const auto share_before = [&](std::uint64_t rounds) {
-      return static_cast<std::uint32_t>(rounds * list_.share >> 32);
+    if (!is_enabled()) return;
+    const auto pieces_before = [&](std::uint64_t rounds) {
+      return static_cast<std::uint32_t>(rounds * list_.pieces_per_round >> 32);
     };
-    for (std::uint32_t piece = share_before(round);
-         piece < share_before(std::uint64_t{round} + 1) && piece < list_.pieces; ++piece) {
+    for (std::uint32_t piece = pieces_before(round);
+         piece < pieces_before(std::uint64_t{round} + 1) && piece < list_.pieces; ++piece) {
       for (unsigned index = 0; index < list_.frames; ++index) {
         if (iteration++ % Block::warps() == block_.warp_rank()) add_piece(index, piece);
       }
@@ -189,8 +190,8 @@ class ReadSums {
 
   /// Adds the block's sums to the launch's sums. Call after all rounds. A barrier. True if the last
   /// block must check the sums.
-  TERSOR_DEVICE bool leave() const {
-    if (!is_due()) return false;
+  TERSOR_DEVICE bool flush() const {
+    if (!is_enabled()) return false;
     block_.sync();
     const unsigned thread = block_.thread_rank();
     if (list_.frames == 1)
@@ -201,7 +202,7 @@ class ReadSums {
   }
 
  private:
-  TERSOR_DEVICE bool is_due() const { return is_sound_ && list_.share != 0; }
+  TERSOR_DEVICE bool is_enabled() const { return is_valid_ && list_.pieces_per_round != 0; }
 
   TERSOR_DEVICE void add_piece(unsigned index, std::uint32_t piece) const {
     const auto warp = block_.warp();
@@ -219,7 +220,7 @@ class ReadSums {
 
   const Block& block_;
   const List& list_;
-  bool is_sound_;
+  bool is_valid_;
   Sums& sums_;
 };
 
@@ -238,7 +239,7 @@ TERSOR_DEVICE void fill_nan(const Block& block, const Table& table, const Pointe
 template <typename T, class Block, class Table, class Sums, class List>
 TERSOR_DEVICE void close_decoded(const Block& block, const Table& table, const Sums& sums,
                                  const List& list) {
-  if (!sums.leave() || !block.is_last(list.ticket()) || !list.is_damaged(block)) return;
+  if (!sums.flush() || !block.is_last(list.ticket()) || !list.is_damaged(block)) return;
   fill_nan<T>(block, table, [](const auto& segment) { return segment.output; });
 }
 
@@ -247,9 +248,9 @@ TERSOR_DEVICE void close_decoded(const Block& block, const Table& table, const S
 template <typename E, class Block, class Table, class Sums, class List>
 TERSOR_DEVICE void close_reduced(const Block& block, const Table& table, const Sums& sums,
                                  const List& list, const FrameSeal& seal) {
-  const bool looks = sums.leave();
+  const bool must_check = sums.flush();
   if (!seal.closes() || !block.is_last(seal.ticket())) return;
-  const bool damaged = looks && list.is_damaged(block);
+  const bool damaged = must_check && list.is_damaged(block);
   seal.finish(block, !damaged);
   if constexpr (!std::is_same_v<E, NoResidual>) {
     if (damaged)

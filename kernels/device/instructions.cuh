@@ -46,13 +46,14 @@ TERSOR_DEVICE float normal_reciprocal(float value) {
 }
 
 /// Returns the upper word of (high, low) << bits, for bits < 32.
-TERSOR_DEVICE std::uint32_t shifted_in(std::uint32_t high, std::uint32_t low, unsigned bits) {
+TERSOR_DEVICE std::uint32_t funnel_shift_left(std::uint32_t high, std::uint32_t low,
+                                              unsigned bits) {
   return __funnelshift_l(low, high, bits);
 }
 
 /// Returns selected bytes of a and b: hexadecimal digit i of `choice` selects byte i. Digits 0 to 3
 /// select bytes of a, and digits 4 to 7 select bytes of b.
-TERSOR_DEVICE std::uint32_t chosen_bytes(std::uint32_t a, std::uint32_t b, unsigned choice) {
+TERSOR_DEVICE std::uint32_t select_bytes(std::uint32_t a, std::uint32_t b, unsigned choice) {
   return __byte_perm(a, b, choice);
 }
 

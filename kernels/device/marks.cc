@@ -7,7 +7,7 @@ namespace tersor::kernels {
 namespace {
 
 template <typename T>
-T look(const T& word) {
+T load_acquire(const T& word) {
   return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
 }
 
@@ -15,11 +15,11 @@ T look(const T& word) {
 
 ProgressWords read_progress(const ProgressWords& words) {
   ProgressWords copy;
-  copy.ended = look(words.ended);
-  copy.begun = look(words.begun);
-  copy.signals = look(words.signals);
-  copy.timeout_ms = look(words.timeout_ms);
-  copy.name = look(words.name);
+  copy.ended = load_acquire(words.ended);
+  copy.begun = load_acquire(words.begun);
+  copy.signals = load_acquire(words.signals);
+  copy.timeout_ms = load_acquire(words.timeout_ms);
+  copy.name = load_acquire(words.name);
   return copy;
 }
 

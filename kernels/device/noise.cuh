@@ -34,21 +34,22 @@ void visit_noise(Rounding rounding, std::span<const Segment> segments, Visitor&&
 
 /// Long lists are compiled only for calls without noise and feedback.
 template <typename E, NoiseKind kKind>
-constexpr Lengths kEncodeLengths =
-    std::is_same_v<E, NoResidual>&& kKind == NoiseKind::kNone ? Lengths::kFewAndMost
-                                                              : Lengths::kFew;
+constexpr ListLengths kEncodeLengths =
+    std::is_same_v<E, NoResidual>&& kKind == NoiseKind::kNone ? ListLengths::kShortAndLong
+                                                              : ListLengths::kShort;
 
 template <NoiseKind kKind, typename Visitor>
 void visit_reduce_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
   if constexpr (kKind == NoiseKind::kAny)  // rare and slow
-    visitor(Constant<kFewSegments>{}, Constant<kMostFrames>{});
+    visitor(Constant<kShortListSegments>{}, Constant<kMaxFrames>{});
   else
     visit_lengths(segments, frames, visitor);
 }
 
 /// Nearest rounding does not read the step. Therefore the last kernel may advance the step.
 template <NoiseKind kKind>
-constexpr Advance kAdvanceOf = kKind == NoiseKind::kNone ? Advance::kInLast : Advance::kBehind;
+constexpr Advance kAdvanceFor =
+    kKind == NoiseKind::kNone ? Advance::kInLastLaunch : Advance::kSeparateLaunch;
 
 /// The random bytes of one thread's rows in a unit.
 template <NoiseKind kKind, unsigned kRow>

@@ -51,11 +51,11 @@ class Queue {
  public:
   explicit Queue(StreamView stream) : stream_(static_cast<cudaStream_t>(stream.handle)) {}
 
-  /// Returns the number of blocks for `tasks` tasks, `tasks_a_block` per block, limited to the
+  /// Returns the number of blocks for `tasks` tasks, `tasks_per_block` per block, limited to the
   /// resident blocks and at least 1. Each block loops until no task is left.
   template <class Kernel>
-  unsigned blocks_for(std::size_t tasks, unsigned tasks_a_block) const {
-    const std::size_t wanted = (tasks + tasks_a_block - 1) / tasks_a_block;
+  unsigned blocks_for(std::size_t tasks, unsigned tasks_per_block) const {
+    const std::size_t wanted = (tasks + tasks_per_block - 1) / tasks_per_block;
     return static_cast<unsigned>(std::clamp<std::size_t>(wanted, 1, resident<Kernel>()));
   }
 

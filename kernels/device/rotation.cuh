@@ -22,20 +22,20 @@ constexpr unsigned kRotationThreads = 8;  // threads per block
 constexpr unsigned kRotationRows = 8;     // rows per thread
 constexpr unsigned kRotationRow = 4;      // neighbouring values per row
 constexpr unsigned kRotationValues = kRotationRows * kRotationRow;
-constexpr unsigned kRotatedAtOnce = 4;  // blocks per warp
+constexpr unsigned kRotationBlocksPerWarp = 4;  // blocks per warp
 constexpr unsigned kRotationUnit = 16;  // blocks whose random numbers are generated together
 
 /// 32 values of a block in thread t: row t as a run, or four values of each row r at [4 · r].
 using RotatedValues = float[kRotationValues];
 
-/// The four values of a row held by thread t. kNeighbours: contiguous values, for moving to and
-/// from memory. kFourths: every fourth value, for packing codes.
-enum class RowShare : std::uint8_t { kNeighbours, kFourths };
+/// The four values of a row held by thread t. kContiguous: contiguous values, for moving to and
+/// from memory. kStrided: every fourth value, for packing codes.
+enum class RowLayout : std::uint8_t { kContiguous, kStrided };
 
-template <RowShare kShare>
+template <RowLayout kLayout>
 constexpr unsigned position_in_row(unsigned thread, unsigned q) {
-  return kShare == RowShare::kNeighbours ? kRotationRow * thread + q
-                                         : kRotationRow * q + thread % 2 * 16 + thread / 2;
+  return kLayout == RowLayout::kContiguous ? kRotationRow * thread + q
+                                           : kRotationRow * q + thread % 2 * 16 + thread / 2;
 }
 
 /// The positions of a thread's rows of a block within the segment.
@@ -46,9 +46,9 @@ struct RotationPosition {
   bool is_whole;      // True if all four blocks of the warp are whole
 
   /// False after the segment's end.
-  TERSOR_DEVICE bool is_there() const { return first < count; }
+  TERSOR_DEVICE bool exists() const { return first < count; }
   /// The block's index, or 0, which is safe to read, after the segment's end.
-  TERSOR_DEVICE std::size_t block() const { return is_there() ? first / kRotationBlock : 0; }
+  TERSOR_DEVICE std::size_t block() const { return exists() ? first / kRotationBlock : 0; }
   TERSOR_DEVICE std::size_t offset() const { return first + thread * kRotationRow; }
   TERSOR_DEVICE RowPosition row(unsigned r) const {
     const std::size_t at = offset() + r * kRotationThreads * kRotationRow;
@@ -105,7 +105,7 @@ TERSOR_DEVICE void rotate_within(RotatedValues& x) {
   }
 }
 
-/// The signs of a thread's values, by rows (kNeighbours).
+/// The signs of a thread's values, by rows (kContiguous).
 struct RotationSigns {
   std::uint32_t word[kRotationRows];  // word of row r, shifted: the four signs are in the top bits
 
@@ -123,7 +123,7 @@ struct RotationSigns {
 struct RotationSpace {
   static constexpr unsigned kRow = kRotationThreads + 1;
   static constexpr unsigned kBlock = kRotationRows * kRow + 1;
-  Words128 values[kRotatedAtOnce * kBlock];
+  Words128 values[kRotationBlocksPerWarp * kBlock];
   Words128 signs[2 * kRotationUnit];
 };
 
@@ -138,10 +138,11 @@ class Rotation {
         block_(space.values + warp.thread_rank() / kRotationThreads * RotationSpace::kBlock),
         signs_(space.signs) {
     const unsigned thread = warp.thread_rank();
-    const PhiloxWords made =
+    const PhiloxWords generated =
         sign_words(signs, signs.first_index + thread / 2 * kRotationBlock, thread % 2);
     warp.sync();
-    store(signs_ + thread, Words128{{made.word[0], made.word[1], made.word[2], made.word[3]}});
+    store(signs_ + thread,
+          Words128{{generated.word[0], generated.word[1], generated.word[2], generated.word[3]}});
     warp.sync();
   }
 
@@ -151,10 +152,10 @@ class Rotation {
     RotationSigns signs;
     TERSOR_UNROLL
     for (unsigned half = 0; half < 2; ++half) {
-      const Words128 made = load(signs_ + 2 * block + half);
+      const Words128 generated = load(signs_ + 2 * block + half);
       TERSOR_UNROLL
       for (unsigned i = 0; i < 4; ++i)
-        signs.word[4 * half + i] = made.word[i] << (28 - thread_ * kRotationRow);
+        signs.word[4 * half + i] = generated.word[i] << (28 - thread_ * kRotationRow);
     }
     return signs;
   }
@@ -165,25 +166,27 @@ class Rotation {
   template <class Visit>
   TERSOR_DEVICE void for_each_block(std::size_t first, std::size_t count,
                                     const Visit& visit) const {
-    constexpr unsigned kAtOnce = kRotatedAtOnce * kRotationBlock;
+    constexpr unsigned kRoundValues = kRotationBlocksPerWarp * kRotationBlock;
     const unsigned group = warp_.thread_rank() / kRotationThreads;
-    _Pragma("unroll 1") for (unsigned round = 0; round < kRotationUnit / kRotatedAtOnce; ++round) {
-      const std::size_t at = first + round * kAtOnce;
+    _Pragma("unroll 1") for (unsigned round = 0; round < kRotationUnit / kRotationBlocksPerWarp;
+                             ++round) {
+      const std::size_t at = first + round * kRoundValues;
       if (at >= count) return;  // the whole warp returns
-      visit(round * kRotatedAtOnce + group,
-            RotationPosition{at + group * kRotationBlock, count, thread_, count - at >= kAtOnce});
+      visit(round * kRotationBlocksPerWarp + group,
+            RotationPosition{at + group * kRotationBlock, count, thread_,
+                             count - at >= kRoundValues});
     }
   }
 
-  /// Applies T to values stored by rows, and returns rows in another share.
-  template <RowShare kFrom, RowShare kTo>
+  /// Applies T to values stored by rows, and returns rows in another layout.
+  template <RowLayout kFrom, RowLayout kTo>
   TERSOR_DEVICE void rotate(RotatedValues& x) const {
     rows_to_runs<kFrom>(x);
     rotate_runs<kTo>(x);
   }
 
   /// Applies T to values stored as runs, and returns rows.
-  template <RowShare kTo>
+  template <RowLayout kTo>
   TERSOR_DEVICE void rotate_runs(RotatedValues& x) const {
     rotate_within<1>(x);
     rotate_within<2>(x);
@@ -196,7 +199,7 @@ class Rotation {
     rotate_within<4 * kRotationRow>(x);
   }
 
-  /// Returns the tree sum of values stored by rows in fourths, to every thread of the block.
+  /// Returns the tree sum of values stored by strided rows, to every thread of the block.
   TERSOR_DEVICE float tree_sum(RotatedValues& s) const {
     add_halves<kRotationValues / 2>(s);
     TERSOR_UNROLL
@@ -220,19 +223,19 @@ class Rotation {
     return bits_of(most);
   }
 
-  /// Converts four 4-bit codes of each row, in fourths, to the words of this thread's row. Code 4 ·
+  /// Converts four 4-bit codes of each strided row to the words of this thread's row. Code 4 ·
   /// n + w is at bit 4 · n of word w.
-  TERSOR_DEVICE Words128 codes_of_row(const std::uint16_t (&share)[kRotationRows]) const {
+  TERSOR_DEVICE Words128 codes_of_row(const std::uint16_t (&row_codes)[kRotationRows]) const {
     warp_.sync();
     TERSOR_UNROLL
     for (unsigned r = 0; r < kRotationRows; ++r)
-      store(reinterpret_cast<std::uint16_t*>(block_ + r) + thread_, share[r]);
+      store(reinterpret_cast<std::uint16_t*>(block_ + r) + thread_, row_codes[r]);
     warp_.sync();
     return load(block_ + thread_);
   }
 
  private:
-  template <RowShare kShare>
+  template <RowLayout kLayout>
   TERSOR_DEVICE void rows_to_runs(RotatedValues& x) const {
     warp_.sync();
     TERSOR_UNROLL
@@ -246,11 +249,11 @@ class Rotation {
       const Words128 four = load(block_ + thread_ * RotationSpace::kRow + thread);
       TERSOR_UNROLL
       for (unsigned q = 0; q < kRotationRow; ++q)
-        x[position_in_row<kShare>(thread, q)] = float_of(four.word[q]);
+        x[position_in_row<kLayout>(thread, q)] = float_of(four.word[q]);
     }
   }
 
-  template <RowShare kShare>
+  template <RowLayout kLayout>
   TERSOR_DEVICE void runs_to_rows(RotatedValues& x) const {
     warp_.sync();
     TERSOR_UNROLL
@@ -258,7 +261,7 @@ class Rotation {
       Words128 four;
       TERSOR_UNROLL
       for (unsigned q = 0; q < kRotationRow; ++q)
-        four.word[q] = bits_of(x[position_in_row<kShare>(thread, q)]);
+        four.word[q] = bits_of(x[position_in_row<kLayout>(thread, q)]);
       store(block_ + thread_ * RotationSpace::kRow + thread, four);
     }
     warp_.sync();

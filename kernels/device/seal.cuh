@@ -51,8 +51,8 @@ TERSOR_DEVICE std::uint64_t sum_piece(const std::byte* frame, std::size_t frame_
 }
 
 /// Calls add(sum) with this thread's sums over the bytes [begin, end) of a frame's payload,
-/// multiples of 8. `kFours` is passed to sum_group.
-template <unsigned kFours, class Add>
+/// multiples of 8. `kQuads` is passed to sum_group.
+template <unsigned kQuads, class Add>
 TERSOR_DEVICE void sum_payload(const std::byte* frame, std::size_t begin, std::size_t end,
                                unsigned thread, const Add& add) {
   begin += sizeof(FrameHeader);
@@ -62,7 +62,7 @@ TERSOR_DEVICE void sum_payload(const std::byte* frame, std::size_t begin, std::s
   constexpr int kGroup = kGroupBytes;
   TERSOR_KEEP_LOOP
   for (; first < last; ++group, first = 0, last -= kGroup)
-    add(sum_group<kFours>(frame, group, static_cast<unsigned>(first),
+    add(sum_group<kQuads>(frame, group, static_cast<unsigned>(first),
                           static_cast<unsigned>(last < kGroup ? last : kGroup), thread));
 }
 
@@ -107,15 +107,15 @@ struct FrameSeal {
     store_word(word, word == kStepWord ? step : is_sum ? 0 : word_of(header, word));
   }
 
-  /// Writes the checksum and restores the words that held sums. For the last block. If `is_sound`
+  /// Writes the checksum and restores the words that held sums. For the last block. If `is_valid`
   /// is false, the checksum is wrong, so no rank accepts the frame.
   template <class Block>
-  TERSOR_DEVICE void finish(const Block& block, bool is_sound = true) const {
+  TERSOR_DEVICE void finish(const Block& block, bool is_valid = true) const {
     if (block.thread_rank() != 0) return;
     FrameHeader sealed = header;
     sealed.checksum =
         add_checksums(add_checksums(header.checksum, part_of_step()), sums()->value());
-    if (!is_sound) sealed.checksum = ~std::uint64_t{0};  // not the sum with a few flipped bits
+    if (!is_valid) sealed.checksum = ~std::uint64_t{0};  // not the sum with a few flipped bits
     for (unsigned word = kFirstSum; word < kLastSum; ++word)
       store_word(word, word_of(sealed, word));
     store_word(kChecksumWord, word_of(sealed, kChecksumWord));
@@ -175,8 +175,8 @@ class ThreadSums {
 };
 
 /// A block's contribution to the checksum of the written frame. The warps read their own writes
-/// back from the caches and sum them, a run of units at a time. `kFours` is passed to sum_group.
-template <class Block, unsigned kFours = 2>
+/// back from the caches and sum them, a run of units at a time. `kQuads` is passed to sum_group.
+template <class Block, unsigned kQuads = 2>
 class WrittenSum {
  public:
   using Sums = ThreadSums<Block::threads()>;
@@ -186,7 +186,7 @@ class WrittenSum {
     if (seal_.has_checksum()) sums_.clear(block_.thread_rank());
   }
 
-  TERSOR_DEVICE bool is_due() const { return seal_.has_checksum(); }
+  TERSOR_DEVICE bool is_enabled() const { return seal_.has_checksum(); }
 
   /// Adds a sum of this thread.
   TERSOR_DEVICE void add(std::uint64_t sum) const { sums_.add(block_.thread_rank(), sum); }
@@ -194,15 +194,15 @@ class WrittenSum {
   /// Adds the bytes [begin, end) of the payload, multiples of 8, previously written by the warp's
   /// threads.
   TERSOR_DEVICE void add_bytes(std::size_t begin, std::size_t end) const {
-    if (!is_due()) return;
+    if (!is_enabled()) return;
     block_.warp().sync();
-    sum_payload<kFours>(seal_.frame, begin, end, block_.warp().thread_rank(),
+    sum_payload<kQuads>(seal_.frame, begin, end, block_.warp().thread_rank(),
                         [&](std::uint64_t sum) { add(sum); });
   }
 
   /// Adds the block's sums to the frame's sums. Call after all writes. A barrier.
-  TERSOR_DEVICE void leave() const {
-    if (!is_due()) return;
+  TERSOR_DEVICE void flush() const {
+    if (!is_enabled()) return;
     block_.sync();
     sums_.add_to(block_, seal_.sums());
   }

@@ -20,7 +20,7 @@ TERSOR_DEVICE std::size_t end_of_tile(const Entry& segment, std::size_t first) {
 }
 
 /// The order of kernels that process ranges of tiles. table.run is the number of rounds per block.
-struct InRanges {
+struct RangeOrder {
   static constexpr unsigned kValues = kTileValues;
   static constexpr bool kRanges = true;
 

@@ -101,13 +101,13 @@ struct DoNothing {
 };
 
 /// The rounds of a launch in which a block takes part. Each warp processes table.run units per
-/// round. If kFollow is true, a block's rounds are consecutive, and the next unit is in the same
-/// segment or slightly later. Otherwise the rounds of all blocks are interleaved.
-template <class Block, class Table, bool kFollow>
+/// round. If kConsecutive is true, a block's rounds are consecutive, and the next unit is in the
+/// same segment or slightly later. Otherwise the rounds of all blocks are interleaved.
+template <class Block, class Table, bool kConsecutive>
 class BlockRounds {
  public:
   TERSOR_DEVICE BlockRounds(const Block& block, const Table& table) : block_(block), table_(table) {
-    if constexpr (kFollow) {
+    if constexpr (kConsecutive) {
       const std::uint32_t units = block.warps() * table.run;
       const std::uint32_t rounds = (table.units + units - 1) / units;
       const std::uint32_t each = rounds / block.blocks(), more = rounds % block.blocks();
@@ -117,13 +117,13 @@ class BlockRounds {
   }
 
   TERSOR_DEVICE bool has(unsigned iteration) const {
-    if constexpr (kFollow)
+    if constexpr (kConsecutive)
       return iteration < count_;
     else
       return round(iteration) * block_.warps() * table_.run < table_.units;
   }
   TERSOR_DEVICE std::uint32_t round(unsigned iteration) const {
-    return kFollow ? first_ + iteration : block_.rank() + iteration * block_.blocks();
+    return kConsecutive ? first_ + iteration : block_.rank() + iteration * block_.blocks();
   }
   /// The units of this warp.
   TERSOR_DEVICE std::uint32_t first_unit(unsigned iteration) const {
@@ -136,7 +136,7 @@ class BlockRounds {
   /// Returns the index of the segment of a unit. `index` is the segment of an earlier unit, or
   /// kNone.
   TERSOR_DEVICE unsigned find(unsigned index, std::uint32_t unit) const {
-    return kFollow && index != kNone ? table_.index_from(index, unit) : table_.index_of(unit);
+    return kConsecutive && index != kNone ? table_.index_from(index, unit) : table_.index_of(unit);
   }
   static constexpr unsigned kNone = ~0u;
 
@@ -158,8 +158,8 @@ template <unsigned kValues, class Block, class Table, class Read, class Visit, c
 TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Read& read,
                                 const Visit& visit, const Written& written) {
   // Finding a segment is slow in long lists. Longer units are fewer, so the search matters less.
-  constexpr bool kFollow = kValues == kUnitValues && Table::kEntries > kFewSegments;
-  using Rounds = BlockRounds<Block, Table, kFollow>;
+  constexpr bool kConsecutive = kValues == kUnitValues && Table::kEntries > kShortListSegments;
+  using Rounds = BlockRounds<Block, Table, kConsecutive>;
   const Rounds rounds(block, table);
   unsigned index = Rounds::kNone;
   TERSOR_KEEP_LOOP
@@ -205,7 +205,7 @@ TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const V
 }
 
 /// The order of kernels that process runs of units of kUnitValues values. See for_each_run.
-struct InRuns {
+struct RunOrder {
   static constexpr unsigned kValues = kUnitValues;
   static constexpr bool kRanges = false;
 
@@ -220,7 +220,7 @@ struct InRuns {
 
 /// Common members of kernels that process one unit per warp.
 struct UnitKernel {
-  using Order = InRuns;
+  using Order = RunOrder;
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kRun = 8;  // units worth summing at once
   static constexpr bool kScans = false;

@@ -47,7 +47,7 @@ decltype(auto) visit_fields(Dtype dtype, const Visitor& visitor) {
 }
 
 constexpr std::size_t kPart = 64;                       // values; padded blocks have whole parts
-constexpr std::size_t kLine = 64;                       // bytes of a line of the cache
+constexpr std::size_t kCacheLine = 64;                  // bytes of a line of the cache
 constexpr unsigned kMostLowBits = 4;                    // the largest k
 constexpr std::size_t kPlaneBytes = kEntropyBlock / 8;  // of a bit per value
 using Plane = std::uint8_t[kPlaneBytes + kPackedSlack];
@@ -133,7 +133,7 @@ HWY_INLINE void split(const typename F::Bits* bits, std::size_t padded, std::uin
                       std::byte* bytes, std::uint8_t* high) {
   auto* plane = reinterpret_cast<std::uint8_t*>(bytes);
   for (std::size_t at = 0; at < padded; at += kPart) {
-    for (std::size_t i = 0; i < kPart; i += kLine / sizeof *bits)
+    for (std::size_t i = 0; i < kPart; i += kCacheLine / sizeof *bits)
       hwy::Prefetch(bits + padded + at + i);
     for (std::size_t i = at; i < at + kPart; ++i) exponents[i] = F::exponent(bits[i]);
     for (unsigned byte = 0; byte < F::kBytes; ++byte)
@@ -151,7 +151,7 @@ HWY_INLINE void join(const std::byte* rest, const std::uint8_t* high, const std:
                      std::size_t padded, const std::byte* next, typename F::Bits* bits) {
   using Bits = typename F::Bits;
   for (std::size_t at = 0; at < padded; at += kPart) {
-    for (std::size_t i = 0; i < kPart; i += kLine / sizeof(Bits)) {
+    for (std::size_t i = 0; i < kPart; i += kCacheLine / sizeof(Bits)) {
       __builtin_prefetch(bits + padded + at + i, 1);
       hwy::Prefetch(next + (at + i) * sizeof(Bits));
     }

@@ -35,7 +35,7 @@ HWY_INLINE void visit_bits(unsigned bits, Visitor&& visitor) {
 
 template <typename T>
 HWY_INLINE Pointer<T> pointer_of(const void* values) {
-  if constexpr (std::is_same_v<std::remove_const_t<T>, Absent>)
+  if constexpr (std::is_same_v<std::remove_const_t<T>, NoValues>)
     return {};
   else
     return static_cast<T*>(values);
@@ -46,10 +46,10 @@ HWY_INLINE Pointer<T> pointer_of(const void* values) {
 template <typename T>
 HWY_INLINE void ask_for_block(const T* values) {
   const auto* bytes = reinterpret_cast<const std::byte*>(values + kAhead * kBatchValues);
-  for (std::size_t line = 0; line < kRotationBlock * sizeof(T); line += kLine)
+  for (std::size_t line = 0; line < kRotationBlock * sizeof(T); line += kCacheLine)
     hwy::Prefetch(bytes + line);
 }
-HWY_INLINE void ask_for_block(Absent) {}
+HWY_INLINE void ask_for_block(NoValues) {}
 
 /// Writes y, and returns the sum that determines the scale.
 template <bool kOneBit>
@@ -76,7 +76,7 @@ HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const f
     codes[k / kCodeVectors] = codes_of<kBits>(y + k * kLanes, inverse);
     store_codes<kBits>(codes[k / kCodeVectors], planes, k);
   }
-  if constexpr (!std::is_same_v<E, Absent>) {
+  if constexpr (!std::is_same_v<E, NoValues>) {
     const VF32 minus_unit = hn::Set(F32(), -hadamard_unit(scale.sent, 1.0f));
     RotationVectors x;
     rotate_numbers<kBits>(codes, x);
@@ -156,7 +156,7 @@ class HadamardWriter {
       code_block<kBits, E>(y_[i], scale_[i], from_[i], signs + i * kSignBytes, planes_, residual);
     *scales_++ = range_[i].is_odd() ? range_[i].odd_scale() : scale_[i].sent;
     planes_ += kBits * kPlaneBytes;
-    left_.take(count);
+    left_.commit(count);
   }
 
   HWY_NOINLINE void write_odd(std::size_t first, std::size_t count, Pointer<E> residual) {
@@ -164,7 +164,7 @@ class HadamardWriter {
     std::fill_n(planes_, bits_ * kPlaneBytes, std::uint8_t{0});
     if (range_[i].poisoned())
       overflows_ += static_cast<std::size_t>(std::count_if(from_[i], from_[i] + count, is_finite));
-    if constexpr (!std::is_same_v<E, Absent>) {
+    if constexpr (!std::is_same_v<E, NoValues>) {
       const E* old = old_residual(first);
       if (range_[i].vanishes())
         for (std::size_t at = 0; at < kRotationBlock; at += kLanes)
@@ -185,8 +185,8 @@ class HadamardWriter {
   HadamardRange range_[kBatch];
   HadamardScale scale_[kBatch];
   const float* from_[kBatch];  // p
-  alignas(kLine) float p_[kBatch][kRotationBlock];
-  alignas(kLine) float y_[kBatch][kRotationBlock];
+  alignas(kCacheLine) float p_[kBatch][kRotationBlock];
+  alignas(kCacheLine) float y_[kBatch][kRotationBlock];
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

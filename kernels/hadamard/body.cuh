@@ -73,18 +73,18 @@ struct HadamardBlock {
   template <class Warp>
   TERSOR_DEVICE unsigned write(const Rotation<Warp>& rotation, unsigned bits,
                                const RotationSigns& signs, const RotatedValues& p) const {
-    using enum RowShare;
+    using enum RowLayout;
     const HadamardRange range{rotation.maximum(p)};
     const unsigned overflows = range.poisoned() && !keeps ? finite_values(p) : 0;
     RotatedValues y;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i) y[i] = p[i] * range.down();
     signs.flip(y);
-    rotation.template rotate<kNeighbours, kFourths>(y);
+    rotation.template rotate<kContiguous, kStrided>(y);
     visit_code_bits(bits,
                     [&]<unsigned kBits>(CodeBits<kBits>) { code<kBits>(rotation, range, y); });
     if constexpr (kFeedback) {
-      rotation.template rotate<kFourths, kNeighbours>(y);
+      rotation.template rotate<kStrided, kContiguous>(y);
       signs.flip(y);
       leave(range, p, y);
     }
@@ -121,7 +121,7 @@ struct HadamardBlock {
     const HadamardCodes<kBits> codes(y, scale.inverse, hadamard_unit(scale.sent, 1.0f));
     codes.store_to(rotation, sections, position, !keeps && !range.is_odd());
     const std::uint16_t sent = range.is_odd() ? range.odd_scale() : scale.sent;
-    if (position.is_there() && position.thread == 0)
+    if (position.exists() && position.thread == 0)
       store(reinterpret_cast<std::uint16_t*>(sections + scale_offset(position)),
             keeps ? std::uint16_t{0} : sent);
   }
@@ -166,7 +166,7 @@ TERSOR_DEVICE void sum_written_rotations(const Sum& sum, const Entry& segment, u
   sum.add_bytes(planes + from * bytes, planes + to * bytes);
 }
 
-template <typename G, typename E, unsigned kMost>
+template <typename G, typename E, unsigned kCapacity>
 struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
@@ -178,7 +178,7 @@ struct HadamardEncodeKernel {
     ThreadSums<kThreads> written;
   };
 
-  SegmentTable<EncodeEntry, kMost> table;
+  SegmentTable<EncodeEntry, kCapacity> table;
   std::byte* payload;
   std::uint64_t* overflows;  // null: not counted
   CallWords words;
@@ -204,7 +204,7 @@ struct HadamardEncodeKernel {
           sum_written_rotations(sum, segment, bits, first, end);
         });
     add_counts(block.warp(), count, overflows);
-    sum.leave();
+    sum.flush();
     seal.close(block);
   }
 
@@ -240,7 +240,7 @@ struct HadamardEntry {
   std::uint32_t first_unit;
 };
 
-template <typename T, unsigned kMostSegments, unsigned kMostFrames>
+template <typename T, unsigned kMaxSegments, unsigned kMaxFrames>
 struct HadamardDecodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
@@ -251,17 +251,17 @@ struct HadamardDecodeKernel {
     ThreadSums<kThreads> read;
   };
 
-  SegmentTable<HadamardEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
+  SegmentTable<HadamardEntry, kMaxSegments> table;
+  FrameList<kMaxFrames> list;
   float factor;
   unsigned bits;
   DecodeMode mode;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const bool sound = list.check(block);
+    const bool valid = list.check(block);
     const std::uint32_t step = list.step_in_header();
-    const ReadSums sums(block, list, sound, shared.read);
+    const ReadSums sums(block, list, valid, shared.read);
     for_each_run<kHadamardUnitValues>(
         block, table,
         [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
@@ -269,7 +269,7 @@ struct HadamardDecodeKernel {
           const auto warp = block.warp();
           decode_unit(Rotation(warp, shared.space[block.warp_rank()],
                                {step, segment.parameter, segment.first_index + first}),
-                      segment, first, sound);
+                      segment, first, valid);
         },
         DoNothing{});
     close_decoded<T>(block, table, sums, list);
@@ -278,7 +278,7 @@ struct HadamardDecodeKernel {
  private:
   template <class Warp>
   TERSOR_DEVICE void decode_unit(const Rotation<Warp>& rotation, const HadamardEntry& segment,
-                                 std::size_t first, bool sound) const {
+                                 std::size_t first, bool valid) const {
     auto* output = static_cast<T*>(segment.output);
     rotation.for_each_block(
         first, segment.count, [&](unsigned index, const RotationPosition& position) {
@@ -287,7 +287,7 @@ struct HadamardDecodeKernel {
           sum_frames(rotation, list, {segment.offset, bits, factor}, position, w);
           signs.flip(w);
           if (mode == DecodeMode::kAdd) add_old(output, position, w);
-          if (!sound) fill_nan(w);
+          if (!valid) fill_nan(w);
           store_rotated(w, output, position);
         });
   }
@@ -306,7 +306,7 @@ struct HadamardDecodeKernel {
   }
 };
 
-template <typename E, unsigned kMostSegments, unsigned kMostFrames>
+template <typename E, unsigned kMaxSegments, unsigned kMaxFrames>
 struct HadamardReduceKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
@@ -319,8 +319,8 @@ struct HadamardReduceKernel {
     ThreadSums<kThreads> read;
   };
 
-  SegmentTable<ReduceEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
+  SegmentTable<ReduceEntry, kMaxSegments> table;
+  FrameList<kMaxFrames> list;
   std::byte* payload;
   std::uint64_t* overflows;  // null: not counted
   CallWords words;
@@ -332,10 +332,10 @@ struct HadamardReduceKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const std::uint32_t step = list.step_in_header();
     seal.write(block, step);
-    const bool sound = list.check(block);
+    const bool valid = list.check(block);
     const float b = words.residual_factor();
     unsigned count = 0;
-    const ReadSums sums(block, list, sound, shared.read);
+    const ReadSums sums(block, list, valid, shared.read);
     const WrittenSum written(block, seal, shared.written);
     for_each_run<kHadamardUnitValues>(
         block, table,
@@ -344,21 +344,21 @@ struct HadamardReduceKernel {
           const auto warp = block.warp();
           const Rotation rotation(warp, shared.space[block.warp_rank()],
                                   {step, segment.parameter, segment.first_index + first});
-          count += reduce_unit(rotation, segment, first, b, sound);
+          count += reduce_unit(rotation, segment, first, b, valid);
           pad_scales(warp, payload + segment.offset, first, segment.count);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
           sum_written_rotations(written, segment, bits, first, end);
         });
     add_counts(block.warp(), count, overflows);
-    written.leave();
+    written.flush();
     close_reduced<E>(block, table, sums, list, seal);
   }
 
  private:
   template <class Warp>
   TERSOR_DEVICE unsigned reduce_unit(const Rotation<Warp>& rotation, const ReduceEntry& segment,
-                                     std::size_t first, float b, bool sound) const {
+                                     std::size_t first, float b, bool valid) const {
     unsigned count = 0;
     rotation.for_each_block(
         first, segment.count, [&](unsigned index, const RotationPosition& position) {
@@ -369,10 +369,10 @@ struct HadamardReduceKernel {
           sum_frames(rotation, list, {segment.offset, bits, factor}, position, p);
           signs.flip(p);
           out.add_residual(1.0f, b, residual, p);
-          if (!sound) p[0] = float_of(kNanBits);
+          if (!valid) p[0] = float_of(kNanBits);
           count += out.write(rotation, bits, signs, p);
         });
-    return sound ? count : 0;
+    return valid ? count : 0;
   }
 };
 

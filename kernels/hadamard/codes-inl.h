@@ -227,7 +227,7 @@ HWY_INLINE Codes codes_of(const float* y, VF32 inverse) {
   if constexpr (kBits == 1)
     return hn::Xor(hn::ShiftRight<31>(hn::BitCast(U32(), value)), hn::Set(U32(), 1));
   const VF32 z = fused(value, inverse, hn::Set(F32(), Steps::kMiddle));
-  const VF32 most = hn::Set(F32(), Steps::kMost);
+  const VF32 most = hn::Set(F32(), Steps::kMaxCode);
   const VF32 clamped = hn::Min(hn::Max(z, hn::Zero(F32())), most);
   return hn::BitCast(U32(), hn::Add(clamped, hn::Set(F32(), kHadamardMagic)));
 }

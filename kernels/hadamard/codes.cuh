@@ -55,7 +55,7 @@ TERSOR_DEVICE void transpose_codes(std::uint32_t (&word)[4]) {
   swap(word[2], word[3], 1, 0x55555555u);
 }
 
-/// Encodes values y, stored by rows in fourths, and replaces y by the values k · unit.
+/// Encodes values y, stored by strided rows, and replaces y by the values k · unit.
 template <unsigned kBits>
 struct HadamardCodes {
   std::uint16_t share[kRotationRows];  // four 4-bit codes per row, first code lowest
@@ -82,7 +82,7 @@ struct HadamardCodes {
     auto* to = reinterpret_cast<std::uint32_t*>(sections + plane_offset(position, kBits));
     TERSOR_UNROLL
     for (unsigned j = 0; j < kBits; ++j) row.word[j] = coded ? row.word[j] : 0u;
-    if (!position.is_there()) return;
+    if (!position.exists()) return;
     TERSOR_UNROLL
     for (unsigned j = 0; j < kBits; ++j) store(to + j * kRotationThreads, row.word[j]);
   }
@@ -94,12 +94,13 @@ struct HadamardCodes {
     if constexpr (kBits == 1) {
       const std::uint32_t bits = bits_of(y);
       y = float_of((bits & 0x80000000u) | bits_of(0.5f * unit));
-      return shifted_in(codes, bits, 4);
+      return funnel_shift_left(codes, bits, 4);
     } else {
       using Steps = HadamardSteps<kBits>;
       constexpr float kCodes = static_cast<float>(1u << kBits);  // dividing by this is exact
       const float z = saturated_multiply_add(y, inverse / kCodes, Steps::kMiddle / kCodes);
-      const float sum = fused_multiply_add(fminf(z, Steps::kMost / kCodes), kCodes, kHadamardMagic);
+      const float sum =
+          fused_multiply_add(fminf(z, Steps::kMaxCode / kCodes), kCodes, kHadamardMagic);
       y = fused_multiply_add(sum - kHadamardMagic, unit, -(Steps::kMiddle * unit));  // exact
       return (codes << 4) + bits_of(sum);  // bits above the code land above bit 16
     }
@@ -137,8 +138,8 @@ struct FrameCodes {
   /// swapping the word's halves.
   TERSOR_DEVICE static void add_word(float* w, std::uint32_t word, float unit) {
     constexpr std::uint32_t kMagic = 0x4b000000u, kCode = (1u << kBits) - 1;
-    const std::uint32_t straight = chosen_bytes(word, kMagic, 0x7210);
-    const std::uint32_t turned = chosen_bytes(word, kMagic, 0x7032);
+    const std::uint32_t straight = select_bytes(word, kMagic, 0x7210);
+    const std::uint32_t turned = select_bytes(word, kMagic, 0x7032);
     TERSOR_UNROLL
     for (unsigned position = 0; position < 8; ++position) {
       const bool rotations = position == 0 || position > 4;
@@ -152,10 +153,10 @@ struct FrameCodes {
   }
 };
 
-/// Sums one block over the frames, stored by rows as neighbours. The sum starts at −0, which leaves
+/// Sums one block over the frames, stored by contiguous rows. The sum starts at −0, which leaves
 /// the first frame's products unchanged. Two frames are loaded while earlier frames are added.
-template <unsigned kMost, class Warp>
-TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kMost>& list,
+template <unsigned kCapacity, class Warp>
+TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kCapacity>& list,
                               const HadamardSource& source, const RotationPosition& position,
                               RotatedValues& w) {
   TERSOR_UNROLL
@@ -178,7 +179,7 @@ TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kM
       }
     }
   });
-  rotation.template rotate_runs<RowShare::kNeighbours>(w);
+  rotation.template rotate_runs<RowLayout::kContiguous>(w);
 }
 
 }  // namespace tersor::kernels

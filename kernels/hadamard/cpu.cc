@@ -20,7 +20,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 template <typename G, typename E>
 std::size_t encode_range(const HadamardEncode& arguments) {
-  const Sent& sent = arguments.sent;
+  const EncodeInput& sent = arguments.sent;
   SentBlocks<kRotationBlock, G, E> blocks(sent);
   BlockSigns signs(arguments.signs);
   HadamardWriter<E> writer(arguments.output, sent.feedback, sent.count);
@@ -28,7 +28,7 @@ std::size_t encode_range(const HadamardEncode& arguments) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       Absmax absmax;
       const float* p = blocks.at(at, writer.space(at),
-                                 [&](VF32 v, std::size_t k) HWY_ATTR { absmax.show(v, k); });
+                                 [&](VF32 v, std::size_t k) HWY_ATTR { absmax.update(v, k); });
       writer.take(at, p, absmax);
     }
     writer.write(first, signs.at(first), static_cast<const G*>(sent.gradient));
@@ -81,15 +81,15 @@ HWY_INLINE bool decode_block(const HadamardView& payload, std::size_t block, flo
 template <unsigned kBits, typename T>
 void decode_range(const HadamardDecode& arguments) {
   const HadamardInput& input = arguments.input;
-  const Decoded& to = arguments.to;
+  const DecodeOutput& to = arguments.to;
   const bool adds = to.mode == DecodeMode::kAdd;
   BlockSigns signs(input.signs);
-  Input<T, kRotationBlock> olds(to.output, input.count);
+  Input<T, kRotationBlock> old_values(to.output, input.count);
   Output<T, kRotationBlock> output(to.output, adds ? Store::kCached : to.store);
   for (std::size_t first = 0; first < input.count; first += kRotationBlock) {
     const std::size_t count = std::min(kRotationBlock, input.count - first);
     const std::uint8_t* flips = signs.at(first);
-    const T* old = adds ? olds.tile(first) : nullptr;
+    const T* old = adds ? old_values.tile(first) : nullptr;
     T* values = output.tile(count);
     RotationVectors w;
     const std::size_t block = first / kRotationBlock;
@@ -105,7 +105,7 @@ void decode_range(const HadamardDecode& arguments) {
       for (std::size_t k = 0; k < kRotationVectors; ++k)
         store_values(flipped(w[k], flips, k), values + k * kLanes);
     }
-    output.take(count);
+    output.commit(count);
   }
 }
 
@@ -114,7 +114,7 @@ HWY_NOINLINE Absmax cut_block(float* p, std::size_t count) {
   std::fill(p + count, p + kRotationBlock, 0.0f);
   Absmax absmax;
   for (std::size_t k = 0; k < kRotationVectors; ++k)
-    absmax.show(hn::Load(F32(), p + k * kLanes), k);
+    absmax.update(hn::Load(F32(), p + k * kLanes), k);
   return absmax;
 }
 
@@ -136,12 +136,12 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
       for (std::size_t k = 0; k < kRotationVectors; ++k) {
         const VF32 value = add_residual(flipped(w[k], flips, k), residual + k * kLanes, factors);
         hn::Store(value, F32(), p + k * kLanes);
-        absmax.show(value, k);
+        absmax.update(value, k);
       }
       if (HWY_UNLIKELY(at + kRotationBlock > input.count)) absmax = cut_block(p, input.count - at);
       writer.take(at, p, absmax);
     }
-    writer.write(first, signs.at(first), Absent{});
+    writer.write(first, signs.at(first), NoValues{});
   }
   return writer.overflows();
 }

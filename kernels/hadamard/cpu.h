@@ -24,7 +24,7 @@ struct HadamardOutput {
 };
 
 struct HadamardEncode {
-  Sent sent;
+  EncodeInput sent;
   Signs signs;
   HadamardOutput output;
 };
@@ -46,7 +46,7 @@ struct HadamardInput {
 /// The sum of the payloads, in order, times `factor`, rounded once to the output's dtype.
 struct HadamardDecode {
   HadamardInput input;
-  Decoded to;
+  DecodeOutput to;
 };
 
 /// Encodes the sum of the payloads, in order, times `factor`, plus residual_factor · residual.

@@ -24,15 +24,15 @@ void launch_hadamard(Queue& queue, Kernel& kernel, const Call& call, unsigned bi
   kernel.payload = frame.frame + sizeof(FrameHeader);
   kernel.overflows = overflows_of(call);
   kernel.bits = bits;
-  launch_writer<Advance::kBehind>(queue, kernel, call, &frame, sizes_of(bits));
+  launch_writer<Advance::kSeparateLaunch>(queue, kernel, call, &frame, sizes_of(bits));
 }
 
-template <unsigned kMost, class Call>
-FrameList<kMost> list_carriers(Queue& queue, const Call& call, const FrameHeader& expected,
-                               Launches launches) {
-  FrameList<kMost> list =
-      list_frames<kMost>(queue, call.frames, expected, call.execution, launches);
-  list.carries_step = true;
+template <unsigned kCapacity, class Call>
+FrameList<kCapacity> list_frames_with_step(Queue& queue, const Call& call,
+                                           const FrameHeader& expected, Launches launches) {
+  FrameList<kCapacity> list =
+      list_frames<kCapacity>(queue, call.frames, expected, call.execution, launches);
+  list.has_step = true;
   return list;
 }
 
@@ -63,8 +63,8 @@ void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHe
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardDecodeKernel<T, segments(), frames()> kernel;
-      kernel.list =
-          list_carriers<frames()>(queue, call, expected, launches_of(kernel.table, call.segments));
+      kernel.list = list_frames_with_step<frames()>(queue, call, expected,
+                                                    launches_of(kernel.table, call.segments));
       kernel.factor = call.factor;
       kernel.bits = bits;
       kernel.mode = call.mode;
@@ -81,8 +81,8 @@ void hadamard_device_reduce(const ReduceCall& call, unsigned bits, const DeviceF
   visit_residual_type(call.states, [&]<typename E>(E) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardReduceKernel<E, segments(), frames()> kernel;
-      kernel.list = list_carriers<frames()>(queue, call, frame.header,
-                                            launches_of(kernel.table, call.segments));
+      kernel.list = list_frames_with_step<frames()>(queue, call, frame.header,
+                                                    launches_of(kernel.table, call.segments));
       kernel.factor = call.factor;
       launch_hadamard(queue, kernel, call, bits, frame);
     });

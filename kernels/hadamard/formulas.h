@@ -30,8 +30,8 @@ template <unsigned kBits>
 struct HadamardSteps {
   static_assert(kBits >= 1 && kBits <= 4);
   /// Codes are numbered from the lowest value; k = code − kMiddle.
-  static constexpr float kMost = static_cast<float>((1u << kBits) - 1);
-  static constexpr float kMiddle = kMost / 2;
+  static constexpr float kMaxCode = static_cast<float>((1u << kBits) - 1);
+  static constexpr float kMiddle = kMaxCode / 2;
   /// The best uniform step for a normal distribution, in standard deviations.
   static constexpr float kStep = kBits == 1   ? 1.5957691f
                                  : kBits == 2 ? 0.9956867f

@@ -26,7 +26,7 @@ struct ErrorFeedback {
 };
 
 /// The input of an encode: p, computed from a range of the gradient and the feedback.
-struct Sent {
+struct EncodeInput {
   const void* gradient = nullptr;  // `count` values of `dtype`
   Dtype dtype = Dtype::kF32;       // f32, bf16 or f16
   std::size_t count = 0;
@@ -35,7 +35,7 @@ struct Sent {
 
 /// The output of a decode: the sum of payloads, in order, is assigned or added, times `factor`, and
 /// rounded once.
-struct Decoded {
+struct DecodeOutput {
   void* output = nullptr;  // one value of `dtype` per payload value
   Dtype dtype = Dtype::kF32;
   float factor = 1;

@@ -21,7 +21,8 @@ std::uint64_t checksum_on(const void* words, std::size_t count, std::uint64_t fi
   return sum.value();
 }
 
-std::uint64_t checksum_behind_on(const void* first_row, const void* words, std::size_t count) {
+std::uint64_t checksum_with_first_row_on(const void* first_row, const void* words,
+                                         std::size_t count) {
   WordSum sum(0);
   sum.add(static_cast<const std::byte*>(first_row), kChecksumColumns);
   sum.add(static_cast<const std::byte*>(words), count);
@@ -43,7 +44,7 @@ static_assert(std::ranges::min(kChecksumNumbers.weight) > -(1 << 30),
 TERSOR_DISPATCHED(std::uint64_t, checksum,
                   (const void* words, std::size_t count, std::uint64_t first_word),
                   (words, count, first_word))
-TERSOR_DISPATCHED(std::uint64_t, checksum_behind,
+TERSOR_DISPATCHED(std::uint64_t, checksum_with_first_row,
                   (const void* first_row, const void* words, std::size_t count),
                   (first_row, words, count))
 

@@ -16,6 +16,6 @@ std::uint64_t checksum(const void* words, std::size_t count, std::uint64_t first
 
 /// Returns the checksum part of a frame's first row and of the next `count` words of the frame,
 /// stored at another address.
-std::uint64_t checksum_behind(const void* first_row, const void* words, std::size_t count);
+std::uint64_t checksum_with_first_row(const void* first_row, const void* words, std::size_t count);
 
 }  // namespace tersor::kernels

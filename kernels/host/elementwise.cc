@@ -23,14 +23,14 @@ constexpr std::size_t kTile = 256;  // values
 template <typename T, class Result>
 HWY_INLINE void update(void* values, std::size_t count, Result&& result) {
   using Stored = std::conditional_t<std::is_same_v<T, F16>, IeeeF16, T>;
-  Input<T, kTile> olds(values, count);
-  Output<Stored, kTile> news(values, Store::kCached);
+  Input<T, kTile> old_values(values, count);
+  Output<Stored, kTile> new_values(values, Store::kCached);
   for (std::size_t first = 0; first < count; first += kTile) {
     const std::size_t valid = std::min(kTile, count - first);
-    const T* old = olds.tile(first);
-    Stored* target = news.tile(valid);
+    const T* old = old_values.tile(first);
+    Stored* target = new_values.tile(valid);
     result(first, old, target);
-    news.take(valid);
+    new_values.commit(valid);
   }
 }
 
@@ -46,9 +46,9 @@ void scale(void* values, std::size_t count, float factor) {
 /// values = operation(values, others)
 template <typename T, class Operation>
 HWY_INLINE void combine(void* values, const void* others, std::size_t count, Operation operation) {
-  Input<T, kTile> rights(others, count);
+  Input<T, kTile> right_values(others, count);
   update<T>(values, count, [&](std::size_t first, const T* left, auto* target) HWY_ATTR {
-    const T* right = rights.tile(first);
+    const T* right = right_values.tile(first);
     for (std::size_t i = 0; i < kTile; i += kLanes)
       store_values(operation(load_values(left + i), load_values(right + i)), target + i);
   });

@@ -18,7 +18,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 /// Calls `visitor(E{})` with the residual type: float, Bf16, or Absent without a residual.
 template <typename Visitor>
 decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) {
-  if (feedback.residual_in == nullptr) return visitor(Absent{});
+  if (feedback.residual_in == nullptr) return visitor(NoValues{});
   if (feedback.dtype == Dtype::kF32) return visitor(float{});
   if (feedback.dtype == Dtype::kBf16) return visitor(Bf16{});
   throw InvalidArgumentError("residuals are f32 or bf16, not " +
@@ -27,7 +27,7 @@ decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) 
 
 /// Calls `visitor(G{}, E{})` with the types of gradient and residual.
 template <typename Visitor>
-decltype(auto) visit_sent(const Sent& sent, Visitor&& visitor) {
+decltype(auto) visit_sent(const EncodeInput& sent, Visitor&& visitor) {
   return visit_gradient_dtype(sent.dtype, [&]<typename G>(G) {
     return visit_residual(sent.feedback, [&]<typename E>(E) { return visitor(G{}, E{}); });
   });
@@ -52,7 +52,7 @@ template <typename E>
 HWY_INLINE VF32 add_residual(VF32 sum, const E* residual, const Factors& factors) {
   return hn::Add(sum, hn::Mul(factors.residual, load_values(residual)));
 }
-HWY_INLINE VF32 add_residual(VF32 sum, Absent, const Factors&) { return sum; }
+HWY_INLINE VF32 add_residual(VF32 sum, NoValues, const Factors&) { return sum; }
 
 /// a · g + b · e
 template <typename G, typename E>
@@ -60,7 +60,7 @@ HWY_INLINE VF32 with_feedback(const G* gradient, const E* residual, const Factor
   return add_residual(hn::Mul(factors.gradient, load_values(gradient)), residual, factors);
 }
 template <typename G>
-HWY_INLINE VF32 with_feedback(const G* gradient, Absent, const Factors&) {
+HWY_INLINE VF32 with_feedback(const G* gradient, NoValues, const Factors&) {
   return load_values(gradient);
 }
 

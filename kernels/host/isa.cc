@@ -42,11 +42,11 @@ std::string list_of(const std::vector<Isa>& isas) {
   return list;
 }
 
-void check_available(Isa isa, std::string_view asked_by) {
+void check_available(Isa isa, std::string_view requester) {
   const auto available = available_isas();
   if (std::ranges::find(available, isa) == available.end())
     throw InvalidArgumentError(
-        std::string(asked_by) + " requests instruction set " + std::string(isa_name(isa)) +
+        std::string(requester) + " requests instruction set " + std::string(isa_name(isa)) +
         ", which is not available here; available are: " + list_of(available));
 }
 
@@ -81,9 +81,9 @@ std::uint32_t packed(Isa isa) {
 std::uint32_t choice() {
   std::uint32_t value = chosen.load(std::memory_order_relaxed);
   if (value != 0) return value;
-  static const std::uint32_t by_default = packed(default_isa());
-  chosen.compare_exchange_strong(value, by_default, std::memory_order_relaxed);
-  return value != 0 ? value : by_default;
+  static const std::uint32_t default_choice = packed(default_isa());
+  chosen.compare_exchange_strong(value, default_choice, std::memory_order_relaxed);
+  return value != 0 ? value : default_choice;
 }
 
 }  // namespace

@@ -110,28 +110,28 @@ class NoiseBytes {
     if (noise_.rounding == Rounding::kNearest) return nullptr;
     const std::uint64_t element = noise_.first_index + position;
     const std::size_t offset = element % kNoiseUnit;
-    provide(element / kNoiseUnit, offset + count > kNoiseUnit ? 2 : 1);
+    prepare(element / kNoiseUnit, offset + count > kNoiseUnit ? 2 : 1);
     return bytes_ + offset;
   }
 
  private:
   /// Makes the buffer start at `unit` and hold `units` units.
-  void provide(std::uint64_t unit, std::size_t units) {
-    if (held_ == 2 && unit == unit_ + 1) {
+  void prepare(std::uint64_t unit, std::size_t units) {
+    if (buffered_units_ == 2 && unit == unit_ + 1) {
       std::copy_n(bytes_ + kNoiseUnit, kNoiseUnit, bytes_);
-      held_ = 1;
+      buffered_units_ = 1;
     } else if (unit != unit_) {
-      held_ = 0;
+      buffered_units_ = 0;
     }
     unit_ = unit;
-    for (; held_ < units; ++held_)
-      fill_unit(noise_, keys_, unit + held_, bytes_ + held_ * kNoiseUnit);
+    for (; buffered_units_ < units; ++buffered_units_)
+      fill_unit(noise_, keys_, unit + buffered_units_, bytes_ + buffered_units_ * kNoiseUnit);
   }
 
   const Noise noise_;
   const RoundKeys keys_;
   std::uint64_t unit_ = 0;
-  std::size_t held_ = 0;  // units in the buffer: unit_ and, if 2, the next
+  std::size_t buffered_units_ = 0;  // units in the buffer: unit_ and, if 2, the next
   alignas(64) std::uint8_t bytes_[2 * kNoiseUnit];
 };
 
@@ -143,16 +143,16 @@ class WideNoise {
         low_(with_key(noise, wide_key(noise.key).low)) {}
 
   /// Prepares the bits of `count` elements from first_index + position on.
-  HWY_INLINE void provide(std::size_t position, std::size_t count) {
-    highs_ = high_.at(position, count);
-    lows_ = low_.at(position, count);
+  HWY_INLINE void prepare(std::size_t position, std::size_t count) {
+    high_bytes_ = high_.at(position, count);
+    low_bytes_ = low_.at(position, count);
   }
 
   /// Returns the bits of the elements from `index` on, relative to `position`.
   HWY_INLINE VI32 at(std::size_t index) const {
     const hn::Rebind<std::uint8_t, I32> narrow;
-    const VI32 high = hn::PromoteTo(I32(), hn::LoadU(narrow, highs_ + index));
-    const VI32 low = hn::PromoteTo(I32(), hn::LoadU(narrow, lows_ + index));
+    const VI32 high = hn::PromoteTo(I32(), hn::LoadU(narrow, high_bytes_ + index));
+    const VI32 low = hn::PromoteTo(I32(), hn::LoadU(narrow, low_bytes_ + index));
     return hn::Or(hn::ShiftLeft<8>(high), low);
   }
 
@@ -163,8 +163,8 @@ class WideNoise {
   }
 
   NoiseBytes high_, low_;
-  const std::uint8_t* highs_ = nullptr;
-  const std::uint8_t* lows_ = nullptr;
+  const std::uint8_t* high_bytes_ = nullptr;
+  const std::uint8_t* low_bytes_ = nullptr;
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

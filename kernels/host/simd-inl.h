@@ -116,7 +116,7 @@ HWY_INLINE void store_values(VF32 value, IeeeF16* values) {
 
 /// Rounds after within_f16: finite values stay finite.
 HWY_INLINE void store_values(VF32 value, F16* values) {
-  const VF32 most = hn::Set(F32(), kF16Largest);
+  const VF32 most = hn::Set(F32(), kF16Max);
   const auto is_finite = hn::Lt(hn::Abs(value), hn::Set(F32(), float_of(kInfinityBits)));
   const VF32 within = hn::Clamp(value, hn::Neg(most), most);
   store_values(hn::IfThenElse(is_finite, within, value), reinterpret_cast<IeeeF16*>(values));

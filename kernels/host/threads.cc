@@ -28,7 +28,7 @@ namespace {
 /// How long a thread spins before sleeping: about the cost of a sleep and a wake-up.
 constexpr std::chrono::microseconds kSpin{20};
 
-constexpr unsigned kMostThreads = 4096;
+constexpr unsigned kMaxThreads = 4096;
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -45,7 +45,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& word, std::uint32_t old,
                      std::chrono::microseconds spin) {
   const auto deadline = std::chrono::steady_clock::now() + spin;
   while (std::chrono::steady_clock::now() < deadline) {
-    for (int look = 0; look < 16; ++look) {
+    for (int attempt = 0; attempt < 16; ++attempt) {
       if (word.load(std::memory_order_acquire) != old) return;
       pause();
     }
@@ -79,7 +79,7 @@ struct Threads::Pool {
     stopping.store(true, std::memory_order_relaxed);
     state.fetch_add(kJob, std::memory_order_release);
     state.notify_all();
-    if (home == getpid())
+    if (owner_process == getpid())
       for (std::thread& worker : workers) worker.join();
     else  // a forked process has no copies of the threads
       new std::vector<std::thread>(std::move(workers));
@@ -145,7 +145,7 @@ struct Threads::Pool {
 
   const std::chrono::microseconds spin;
   std::vector<std::thread> workers;
-  const pid_t home = getpid();
+  const pid_t owner_process = getpid();
 
   void (*task)(void*, std::size_t) = nullptr;
   void* context = nullptr;
@@ -161,9 +161,9 @@ struct Threads::Pool {
 
 Threads::Threads(unsigned count) {
   if (count == 0) count = cores();
-  if (count > kMostThreads)
+  if (count > kMaxThreads)
     throw InvalidArgumentError("threads is " + std::to_string(count) + ": give at most " +
-                               std::to_string(kMostThreads));
+                               std::to_string(kMaxThreads));
   if (count > 1) pool_ = std::make_unique<Pool>(count);
 }
 

@@ -20,16 +20,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kLine = 64;  // bytes per cache line
+constexpr std::size_t kCacheLine = 64;  // bytes per cache line
 
 /// The type of absent values, for example of a missing residual, and of the pointer to absent
 /// values.
-struct Absent {
-  Absent operator+(std::size_t) const { return {}; }
+struct NoValues {
+  NoValues operator+(std::size_t) const { return {}; }
 };
 
 template <typename T>
-using Pointer = std::conditional_t<std::is_same_v<std::remove_const_t<T>, Absent>, Absent, T*>;
+using Pointer = std::conditional_t<std::is_same_v<std::remove_const_t<T>, NoValues>, NoValues, T*>;
 
 /// An input of `count` values, read in tiles of kTile values.
 template <typename T, std::size_t kTile>
@@ -44,9 +44,10 @@ class Input {
   }
 
   /// Prefetches a tile, or the part [first, first + count), if all of the part exists.
-  HWY_INLINE void ask_for(std::size_t first, std::size_t count = kTile) const {
+  HWY_INLINE void prefetch(std::size_t first, std::size_t count = kTile) const {
     if (first + count > count_) return;
-    for (std::size_t i = 0; i < count; i += kLine / sizeof(T)) hwy::Prefetch(values_ + first + i);
+    for (std::size_t i = 0; i < count; i += kCacheLine / sizeof(T))
+      hwy::Prefetch(values_ + first + i);
   }
 
  private:
@@ -57,26 +58,26 @@ class Input {
 
   const T* values_;
   std::size_t count_;
-  alignas(kLine) T padded_[kTile];
+  alignas(kCacheLine) T padded_[kTile];
 };
 
 template <std::size_t kTile>
-class Input<Absent, kTile> {
+class Input<NoValues, kTile> {
  public:
   Input(const void*, std::size_t) {}
-  HWY_INLINE Absent tile(std::size_t) { return {}; }
-  HWY_INLINE void ask_for(std::size_t, std::size_t = kTile) const {}
+  HWY_INLINE NoValues tile(std::size_t) { return {}; }
+  HWY_INLINE void prefetch(std::size_t, std::size_t = kTile) const {}
 };
 
 /// Writes whole lines with streaming stores. Both pointers must be aligned to a line. Portable code
 /// has no streaming stores and uses memcpy.
 HWY_INLINE void stream_lines(const std::byte* from, std::byte* to, std::size_t lines) {
 #if TERSOR_PORTABLE
-  std::memcpy(to, from, lines * kLine);
+  std::memcpy(to, from, lines * kCacheLine);
 #else
   const auto* source = reinterpret_cast<const float*>(from);
   auto* target = reinterpret_cast<float*>(to);
-  for (std::size_t i = 0; i < lines * kLine / sizeof(float); i += kLanes)
+  for (std::size_t i = 0; i < lines * kCacheLine / sizeof(float); i += kLanes)
     hn::Stream(hn::Load(F32(), source + i), F32(), target + i);
 #endif
 }
@@ -118,7 +119,7 @@ class Output {
         destination_(static_cast<std::byte*>(destination)),
         streaming_(store == Store::kStreaming) {
     if (!streaming_) return;
-    begin_ = fill_ = reinterpret_cast<std::uintptr_t>(destination) % kLine;
+    begin_ = fill_ = reinterpret_cast<std::uintptr_t>(destination) % kCacheLine;
     destination_ -= fill_;
   }
   Output(const Output&) = delete;
@@ -137,7 +138,7 @@ class Output {
   }
 
   /// Commits the first `count` values of the written tile.
-  HWY_INLINE void take(std::size_t count) {
+  HWY_INLINE void commit(std::size_t count) {
     const std::size_t bytes = count * sizeof(T);
     if (streaming_) return flush(bytes);
     if (count < kTile) std::memcpy(destination_, stage_, bytes);
@@ -147,17 +148,17 @@ class Output {
  private:
   void flush(std::size_t bytes) {
     fill_ += bytes;
-    if (fill_ < kLine) return;
-    const std::size_t end = fill_ / kLine * kLine;
+    if (fill_ < kCacheLine) return;
+    const std::size_t end = fill_ / kCacheLine * kCacheLine;
     sum_.add(stage_ + begin_, end - begin_);
     std::size_t done = 0;
     if (begin_ != 0) {
-      std::memcpy(destination_ + begin_, stage_ + begin_, kLine - begin_);
+      std::memcpy(destination_ + begin_, stage_ + begin_, kCacheLine - begin_);
       begin_ = 0;
-      done = kLine;
+      done = kCacheLine;
     }
-    stream_lines(stage_ + done, destination_ + done, (end - done) / kLine);
-    if (fill_ != end) std::memcpy(stage_, stage_ + end, kLine);
+    stream_lines(stage_ + done, destination_ + done, (end - done) / kCacheLine);
+    if (fill_ != end) std::memcpy(stage_, stage_ + end, kCacheLine);
     destination_ += end;
     fill_ -= end;
   }
@@ -167,15 +168,15 @@ class Output {
   const bool streaming_;
   std::size_t begin_ = 0;  // first bytes of the stage that belong to other data
   std::size_t fill_ = 0;   // bytes in the stage
-  alignas(kLine) std::byte stage_[kTile * sizeof(T) + 2 * kLine];
+  alignas(kCacheLine) std::byte stage_[kTile * sizeof(T) + 2 * kCacheLine];
 };
 
 template <std::size_t kTile>
-class Output<Absent, kTile, NoStreamSum> {
+class Output<NoValues, kTile, NoStreamSum> {
  public:
   Output(void*, Store) {}
-  HWY_INLINE Absent tile(std::size_t) { return {}; }
-  HWY_INLINE void take(std::size_t) {}
+  HWY_INLINE NoValues tile(std::size_t) { return {}; }
+  HWY_INLINE void commit(std::size_t) {}
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

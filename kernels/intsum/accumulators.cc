@@ -62,7 +62,7 @@ EncodingFound encode_as(const float* values, std::size_t count, const Accumulato
     const std::size_t valid = std::min(kTile, count - first);
     const float* tile = tiles.tile(first);
     Accumulator* target = codes.tile(valid);
-    random.provide(first, kTile);
+    random.prepare(first, kTile);
     for (std::size_t i = 0; i < kTile; i += kLanes) {
       const VF32 value = load_values(tile + i);
       const VF32 wanted = hn::Mul(value, inverse);
@@ -71,7 +71,7 @@ EncodingFound encode_as(const float* values, std::size_t count, const Accumulato
       const VF32 cut = hn::Max(hn::Min(wanted, most), hn::Neg(most));
       store_accumulators(rounded(cut, random.at(i)), target + i);
     }
-    codes.take(valid);
+    codes.commit(valid);
   }
   return found;
 }
@@ -88,7 +88,7 @@ void decode_as(const std::byte* accumulators, std::size_t count, const Accumulat
     float* target = results.tile(valid);
     for (std::size_t i = 0; i < kTile; i += kLanes)
       store_values(hn::Mul(hn::ConvertTo(F32(), load_accumulators(tile + i)), scale), target + i);
-    results.take(valid);
+    results.commit(valid);
   }
 }
 

@@ -37,7 +37,7 @@ struct IntsumMaximaKernel : UnitKernel {
   static constexpr unsigned kResident = kEncodeResident<E, NoiseKind::kNone>;
   static constexpr unsigned kRow = 16 / sizeof(G);
 
-  SegmentTable<IntsumEncodeEntry, kFewSegments> table;
+  SegmentTable<IntsumEncodeEntry, kShortListSegments> table;
   std::uint32_t* maxima;
   CallWords words;
   float factor;
@@ -146,7 +146,7 @@ struct IntsumEncodeKernel : UnitKernel {
   static constexpr unsigned kResident = kEncodeResident<E, kKind>;
   static constexpr unsigned kRow = 16 / sizeof(G);
 
-  SegmentTable<IntsumEncodeEntry, kFewSegments> table;
+  SegmentTable<IntsumEncodeEntry, kShortListSegments> table;
   std::byte* codes;
   const float* scales;
   CallWords words;
@@ -210,7 +210,7 @@ struct IntsumDecodeKernel : UnitKernel {
   static constexpr unsigned kResident = kQuantizeResident.units;
   static constexpr unsigned kRow = 16 / sizeof(T);
 
-  SegmentTable<IntsumDecodeEntry, kFewSegments> table;
+  SegmentTable<IntsumDecodeEntry, kShortListSegments> table;
   const std::byte* codes;
   const float* scales;
   float factor;

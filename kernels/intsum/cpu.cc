@@ -26,19 +26,19 @@ template <>
 struct VectorCodes<IntsumBytes> : VectorCodes<Int8Format> {};
 
 template <typename G, typename E>
-void maxima_range(const Sent& sent, float factor, std::uint32_t* maxima) {
+void maxima_range(const EncodeInput& sent, float factor, std::uint32_t* maxima) {
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
-  alignas(kLine) float space[kIntsumBlock];
+  alignas(kCacheLine) float space[kIntsumBlock];
   for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
     Absmax absmax;
-    blocks.at(first, space, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.show(p, k); });
+    blocks.at(first, space, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.update(p, k); });
     *maxima++ = sent_maximum(absmax.bits(), factor);
   }
 }
 
 template <class Format, typename G, typename E>
 void codes_range(const IntsumEncode& arguments) {
-  const Sent& sent = arguments.sent;
+  const EncodeInput& sent = arguments.sent;
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
   Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback,
                                  {.codes = arguments.codes, .store = arguments.store},
@@ -59,7 +59,7 @@ void visit_widths(AccumulatorBits accumulator_bits, Visitor&& visitor) {
   visitor(IntsumWords{});
 }
 
-void intsum_maxima_on(const Sent& sent, float factor, std::uint32_t* maxima) {
+void intsum_maxima_on(const EncodeInput& sent, float factor, std::uint32_t* maxima) {
   const DefaultFloatMode mode;
   visit_sent(sent, [&](auto gradient, auto residual) {
     maxima_range<decltype(gradient), decltype(residual)>(sent, factor, maxima);
@@ -87,7 +87,8 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-TERSOR_DISPATCHED(void, intsum_maxima, (const Sent& sent, float factor, std::uint32_t* maxima),
+TERSOR_DISPATCHED(void, intsum_maxima,
+                  (const EncodeInput& sent, float factor, std::uint32_t* maxima),
                   (sent, factor, maxima))
 TERSOR_DISPATCHED(void, intsum_encode, (const IntsumEncode& arguments), (arguments))
 TERSOR_DISPATCHED(void, intsum_decode,

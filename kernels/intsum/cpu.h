@@ -14,7 +14,7 @@
 namespace tersor::kernels {
 
 /// Computes maxima[ceil(count / 256)] of p times a positive factor. The residual is not changed.
-void intsum_maxima(const Sent& sent, float factor, std::uint32_t* maxima);
+void intsum_maxima(const EncodeInput& sent, float factor, std::uint32_t* maxima);
 
 /// Computes the scales of all ranks' codes.
 void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales);
@@ -29,7 +29,7 @@ void intsum_flagged_scales(const std::byte* flags, AccumulatorBits accumulator_b
 
 /// Computes codes and the new residual.
 struct IntsumEncode {
-  Sent sent;
+  EncodeInput sent;
   float factor;  // above 0, as for raw values
   float levels;  // the largest code
   Noise noise;

@@ -1,5 +1,5 @@
-// Launches intsum's kernels on a device. Each round needs a single launch for up to kFewSegments
-// segments.
+// Launches intsum's kernels on a device. Each round needs a single launch for up to
+// kShortListSegments segments.
 
 #include "kernels/device/device_call.cuh"
 #include "kernels/intsum/body.cuh"

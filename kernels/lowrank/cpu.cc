@@ -26,7 +26,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 template <typename G, typename E>
 class SentValues {
  public:
-  SentValues(const Sent& sent, std::size_t first, std::size_t count)
+  SentValues(const EncodeInput& sent, std::size_t first, std::size_t count)
       : factors_(sent.feedback),
         gradient_(static_cast<const G*>(sent.gradient) + first, count),
         residual_(residual_at(sent.feedback.residual_in, first), count) {}
@@ -40,7 +40,7 @@ class SentValues {
 
  private:
   static const void* residual_at(const void* residual, std::size_t first) {
-    if constexpr (std::is_same_v<E, Absent>)
+    if constexpr (std::is_same_v<E, NoValues>)
       return nullptr;
     else
       return static_cast<const E*>(residual) + first;
@@ -52,10 +52,10 @@ class SentValues {
 };
 
 template <typename G, typename E>
-void project_row(const Sent& sent, const LowrankShape& shape, std::size_t row,
+void project_row(const EncodeInput& sent, const LowrankShape& shape, std::size_t row,
                  const float* directions, float (*chains)[kLowrankChains]) {
   constexpr std::size_t kTile = 16 * kLowrankChains;  // values of p, in the first-level cache
-  alignas(kLine) float p[kTile];
+  alignas(kCacheLine) float p[kTile];
   const std::size_t stride = lowrank_stride(shape.columns);
   SentValues<G, E> values(sent, row * shape.columns, shape.columns);
   for (std::size_t first = 0; first < stride; first += kTile) {
@@ -71,10 +71,10 @@ void project_row(const Sent& sent, const LowrankShape& shape, std::size_t row,
   }
 }
 
-void lowrank_project_on(const Sent& sent, const LowrankShape& shape, LowrankRange rows,
+void lowrank_project_on(const EncodeInput& sent, const LowrankShape& shape, LowrankRange rows,
                         const float* directions, float* projected) {
   const DefaultFloatMode mode;
-  alignas(kLine) float chains[kLowrankMostRank][kLowrankChains];
+  alignas(kCacheLine) float chains[kLowrankMostRank][kLowrankChains];
   visit_sent(sent, [&](auto gradient, auto residual) {
     for (std::size_t row = rows.first; row < rows.first + rows.count; ++row) {
       std::fill_n(chains[0], shape.rank * kLowrankChains, 0.0f);
@@ -202,7 +202,7 @@ class Strip {
 
   /// Writes the residual. If a sum overflowed f32, the residual keeps its old values.
   void leave() {
-    if constexpr (!std::is_same_v<E, Absent>) {
+    if constexpr (!std::is_same_v<E, NoValues>) {
       const bool keeps = largest_bits(sums_[0], kLowrankMostRank * kLowrankStrip) >= kInfinityBits;
       for (std::size_t row = 0; row < shape_.rows; ++row) keeps ? keep_row(row) : leave_row(row);
     }
@@ -267,8 +267,8 @@ class Strip {
   const LowrankShape& shape_;
   const LowrankRange columns_;
   const std::size_t stride_;
-  alignas(kLine) float sums_[kLowrankMostRank][kLowrankStrip];
-  alignas(kLine) float p_[kLowrankRows][kLowrankStrip];
+  alignas(kCacheLine) float sums_[kLowrankMostRank][kLowrankStrip];
+  alignas(kCacheLine) float p_[kLowrankRows][kLowrankStrip];
 };
 
 void lowrank_coefficients_on(const LowrankCoefficients& arguments, LowrankRange columns) {
@@ -297,7 +297,7 @@ void decode_row(const LowrankDecode& arguments, std::size_t row) {
     Chains value = row_value(arguments.basis + row, lowrank_stride(shape.rows),
                              arguments.coefficients + i, stride, shape.rank);
     if (arguments.to.mode == DecodeMode::kAdd) {
-      alignas(kLine) float values[kLowrankChains];
+      alignas(kCacheLine) float values[kLowrankChains];
       value.store(values);
       value = Chains::of(old.tile(i));
       value.add(values, arguments.to.factor);
@@ -325,7 +325,7 @@ HWY_AFTER_NAMESPACE();
 namespace tersor::kernels {
 
 TERSOR_DISPATCHED(void, lowrank_project,
-                  (const Sent& sent, const LowrankShape& shape, LowrankRange rows,
+                  (const EncodeInput& sent, const LowrankShape& shape, LowrankRange rows,
                    const float* directions, float* projected),
                   (sent, shape, rows, directions, projected))
 TERSOR_DISPATCHED(void, lowrank_orthonormalize, (const LowrankShape& shape, float* basis),

@@ -34,7 +34,7 @@ void lowrank_directions(const float* memory, const LowrankShape& shape, std::uin
                         float* directions);
 
 /// Computes rows of P, with columns `rows` apart.
-void lowrank_project(const Sent& sent, const LowrankShape& shape, LowrankRange rows,
+void lowrank_project(const EncodeInput& sent, const LowrankShape& shape, LowrankRange rows,
                      const float* directions, float* projected);
 
 /// Makes P orthonormal. Columns are lowrank_stride(rows) apart.
@@ -42,7 +42,7 @@ void lowrank_orthonormalize(const LowrankShape& shape, float* basis);
 
 /// Computes columns of W times `factor`, with columns `columns` apart, and the new residual.
 struct LowrankCoefficients {
-  Sent sent;
+  EncodeInput sent;
   LowrankShape shape;
   const float* basis;
   float factor;
@@ -56,7 +56,7 @@ struct LowrankDecode {
   LowrankShape shape;
   const float* basis;
   const float* coefficients;
-  Decoded to;
+  DecodeOutput to;
 };
 void lowrank_decode(const LowrankDecode& arguments, LowrankRange rows);
 

@@ -40,7 +40,7 @@ TERSOR_DEVICE void sum_written_blocks(const Sum& sum, const Entry& segment, std:
 /// Encodes sums with residuals of type E. See ReduceFrames.
 template <class Format, typename E, NoiseKind kKind>
 struct QuantizeSumCoder {
-  using Order = InRuns;
+  using Order = RunOrder;
   using Policy = RunsPolicy<kReduceResident<kKind>>;
   using Residual = E;
   static constexpr unsigned kRow = 8;
@@ -58,20 +58,20 @@ struct QuantizeSumCoder {
 
     template <class List>
     TERSOR_DEVICE void reduce(const ReduceEntry& segment, std::size_t first, const List& list,
-                              float factor, bool sound) const {
+                              float factor, bool valid) const {
       const UnitPosition<kRow> position{first, segment.count, block.warp().thread_rank()};
       const auto out =
           QuantizeUnit<Format, E, kKind, kRow>::of(segment, position, coder.payload, false);
       Rows<kRow> p;
       fill_rows<kRow>(p, Format::kZero);
-      if (sound) add_all_frames(segment, position, list, factor, p);
+      if (valid) add_all_frames(segment, position, list, factor, p);
       out.residual.add_to(position, 1.0f, b, p);
-      if (!sound) poison(p);
+      if (!valid) poison(p);
       const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, coder.key, step,
                                         segment.parameter);
       out.write(block.warp(), p, noise);
     }
-    TERSOR_DEVICE void leave() const {}
+    TERSOR_DEVICE void flush() const {}
   };
 
   template <class Block>
@@ -116,8 +116,8 @@ struct QuantizeSumCoder {
   }
 };
 
-template <class Format, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
+template <class Format, typename E, NoiseKind kKind, unsigned kMaxSegments, unsigned kMaxFrames>
 using QuantizeReduceKernel =
-    ReduceFrames<QuantizeSumCoder<Format, E, kKind>, kMostSegments, kMostFrames>;
+    ReduceFrames<QuantizeSumCoder<Format, E, kKind>, kMaxSegments, kMaxFrames>;
 
 }  // namespace tersor::kernels

@@ -29,7 +29,7 @@ template <class Format, NoiseKind kKind, class Kernel, class Call>
 void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame) {
   kernel.coder.payload = frame.frame + sizeof(FrameHeader);
   kernel.coder.key = call.random.key;
-  launch_writer<kAdvanceOf<kKind>>(queue, kernel, call, &frame, quantize_sizes<Format, Kernel>);
+  launch_writer<kAdvanceFor<kKind>>(queue, kernel, call, &frame, quantize_sizes<Format, Kernel>);
 }
 
 /// Finds the largest magnitudes before a frame is written.
@@ -56,7 +56,7 @@ void quantize_device_encode(const EncodeCall& call, Rounding rounding, const Dev
   Queue queue(call.execution.stream);
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     if constexpr (kHasWhole<Format>) {
-      LargestSentKernel<G, E, kFewSegments> largest;
+      LargestSentKernel<G, E, kShortListSegments> largest;
       launch_largest<decltype(largest), typename Format::Layout>(queue, largest, call, frame);
     }
     visit_noise_of<Format>(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {

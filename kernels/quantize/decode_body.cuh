@@ -105,12 +105,12 @@ struct NoWindow {
 /// Decodes to values of type T. See DecodeFrames.
 template <class Format, typename T, DecodeMode kMode>
 struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWindow> {
-  using Order = InRanges;
+  using Order = RangeOrder;
   using Policy = QuantizeDecodePolicy<kMode, kHasWhole<Format>>;
   using Value = T;
   using Tile = DecodeTile<Format, T>;
   using Sections = QuantizedSections<Format>;
-  static constexpr bool kSumsHeld = true;
+  static constexpr bool kSumsCodes = true;
   static constexpr bool kAdds = kMode == DecodeMode::kAdd;
   static constexpr unsigned kRow = Tile::kRow, kRows = Tile::kRows;
   using Window = std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWindow>;
@@ -119,34 +119,34 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
   class Pass {
    public:
     TERSOR_DEVICE Pass(const QuantizeReader& reader, const Block& block, const List& list,
-                       float factor, bool sound)
+                       float factor, bool valid)
         : window_(reader),
           block_(block),
           list_(list),
           factor_(factor),
-          sound_(sound),
-          takes_tiles_(sound && list.frames == 1) {}
+          valid_(valid),
+          takes_tiles_(valid && list.frames == 1) {}
 
     template <class Sums>
     TERSOR_DEVICE void decode(const DecodeEntry& segment, std::size_t first, const Sums& sums) {
-      bool held = false;
+      bool codes_summed = false;
       if (window_.misses(first, first + kTileValues)) return;
       if (takes_tiles_ && segment.count - first >= kTileValues &&
           !window_.cuts(first, first + kTileValues) &&
           is_aligned_for<T, kRow>(output_of(segment))) {
-        held = decode_tile(segment, first, sums);
+        codes_summed = decode_tile(segment, first, sums);
       } else {
         TERSOR_KEEP_LOOP
         for (unsigned unit = 0; unit < kTileValues; unit += kUnitValues)
           if (first + unit < segment.count) decode_unit(segment, first + unit);
       }
-      if (sums.is_single() && !held)
+      if (sums.is_single() && !codes_summed)
         Sections::of(segment).sum_codes(sums, first, end_of_tile(segment, first));
     }
 
     template <class Sums>
-    TERSOR_DEVICE void leave(const Sums& sums) {
-      if (sums.is_single()) sums.add(held_.take(tile().own_word()));
+    TERSOR_DEVICE void flush(const Sums& sums) {
+      if (sums.is_single()) sums.add(thread_columns_.take(tile().own_word()));
     }
 
    private:
@@ -183,10 +183,12 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
         pack_row<T>(sum).store_to(to + row * Tile::kStep);
       }
       const std::uint64_t word = (sizeof(FrameHeader) + codes) / sizeof(std::uint32_t);
-      if (!sums.is_single() || !held_.holds(word, kTileValues * Format::kBits / 32)) return false;
-      typename HeldColumns<typename Tile::Held>::Words words;
+      if (!sums.is_single() || !thread_columns_.holds(word, kTileValues * Format::kBits / 32))
+        return false;
+      typename ThreadColumns<typename Tile::WordLayout>::Words words;
       tile().words_of(rows, words);
-      held_.add(word, tile().own_word(), words, [&](std::uint64_t part) { sums.add(part); });
+      thread_columns_.add(word, tile().own_word(), words,
+                          [&](std::uint64_t part) { sums.add(part); });
       return true;
     }
 
@@ -218,7 +220,7 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
       if constexpr (!kAdds)  // adding to -0 keeps the first frame's products and their signs
         fill_rows<kRow>(sum, list_.frames == 0 ? 0.0f : -0.0f);
       const QuantizedRows<Format, kRow> rows(position, segment.offset);
-      if (!sound_)
+      if (!valid_)
         fill_rows<kRow>(sum, float_of(kNanBits));
       else if (position.is_whole())
         add_frames<UnitKind::kWhole>(rows, sum);
@@ -257,14 +259,14 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
     const Block& block_;
     const List& list_;
     float factor_;
-    bool sound_, takes_tiles_;
-    HeldColumns<typename Tile::Held> held_;
+    bool valid_, takes_tiles_;
+    ThreadColumns<typename Tile::WordLayout> thread_columns_;
   };
 
   template <class Block, class List>
   TERSOR_DEVICE Pass<Block, List> begin(const Block& block, const List& list, float factor,
-                                        bool sound) const {
-    return {*this, block, list, factor, sound};
+                                        bool valid) const {
+    return {*this, block, list, factor, valid};
   }
 
   /// Adds the scales. decode adds the codes.
@@ -275,8 +277,8 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
   }
 };
 
-template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
+template <class Format, typename T, DecodeMode kMode, unsigned kMaxSegments, unsigned kMaxFrames>
 using QuantizeDecodeKernel =
-    DecodeFrames<QuantizeReader<Format, T, kMode>, kMostSegments, kMostFrames>;
+    DecodeFrames<QuantizeReader<Format, T, kMode>, kMaxSegments, kMaxFrames>;
 
 }  // namespace tersor::kernels

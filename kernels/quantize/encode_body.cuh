@@ -18,7 +18,7 @@ namespace tersor::kernels {
 /// Encodes values of type G with residuals of type E. See EncodeFrame.
 template <class Format, typename G, typename E, NoiseKind kKind>
 struct QuantizeCoder {
-  using Order = InRanges;
+  using Order = RangeOrder;
   using Policy = QuantizeEncodePolicy<Format, E, kKind>;
   using Tile = EncodeTile<Format, G>;
   using Sections = QuantizedSections<Format>;
@@ -56,12 +56,13 @@ struct QuantizeCoder {
       TERSOR_KEEP_LOOP
       for (unsigned unit = 0; unit < kTileValues; unit += kUnitValues)
         if (first + unit < segment.count) encode_unit(segment, first + unit);
-      if (sum.is_due()) Sections::of(segment).sum_codes(sum, first, end_of_tile(segment, first));
+      if (sum.is_enabled())
+        Sections::of(segment).sum_codes(sum, first, end_of_tile(segment, first));
     }
 
     template <class Sum>
-    TERSOR_DEVICE void leave(const Sum& sum) {
-      if (sum.is_due()) sum.add(held_.take(own_word()));
+    TERSOR_DEVICE void flush(const Sum& sum) {
+      if (sum.is_enabled()) sum.add(thread_columns_.take(own_word()));
     }
 
    private:
@@ -119,7 +120,7 @@ struct QuantizeCoder {
               keeps ? 0.0f : scale.scale);
       const std::size_t codes = sections.codes_of(first);
       std::byte* to = base_address(coder_.payload + codes + tile.index(0) * Format::kBits / 8);
-      typename HeldColumns<typename Tile::Held>::Words words;
+      typename ThreadColumns<typename Tile::WordLayout>::Words words;
       TERSOR_UNROLL
       for (unsigned row = 0; row < kRows; ++row) {
         float values[kRow], decoded[kRow];
@@ -137,7 +138,7 @@ struct QuantizeCoder {
         }
       }
       if constexpr (kFeedback) store_left(segment, first, scale.poisoned, p);
-      if (sum.is_due()) add_codes(segment, first, codes, words, sum);
+      if (sum.is_enabled()) add_codes(segment, first, codes, words, sum);
     }
 
     /// p = a · gradient + b · residual.
@@ -193,12 +194,12 @@ struct QuantizeCoder {
 
     /// Adds the codes of a tile to the frame's sum.
     template <class Sum>
-    TERSOR_DEVICE void add_codes(const EncodeEntry& segment, std::size_t first, std::size_t codes,
-                                 const typename HeldColumns<typename Tile::Held>::Words& words,
-                                 const Sum& sum) {
+    TERSOR_DEVICE void add_codes(
+        const EncodeEntry& segment, std::size_t first, std::size_t codes,
+        const typename ThreadColumns<typename Tile::WordLayout>::Words& words, const Sum& sum) {
       const std::uint64_t word = (sizeof(FrameHeader) + codes) / sizeof(std::uint32_t);
-      if (held_.holds(word, kTileValues * Format::kBits / 32))
-        held_.add(word, own_word(), words, [&](std::uint64_t part) { sum.add(part); });
+      if (thread_columns_.holds(word, kTileValues * Format::kBits / 32))
+        thread_columns_.add(word, own_word(), words, [&](std::uint64_t part) { sum.add(part); });
       else
         Sections::of(segment).sum_codes(sum, first, first + kTileValues);
     }
@@ -208,7 +209,7 @@ struct QuantizeCoder {
     TileNoise<kKind, Policy::kThreads>& noise_;
     float a_, b_;
     std::uint32_t step_;
-    HeldColumns<typename Tile::Held> held_;
+    ThreadColumns<typename Tile::WordLayout> thread_columns_;
   };
 
   template <class Block>
@@ -225,7 +226,7 @@ struct QuantizeCoder {
   }
 };
 
-template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
-using QuantizeEncodeKernel = EncodeFrame<QuantizeCoder<Format, G, E, kKind>, kMost>;
+template <class Format, typename G, typename E, NoiseKind kKind, unsigned kCapacity>
+using QuantizeEncodeKernel = EncodeFrame<QuantizeCoder<Format, G, E, kKind>, kCapacity>;
 
 }  // namespace tersor::kernels

@@ -25,7 +25,7 @@ struct QuantizeOutput {
 
 /// Encodes one range. Value pointers need only the alignment of their element type.
 struct QuantizeEncode {
-  Sent sent;
+  EncodeInput sent;
   Noise noise;
   QuantizeOutput output;
 };
@@ -47,7 +47,7 @@ struct QuantizedView {
 struct QuantizeDecode {
   std::span<const QuantizedView> payloads;
   std::size_t count;
-  Decoded to;
+  DecodeOutput to;
 };
 
 /// Encodes the sum of the payloads, in order from +0, times `factor`, plus residual_factor ·
@@ -68,7 +68,7 @@ struct QuantizeLoops {
   void (*reduce)(const QuantizeReduce&);
   // The largest finite magnitude, as bits, that encode and reduce would encode; null if the format
   // has no number for a whole segment.
-  std::uint32_t (*largest_sent)(const Sent&);
+  std::uint32_t (*largest_sent)(const EncodeInput&);
   std::uint32_t (*largest_sum)(const QuantizeReduce&);
 };
 

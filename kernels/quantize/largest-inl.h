@@ -19,14 +19,14 @@ HWY_INLINE VF32 finite_or_zero(VF32 value) {
 }
 
 template <class Format, typename G, typename E>
-std::uint32_t largest_of_range(const Sent& sent) {
+std::uint32_t largest_of_range(const EncodeInput& sent) {
   constexpr std::size_t kValues = kTile<Format>;
   SentBlocks<kValues, G, E> blocks(sent);
-  alignas(kLine) float space[kValues];
+  alignas(kCacheLine) float space[kValues];
   Absmax absmax;
   for (std::size_t first = 0; first < sent.count; first += kValues)
     blocks.at(first, space,
-              [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(finite_or_zero(value), k); });
+              [&](VF32 value, std::size_t k) HWY_ATTR { absmax.update(finite_or_zero(value), k); });
   return absmax.bits();
 }
 
@@ -45,7 +45,7 @@ std::uint32_t largest_of_sums(const QuantizeReduce& arguments) {
         sum_of(i, sum);
         TERSOR_GROUP_LOOP
         for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes)
-          absmax.show(finite_or_zero(add_residual(sum[k], residual + at, factors)), k);
+          absmax.update(finite_or_zero(add_residual(sum[k], residual + at, factors)), k);
       }
     });
   }
@@ -53,7 +53,7 @@ std::uint32_t largest_of_sums(const QuantizeReduce& arguments) {
 }
 
 template <class Format>
-std::uint32_t largest_sent(const Sent& sent) {
+std::uint32_t largest_sent(const EncodeInput& sent) {
   const DefaultFloatMode mode;
   std::uint32_t most = 0;
   visit_sent(sent,

@@ -13,11 +13,11 @@
 namespace tersor::kernels {
 
 /// A pass over the units of all segments. An earlier launch of the same kernel clears the numbers.
-template <class Entry, unsigned kMost>
+template <class Entry, unsigned kCapacity>
 struct LargestKernel : UnitKernel {
   static constexpr unsigned kResident = 2;
 
-  SegmentTable<Entry, kMost> table;
+  SegmentTable<Entry, kCapacity> table;
   std::byte* payload;
   CallWords words;
   bool clears;
@@ -47,8 +47,8 @@ struct LargestKernel : UnitKernel {
   }
 };
 
-template <typename G, typename E, unsigned kMost>
-struct LargestSentKernel : LargestKernel<EncodeEntry, kMost> {
+template <typename G, typename E, unsigned kCapacity>
+struct LargestSentKernel : LargestKernel<EncodeEntry, kCapacity> {
   static constexpr unsigned kRow = 16 / sizeof(G);
 
   template <class Block>
@@ -64,12 +64,12 @@ struct LargestSentKernel : LargestKernel<EncodeEntry, kMost> {
   }
 };
 
-template <class Format, typename E, unsigned kMostSegments, unsigned kMostFrames>
-struct LargestSumKernel : LargestKernel<ReduceEntry, kMostSegments> {
+template <class Format, typename E, unsigned kMaxSegments, unsigned kMaxFrames>
+struct LargestSumKernel : LargestKernel<ReduceEntry, kMaxSegments> {
   using Coder = QuantizeSumCoder<Format, E, NoiseKind::kNone>;
   static constexpr unsigned kRow = Coder::kRow;
 
-  FrameList<kMostFrames> list;
+  FrameList<kMaxFrames> list;
   float factor;
 
   template <class Block>

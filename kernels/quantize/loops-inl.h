@@ -19,26 +19,26 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Computes the largest magnitude of the values passed to show(), as bits.
+/// Computes the largest magnitude of the values passed to update(), as bits.
 class Absmax {
  public:
   HWY_INLINE Absmax() {
-    for (VI32& most : most_) most = hn::Zero(I32());
+    for (VI32& most : maxima_) most = hn::Zero(I32());
   }
 
   /// Adds the k-th vector. Four alternating maxima avoid a dependency between consecutive vectors.
-  HWY_INLINE void show(VF32 value, std::size_t k) {
+  HWY_INLINE void update(VF32 value, std::size_t k) {
     const VI32 no_sign = hn::Set(I32(), 0x7fffffff);
-    most_[k % 4] = hn::Max(most_[k % 4], hn::And(hn::BitCast(I32(), value), no_sign));
+    maxima_[k % 4] = hn::Max(maxima_[k % 4], hn::And(hn::BitCast(I32(), value), no_sign));
   }
 
   HWY_INLINE std::uint32_t bits() const {
-    const VI32 all = hn::Max(hn::Max(most_[0], most_[1]), hn::Max(most_[2], most_[3]));
+    const VI32 all = hn::Max(hn::Max(maxima_[0], maxima_[1]), hn::Max(maxima_[2], maxima_[3]));
     return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), all)));
   }
 
  private:
-  VI32 most_[4];
+  VI32 maxima_[4];
 };
 
 /// The maxima of the blocks of a tile.
@@ -47,8 +47,8 @@ struct TileMaxima {
   HWY_INLINE TileMaxima() {}
 
   /// Adds the k-th vector of the tile.
-  HWY_INLINE void show(VF32 value, std::size_t k) {
-    of[block_of<Format>(k * kLanes)].show(value, k);
+  HWY_INLINE void update(VF32 value, std::size_t k) {
+    of[block_of<Format>(k * kLanes)].update(value, k);
   }
   Absmax of[kScales<Format>];
 };
@@ -64,7 +64,7 @@ struct TileOutput {
 /// Stores the remainder of p after coding.
 template <typename Residual>  // a pointer, or Absent
 HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual residual) {
-  if constexpr (!std::is_same_v<Residual, Absent>)
+  if constexpr (!std::is_same_v<Residual, NoValues>)
     store_values(hn::Sub(p, hn::Mul(coded.values, scale)), residual);
   return coded.codes;
 }
@@ -135,10 +135,10 @@ template <class Format, typename E>
 HWY_NOINLINE void quantize_poisoned(ReadTile<Format, E> tile, float levels,
                                     const TileOutput<E>& out) {
   constexpr std::size_t kBlock = Format::kBlock;
-  alignas(kLine) float p[kTile<Format>];
+  alignas(kCacheLine) float p[kTile<Format>];
   std::copy_n(tile.p, kTile<Format>, p);
   [[maybe_unused]] E old[kTile<Format>];
-  if constexpr (!std::is_same_v<E, Absent>) std::copy_n(tile.residual, kTile<Format>, old);
+  if constexpr (!std::is_same_v<E, NoValues>) std::copy_n(tile.residual, kTile<Format>, old);
   const TileScales<Format>& found = tile.scale;
   bool poisoned[kScales<Format>];
   for (std::size_t block = 0; block < kScales<Format>; ++block) {
@@ -148,7 +148,7 @@ HWY_NOINLINE void quantize_poisoned(ReadTile<Format, E> tile, float levels,
     std::fill_n(p + block * kBlock, kBlock, 0.0f);
   }
   quantize_tile<Format>(p, tile.scale, levels, out);
-  if constexpr (!std::is_same_v<E, Absent>)
+  if constexpr (!std::is_same_v<E, NoValues>)
     for (std::size_t block = 0; block < kScales<Format>; ++block)
       if (poisoned[block])
         std::copy_n(old + block * kBlock, kBlock, out.residual_out + block * kBlock);
@@ -193,8 +193,8 @@ class Quantizer {
       quantize_poisoned<Format>(tile, levels_, out);
     else
       quantize_tile<Format>(tile.p, tile.scale, levels_, out);
-    codes_.take(code_bytes<Format>(count));
-    residual_.take(count);
+    codes_.commit(code_bytes<Format>(count));
+    residual_.commit(count);
   }
 
   const std::size_t count_;
@@ -204,14 +204,14 @@ class Quantizer {
   Output<std::byte, code_bytes<Format>(kValues), StreamSum> codes_;
   Output<E, kValues> residual_;
   ReadTile<Format, E> tiles_[kMostTiles];
-  alignas(kLine) float sums_[kMostTiles][kValues];
+  alignas(kCacheLine) float sums_[kMostTiles][kValues];
 };
 
 /// Computes p = a · g + b · e, tile by tile.
 template <std::size_t kValues, typename G, typename E>
 class SentBlocks {
  public:
-  explicit SentBlocks(const Sent& sent)
+  explicit SentBlocks(const EncodeInput& sent)
       : factors_(sent.feedback),
         gradients_(sent.gradient, sent.count),
         residuals_(sent.feedback.residual_in, sent.count) {}
@@ -221,7 +221,7 @@ class SentBlocks {
   template <class Visit>
   HWY_INLINE const float* at(std::size_t first, float* space, const Visit& visit) {
     // An f32 gradient without residual is read twice instead of copied.
-    constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
+    constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, NoValues>;
     const G* gradient = gradients_.tile(first);
     residual_ = residuals_.tile(first);
     for (std::size_t i = 0; i < kValues; i += kGroup) TERSOR_GROUP_LOOP
@@ -272,33 +272,33 @@ class ScaleWriter {
 
 template <class Format, typename G, typename E>
 void encode_range(const QuantizeEncode& arguments) {
-  const Sent& sent = arguments.sent;
+  const EncodeInput& sent = arguments.sent;
   SentBlocks<kTile<Format>, G, E> blocks(sent);
   Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback, arguments.output);
   ScaleWriter<Format> scales(arguments.output, sent.count);
-  quantizer.run([&](std::size_t first, float* space,
-                    ReadTile<Format, E>& tile) HWY_ATTR TERSOR_INLINED {
-    TileMaxima<Format> maxima;
-    tile.p =
-        blocks.at(first, space, [&](VF32 value, std::size_t k) HWY_ATTR { maxima.show(value, k); });
-    tile.residual = blocks.residual();
-    scales.write(maxima, tile.scale);
-  });
+  quantizer.run(
+      [&](std::size_t first, float* space, ReadTile<Format, E>& tile) HWY_ATTR TERSOR_INLINED {
+        TileMaxima<Format> maxima;
+        tile.p = blocks.at(first, space,
+                           [&](VF32 value, std::size_t k) HWY_ATTR { maxima.update(value, k); });
+        tile.residual = blocks.residual();
+        scales.write(maxima, tile.scale);
+      });
 }
 
 template <class Format, typename T, bool kOne>
 void decode_range(const QuantizeDecode& arguments) {
   constexpr std::size_t kValues = kTile<Format>;
-  const Decoded& to = arguments.to;
+  const DecodeOutput& to = arguments.to;
   const bool adds = to.mode == DecodeMode::kAdd;
   Payloads<Format> payloads(arguments.payloads, arguments.count);
-  Input<T, kValues> olds(to.output, arguments.count);
+  Input<T, kValues> old_values(to.output, arguments.count);
   Output<T, kValues> output(to.output, adds ? Store::kCached : to.store);
   // -0, because adding to -0 keeps every first value unchanged.
   const VF32 none = hn::Set(F32(), payloads.ranks() == 0 ? 0.0f : -0.0f);
   for (std::size_t first = 0; first < arguments.count; first += kValues) {
     const std::size_t count = std::min(kValues, arguments.count - first);
-    const T* old = adds ? olds.tile(first) : nullptr;
+    const T* old = adds ? old_values.tile(first) : nullptr;
     T* values = output.tile(count);
     payloads.template visit<kOne>(
         first, to.factor,
@@ -312,7 +312,7 @@ void decode_range(const QuantizeDecode& arguments) {
               store_values(sum[k], values + i + k * kLanes);
           }
         });
-    output.take(count);
+    output.commit(count);
   }
 }
 
@@ -327,7 +327,7 @@ void reduce_range(const QuantizeReduce& arguments) {
   constexpr std::size_t kValues = kTile<Format>;
   constexpr std::size_t kAhead = 1024;  // values
   const Factors factors(arguments.feedback);
-  const bool asks = arguments.output.store == Store::kStreaming;
+  const bool prefetches = arguments.output.store == Store::kStreaming;
   Payloads<Format> payloads(arguments.payloads, arguments.count);
   Input<E, kValues> residuals(arguments.feedback.residual_in, arguments.count);
   Quantizer<Format, E> quantizer(arguments.count, arguments.noise, arguments.feedback,
@@ -336,7 +336,7 @@ void reduce_range(const QuantizeReduce& arguments) {
   quantizer.run([&](std::size_t first, float* space, ReadTile<Format, E>& tile) HWY_ATTR {
     tile.p = space;
     tile.residual = residuals.tile(first);
-    if (asks) residuals.ask_for(first + kAhead);
+    if (prefetches) residuals.prefetch(first + kAhead);
     payloads.visit(first, arguments.factor, FromZero<Format>(), [&](const auto& sum_of) HWY_ATTR {
       TileMaxima<Format> maxima;
       for (std::size_t i = 0; i < kValues; i += kGroup) {
@@ -346,7 +346,7 @@ void reduce_range(const QuantizeReduce& arguments) {
         for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
           const VF32 p = add_residual(sum[k], tile.residual + at, factors);
           hn::Store(p, F32(), space + at);
-          maxima.show(p, at / kLanes);
+          maxima.update(p, at / kLanes);
         }
       }
       scales.write(maxima, tile.scale);

@@ -145,8 +145,8 @@ class Payloads {
 
   const std::span<const QuantizedView> views_;
   const std::size_t count_;
-  alignas(kLine) TileCodes padded_[kMost];
-  alignas(kLine) float sums_[kTileValues];  // of more than kMost ranks
+  alignas(kCacheLine) TileCodes padded_[kMost];
+  alignas(kCacheLine) float sums_[kTileValues];  // of more than kMost ranks
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

@@ -81,7 +81,8 @@ struct EncodeTile {
   static constexpr bool kNarrow = kStepWords < kChecksumColumns;  // several rows per checksum row
   static constexpr unsigned kColumns = kNarrow ? kChecksumColumns / kStepWords : kRowWords;
   static_assert(kNarrow ? kRowWords == 1 : kStepWords == kChecksumColumns);
-  using Held = HeldWords<kColumns, kRows * kRowWords / kColumns, kNarrow ? kStepWords : 1, 1>;
+  using WordLayout =
+      ThreadWordLayout<kColumns, kRows * kRowWords / kColumns, kNarrow ? kStepWords : 1, 1>;
 
   using Raw = RowBytes<kRow * sizeof(G)>;
   using Codes = RowBytes<kRow * kBits / 8>;
@@ -147,7 +148,7 @@ struct DecodeTile {
   static constexpr unsigned kRows = kThreadValues / kRow;
   static constexpr unsigned kStep = kWarpThreads * kRow;  // from row to row
   static constexpr unsigned kColumns = std::max(kRow * kBits / 32, 1u);
-  using Held = HeldWords<kColumns, kRows, 1, kStep * kBits / 32 / kChecksumColumns>;
+  using WordLayout = ThreadWordLayout<kColumns, kRows, 1, kStep * kBits / 32 / kChecksumColumns>;
   using Codes = RowBytes<kRow * kBits / 8>;
 
   unsigned thread;  // in the warp
@@ -184,7 +185,8 @@ struct DecodeTile {
 
   /// The words of the frame that contain this thread's codes. Half of a word counts as a word with
   /// zeros in the other half.
-  TERSOR_DEVICE void words_of(const Rows& rows, typename HeldColumns<Held>::Words& words) const {
+  TERSOR_DEVICE void words_of(const Rows& rows,
+                              typename ThreadColumns<WordLayout>::Words& words) const {
     TERSOR_UNROLL
     for (unsigned row = 0; row < kRows; ++row) {
       if constexpr (sizeof(Codes) == 2) {

@@ -84,7 +84,7 @@ struct QuantizeEncodePolicy {
                                         : kKind == NoiseKind::kUnits     ? kQuantizeResident.random
                                         : Format::kBits == 8             ? kQuantizeResident.plain
                                                                          : kQuantizeResident.plain4;
-  static constexpr unsigned kFours = 1;
+  static constexpr unsigned kQuads = 1;
 };
 
 /// The policy of a decoding kernel. See FrameReader. A window needs a few more registers.

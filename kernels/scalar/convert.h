@@ -15,7 +15,7 @@ namespace tersor::kernels {
 
 constexpr std::uint16_t kNarrowNanBits = 0x7fff;         // the NaN of bf16 and f16 on the wire
 constexpr std::uint32_t kF16OverflowBits = 0x477ff000u;  // magnitudes from 65520 become infinite
-constexpr float kF16Largest = 65504.0f;
+constexpr float kF16Max = 65504.0f;
 
 TERSOR_BODY float bf16_to_f32(std::uint16_t bits) {
   return float_of(static_cast<std::uint32_t>(bits) << 16);
@@ -71,11 +71,11 @@ TERSOR_BODY std::uint16_t f32_to_f16(float value) {
 /// Clamps a finite value to the range of f16. Infinities and NaNs are not changed.
 TERSOR_BODY float within_f16(float value) {
 #if defined(__CUDA_ARCH__)
-  const float within = fminf(fmaxf(value, -kF16Largest), kF16Largest);
+  const float within = fminf(fmaxf(value, -kF16Max), kF16Max);
   return fabsf(value) < float_of(kInfinityBits) ? within : value;
 #else
   if (!is_finite(value)) return value;
-  return value > kF16Largest ? kF16Largest : value < -kF16Largest ? -kF16Largest : value;
+  return value > kF16Max ? kF16Max : value < -kF16Max ? -kF16Max : value;
 #endif
 }
 

@@ -110,7 +110,7 @@ struct TopkDecodeUnit {
   TERSOR_DEVICE bool ends_segment() const { return unit + kTopkDecodeUnit >= segment.count; }
 };
 
-template <typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
+template <typename T, DecodeMode kMode, unsigned kMaxSegments, unsigned kMaxFrames>
 struct TopkDecodeKernel {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = 5;
@@ -120,17 +120,17 @@ struct TopkDecodeKernel {
     SharedArray<float, kTopkDecodeUnit> sum;
   };
 
-  SegmentTable<TopkDecodeEntry, std::min(kMostSegments, kTopkMostDecoded)> table;
-  FrameList<kMostFrames> list;
+  SegmentTable<TopkDecodeEntry, std::min(kMaxSegments, kTopkMostDecoded)> table;
+  FrameList<kMaxFrames> list;
   TopkValues values;
   float factor;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const bool sound = list.check(block);
+    const bool valid = list.check(block);
     for (std::size_t i = block.rank(); i < table.units; i += block.blocks()) {
       const auto number = static_cast<std::uint32_t>(i);
-      decode_unit(block, shared, TopkDecodeUnit(table.find(number), number), sound);
+      decode_unit(block, shared, TopkDecodeUnit(table.find(number), number), valid);
       block.sync();
     }
   }
@@ -140,7 +140,7 @@ struct TopkDecodeKernel {
   struct Slice {
     std::uint32_t first;
     unsigned selected_count;
-    bool sound;
+    bool valid;
   };
 
   /// Rows are transposed in shared memory, so neighbouring threads access neighbouring words.
@@ -150,20 +150,20 @@ struct TopkDecodeKernel {
 
   template <class Block>
   TERSOR_DEVICE void decode_unit(const Block& block, Shared& shared, const TopkDecodeUnit& unit,
-                                 bool sound) const {
+                                 bool valid) const {
     load_outputs(block, shared, unit);
-    for (unsigned index = 0; sound && index < list.frames; ++index) {
+    for (unsigned index = 0; valid && index < list.frames; ++index) {
       const TopkSections frame{list.payload(index) + unit.segment.offset,
                                {unit.segment.count, unit.segment.selected, values}};
       const Slice slice = slice_of(block.warp(), frame, unit);
-      sound = !block.any(!is_sound(block, frame, unit, slice));
-      if (sound)
+      valid = !block.any(!is_valid(block, frame, unit, slice));
+      if (valid)
         add(block, shared, frame, unit, slice);
       else if (block.thread_rank() == 0)
         list.report(index, FrameFault::kIndices, unit.segment.segment);
     }
     block.sync();
-    store_outputs(block, shared, unit, sound);
+    store_outputs(block, shared, unit, valid);
   }
 
   template <class Block, class Visit>
@@ -191,13 +191,13 @@ struct TopkDecodeKernel {
 
   template <class Block>
   TERSOR_DEVICE static void store_outputs(const Block& block, const Shared& shared,
-                                          const TopkDecodeUnit& unit, bool sound) {
+                                          const TopkDecodeUnit& unit, bool valid) {
     for_each_row(block, unit, [&](unsigned first, RowPosition position) {
       float row[kRow];
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
         const float sum = shared.sum.get(slot(first + i));
-        row[i] = sound ? sum : float_of(kNanBits);
+        row[i] = valid ? sum : float_of(kNanBits);
       }
       store_row(row, output_of(unit), position);
     });
@@ -210,8 +210,8 @@ struct TopkDecodeKernel {
                                       const TopkDecodeUnit& unit) {
     const std::size_t tile = unit.tile();
     const std::uint32_t begin = frame.first(tile), end = frame.first(tile + 1);
-    const bool sound = begin <= end && end <= frame.layout.selected && (tile != 0 || begin == 0);
-    if (!sound) return {0, 0, false};
+    const bool valid = begin <= end && end <= frame.layout.selected && (tile != 0 || begin == 0);
+    if (!valid) return {0, 0, false};
     const unsigned index = unit.index_in_tile();
     const std::uint32_t first = frame.lower_bound(warp, begin, end, index);
     const std::uint32_t last =
@@ -232,16 +232,16 @@ struct TopkDecodeKernel {
   /// True if the indices examined by this thread ascend and belong to the unit. The range check
   /// alone separates the first index of a slice from the previous slice.
   template <class Block>
-  TERSOR_DEVICE static bool is_sound(const Block& block, const TopkSections& frame,
+  TERSOR_DEVICE static bool is_valid(const Block& block, const TopkSections& frame,
                                      const TopkDecodeUnit& unit, Slice slice) {
-    if (!slice.sound) return false;
-    bool sound = true;
+    if (!slice.valid) return false;
+    bool valid = true;
     for_each_selected(block, frame, unit, slice, [&](std::uint32_t position, unsigned index) {
-      sound &= index < unit.up_to(unit.segment.count);
+      valid &= index < unit.up_to(unit.segment.count);
       if (position != slice.first)
-        sound &= frame.index_in_tile(position - 1) - unit.index_in_tile() < index;
+        valid &= frame.index_in_tile(position - 1) - unit.index_in_tile() < index;
     });
-    return sound;
+    return valid;
   }
 
   template <class Block>

@@ -345,7 +345,7 @@ class Encoder {
   }
 
   void encode_block(std::size_t begin, std::size_t count) {
-    const Sent sent{chosen_ + begin, Dtype::kF32, count};
+    const EncodeInput sent{chosen_ + begin, Dtype::kF32, count};
     if (task_.value_dtype == Dtype::kBf16) {
       cast_loops<Bf16Format>().encode(
           {.sent = sent, .output = {.values = static_cast<Bf16*>(payload_.values) + begin}});

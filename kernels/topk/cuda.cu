@@ -78,8 +78,8 @@ class TopkLaunches {
 
  private:
   template <class Kernel>
-  void launch(const Kernel& kernel, std::size_t tasks, unsigned tasks_a_block) {
-    queue_.launch(kernel, queue_.blocks_for<Kernel>(tasks, tasks_a_block));
+  void launch(const Kernel& kernel, std::size_t tasks, unsigned tasks_per_block) {
+    queue_.launch(kernel, queue_.blocks_for<Kernel>(tasks, tasks_per_block));
   }
 
   void send(const TopkEnding& ending) {

@@ -60,7 +60,7 @@ class Bench {
 
   template <class Format, typename G, typename E>
   void encode(const char* name) {
-    using Kernel = QuantizeEncodeKernel<Format, G, E, NoiseKind::kNone, kFewSegments>;
+    using Kernel = QuantizeEncodeKernel<Format, G, E, NoiseKind::kNone, kShortListSegments>;
     constexpr std::size_t kResidual = std::is_same_v<E, NoResidual> ? 0 : sizeof(E);
     Kernel kernel;
     Memory residual(kResidual * count_ + 16, 0);
@@ -89,7 +89,8 @@ class Bench {
 
   template <class Format, typename T>
   void decode(const char* name) {
-    using Kernel = QuantizeDecodeKernel<Format, T, DecodeMode::kAssign, kFewSegments, kFewFrames>;
+    using Kernel =
+        QuantizeDecodeKernel<Format, T, DecodeMode::kAssign, kShortListSegments, kShortListFrames>;
     Kernel kernel;
     kernel.factor = 1;
     kernel.table.add(
@@ -210,7 +211,8 @@ class Bench {
 
 template <class Format, typename E>
 void reduce(Bench& bench, const char* name, std::size_t count) {
-  using Kernel = QuantizeReduceKernel<Format, E, NoiseKind::kNone, kFewSegments, kFewFrames>;
+  using Kernel =
+      QuantizeReduceKernel<Format, E, NoiseKind::kNone, kShortListSegments, kShortListFrames>;
   bench.reduce<Kernel, E>(name, typename Format::Layout{count}.bytes());
 }
 
@@ -232,6 +234,7 @@ int main(int argc, char** argv) {
   reduce<Int8Format, NoResidual>(bench, "int8 reduce of 8", count);
   reduce<Int8Format, float>(bench, "int8 reduce of 8 + feedback", count);
   reduce<Int4Format, float>(bench, "int4 reduce of 8 + feedback", count);
-  using Bf16Kernel = CastReduceKernel<Bf16, NoResidual, NoiseKind::kNone, kFewSegments, kFewFrames>;
+  using Bf16Kernel =
+      CastReduceKernel<Bf16, NoResidual, NoiseKind::kNone, kShortListSegments, kShortListFrames>;
   bench.reduce<Bf16Kernel, NoResidual>("bf16 reduce of 8", 2 * count);
 }

@@ -10,7 +10,7 @@ UNIT_VALUES = 16  # per thread; a warp takes 512 (kUnitValues)
 TILE_VALUES = 32  # per thread; a warp takes 1,024 (kTileValues)
 FRAMES = ("EncodeFrame", "DecodeFrames", "ReduceFrames")
 REDUCED_FRAMES = 8
-FEW = "48"  # shortest list length (kFewSegments, kFewFrames), used by a large tensor
+FEW = "48"  # shortest list length (kShortListSegments, kShortListFrames), used by a large tensor
 
 # Bytes of a value, or of a code with the code's share of the scale.
 BYTES = {

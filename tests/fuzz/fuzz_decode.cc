@@ -21,7 +21,7 @@ namespace {
 using namespace tersor;
 
 constexpr std::uint64_t kMostValues = 200'000;
-constexpr std::uint32_t kMostSegments = 5;
+constexpr std::uint32_t kMaxSegments = 5;
 
 struct FreeAligned {
   void operator()(std::byte* bytes) const { std::free(bytes); }
@@ -68,7 +68,7 @@ Shape shape_of(const FrameHeader& header) {
   shape.identity.signature = header.signature;
   const bool checked = (header.flags & kFrameHasChecksum) != 0;
   shape.identity.checksum = checked ? Checksum::kOn : Checksum::kOff;
-  const std::uint32_t segments = header.segments % (kMostSegments + 1);
+  const std::uint32_t segments = header.segments % (kMaxSegments + 1);
   std::uint64_t rest = header.count % (kMostValues + 1);
   for (std::uint32_t i = 0; i < segments; ++i) {
     const std::uint64_t count = i + 1 == segments ? rest : rest / 3;

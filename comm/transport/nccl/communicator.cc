@@ -48,7 +48,7 @@ void check_on_current_device(ncclComm_t handle) {
 ncclResult_t wait_until_idle(ncclComm_t handle, Clock::time_point until) {
   ncclResult_t state = state_of(handle);
   while (state == ncclInProgress && Clock::now() < until) {
-    kernels::rest();
+    kernels::sleep_between_polls();
     state = state_of(handle);
   }
   return state;
@@ -95,7 +95,7 @@ Communicator::TimedCall::~TimedCall() {
 void Communicator::finish_call(ncclResult_t result, const Operation& operation, Lock& lock) {
   for (int polls = 0; result == ncclInProgress && !stopped_; ++polls) {
     lock.unlock();
-    if (polls >= kPollsBeforeRest) kernels::rest();
+    if (polls >= kPollsBeforeRest) kernels::sleep_between_polls();
     lock.lock();
     if (!stopped_) result = state_of(handle_);
   }

@@ -270,7 +270,7 @@ void DeviceTransport::gather_hosts() {
 
 void DeviceTransport::wait_activity(Clock::time_point until) {
   watcher_->check("waiting");
-  kernels::rest();
+  kernels::sleep_between_polls();
   std::unique_lock lock(wake_mutex_);
   woken_changed_.wait_until(lock, std::min(until, Clock::now() + kMaxWakeLatency),
                             [this] { return woken_; });

@@ -93,7 +93,7 @@ void Queue::invalidate() noexcept try {
   kernels::mark_signal(invalidated_, invalidation_stream_.view());
   const auto until = Clock::now() + kInvalidateTimeout;
   while (kernels::read_progress(*invalidated_).signals == before && Clock::now() < until)
-    kernels::rest();
+    kernels::sleep_between_polls();
 } catch (const std::exception&) {
   // a failed device writes no results either
 }
@@ -147,7 +147,7 @@ bool Queue::is_done() const {
 }
 
 void Queue::finish() const {
-  while (!fault_.is_raised() && !is_done()) kernels::rest();
+  while (!fault_.is_raised() && !is_done()) kernels::sleep_between_polls();
 }
 
 }  // namespace tersor::nccl

@@ -73,7 +73,7 @@ bool StagedTransfer::test() {
 }
 
 void StagedTransfer::wait_synchronize() {
-  while (!test()) kernels::rest();
+  while (!test()) kernels::sleep_between_polls();
 }
 
 ConstByteSpan StagedTransfer::received(int rank) const {
