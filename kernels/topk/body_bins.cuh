@@ -51,14 +51,14 @@ TERSOR_DEVICE void load_bins(const SharedArray<std::uint32_t, kBins>& bins, unsi
 template <unsigned kCount>
 TERSOR_DEVICE void load_bins(const std::uint64_t* sums, unsigned first,
                              std::uint32_t (&counts)[kCount]) {
-  const auto cut = [](std::uint64_t count) {
+  const auto saturate = [](std::uint64_t count) {
     return static_cast<std::uint32_t>(count < ~0u ? count : ~0u);
   };
   TERSOR_UNROLL
   for (unsigned i = 0; i < kCount; i += 2) {
     const auto pair = load_fresh(reinterpret_cast<const ulonglong2*>(sums + first + i));
-    counts[i] = cut(pair.x);
-    counts[i + 1] = cut(pair.y);
+    counts[i] = saturate(pair.x);
+    counts[i + 1] = saturate(pair.y);
   }
 }
 
@@ -85,32 +85,33 @@ TERSOR_DEVICE void search_bins(TopkBinShared& shared, std::uint64_t rank, unsign
 template <unsigned kBins, class Block, class Bins>
 TERSOR_DEVICE TopkBinPosition find_bin(const Block& block, TopkBinShared& shared,
                                        std::uint64_t rank, const Bins& bins) {
-  constexpr unsigned kMine = kBins > 2 * Block::threads() ? kBins / Block::threads() : 2;
-  constexpr unsigned kAtOnce = kMine > 16 ? 4 : kMine;
-  static_assert(kBins % kMine == 0 && kBins <= kMine * Block::threads() && kMine % kAtOnce == 0);
-  const unsigned end = kBins - block.thread_rank() * kMine;  // of this thread's bins
-  std::uint32_t counts[kAtOnce] = {};
-  std::uint64_t mine = 0;
+  constexpr unsigned kBinsPerThread = kBins > 2 * Block::threads() ? kBins / Block::threads() : 2;
+  constexpr unsigned kBatch = kBinsPerThread > 16 ? 4 : kBinsPerThread;
+  static_assert(kBins % kBinsPerThread == 0 && kBins <= kBinsPerThread * Block::threads() &&
+                kBinsPerThread % kBatch == 0);
+  const unsigned end = kBins - block.thread_rank() * kBinsPerThread;  // of this thread's bins
+  std::uint32_t counts[kBatch] = {};
+  std::uint64_t own = 0;
   const auto add = [&](unsigned upper) {
-    load_bins(bins, end - upper - kAtOnce, counts);
+    load_bins(bins, end - upper - kBatch, counts);
     TERSOR_UNROLL
-    for (const std::uint32_t count : counts) mine += count;
+    for (const std::uint32_t count : counts) own += count;
   };
-  if constexpr (kAtOnce == kMine) {
-    if (block.thread_rank() < kBins / kMine) add(0);
+  if constexpr (kBatch == kBinsPerThread) {
+    if (block.thread_rank() < kBins / kBinsPerThread) add(0);
   } else {
     TERSOR_KEEP_LOOP
-    for (unsigned upper = 0; upper < kMine; upper += kAtOnce) add(upper);
+    for (unsigned upper = 0; upper < kBinsPerThread; upper += kBatch) add(upper);
   }
   std::uint64_t total;
-  std::uint64_t above = block.exclusive_sum(mine, total);
-  if (above < rank && rank <= above + mine) {
-    if constexpr (kAtOnce == kMine) {
+  std::uint64_t above = block.exclusive_sum(own, total);
+  if (above < rank && rank <= above + own) {
+    if constexpr (kBatch == kBinsPerThread) {
       search_bins(shared, rank, end, counts, above);
     } else {
       TERSOR_KEEP_LOOP
-      for (unsigned upper = 0; upper < kMine; upper += kAtOnce) {
-        load_bins(bins, end - upper - kAtOnce, counts);
+      for (unsigned upper = 0; upper < kBinsPerThread; upper += kBatch) {
+        load_bins(bins, end - upper - kBatch, counts);
         search_bins(shared, rank, end - upper, counts, above);
       }
     }

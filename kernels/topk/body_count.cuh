@@ -10,11 +10,11 @@
 namespace tersor::kernels {
 
 /// The selection: all keys above `key`, and the first `ties` keys equal to `key`.
-struct TopkCut {
+struct TopkCutoff {
   std::uint32_t key;
   std::uint32_t ties;
 
-  TERSOR_DEVICE static TopkCut load_from(const TopkControl* control) {
+  TERSOR_DEVICE static TopkCutoff load_from(const TopkControl* control) {
     return {load(&control->key), load(&control->ties)};
   }
   TERSOR_DEVICE bool larger(float p) const { return topk_key(p) > key; }
@@ -36,7 +36,7 @@ TERSOR_DEVICE void for_each_warp_row(const Warp& warp, const Reader& reader, std
   for (unsigned first = 0; first < kTopkPart; first += 32 * kRow) {
     const unsigned index = first + warp.thread_rank() * kRow;
     float row[kRow];
-    reader.load_sum_again(reader.position(part * kTopkPart + index), row);
+    reader.reload_sum(reader.position(part * kTopkPart + index), row);
     visit(row, index);
   }
 }
@@ -70,7 +70,7 @@ template <class Reader>
 struct TopkCounter {
   const TopkDeviceMemory& memory;
   const Reader& reader;
-  TopkCut cut;
+  TopkCutoff cutoff;
   bool reads_all;  // True if the list of candidates is incomplete
 
   /// Counts the keys of the parts [begin, end), and sets each part's counts to the sum over the
@@ -85,10 +85,10 @@ struct TopkCounter {
     for (std::size_t first = begin; first < end; first += block.threads()) {
       const std::size_t part = first + block.thread_rank();
       TopkPartRun* run = memory.runs + part;
-      TopkCounts mine, all;
-      if (part < end) mine = {load(&run->larger), load(&run->equal)};
-      const std::uint64_t larger = block.exclusive_sum(mine.larger, all.larger);
-      const std::uint64_t equal = block.exclusive_sum(mine.equal, all.equal);
+      TopkCounts own, all;
+      if (part < end) own = {load(&run->larger), load(&run->equal)};
+      const std::uint64_t larger = block.exclusive_sum(own.larger, all.larger);
+      const std::uint64_t equal = block.exclusive_sum(own.equal, all.equal);
       if (part < end) {
         store(&run->larger, static_cast<std::uint32_t>(counts.larger + larger));
         store(&run->equal, static_cast<std::uint32_t>(counts.equal + equal));
@@ -109,15 +109,15 @@ struct TopkCounter {
     constexpr std::uint64_t kLarger = (std::uint64_t{1} << kEqualShift) - 1;
     if (block.thread_rank() == 0)
       atomic_add(memory.counts + rank, kKnown | counts.equal << kEqualShift | counts.larger);
-    TopkCounts mine, all;
+    TopkCounts own, all;
     for (unsigned other = block.thread_rank(); other < rank; other += block.threads()) {
       std::uint64_t known;
       while (((known = atomic_add(memory.counts + other, std::uint64_t{0})) & kKnown) == 0) {
       }
-      mine = mine + TopkCounts{known & kLarger, (known & ~kKnown) >> kEqualShift};
+      own = own + TopkCounts{known & kLarger, (known & ~kKnown) >> kEqualShift};
     }
-    block.exclusive_sum(mine.larger, all.larger);
-    block.exclusive_sum(mine.equal, all.equal);
+    block.exclusive_sum(own.larger, all.larger);
+    block.exclusive_sum(own.equal, all.equal);
     return all;
   }
 
@@ -126,8 +126,8 @@ struct TopkCounter {
   TERSOR_DEVICE void count_row(const float (&row)[kRow], std::uint64_t& sum) const {
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRow; ++i) {
-      sum += cut.larger(row[i]);
-      sum += std::uint64_t{cut.equal(row[i])} << 32;
+      sum += cutoff.larger(row[i]);
+      sum += std::uint64_t{cutoff.equal(row[i])} << 32;
     }
   }
 

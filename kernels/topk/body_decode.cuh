@@ -41,7 +41,7 @@ struct TopkDecodeEntry {
   std::uint32_t reserved;
 };
 /// The number of entries that fit into the kernel parameters next to the frames.
-constexpr unsigned kTopkMostDecoded = 420;
+constexpr unsigned kTopkMaxDecodeEntries = 420;
 
 /// The sections of one segment in one payload.
 struct TopkSections {
@@ -120,7 +120,7 @@ struct TopkDecodeKernel {
     SharedArray<float, kTopkDecodeUnit> sum;
   };
 
-  SegmentTable<TopkDecodeEntry, std::min(kMaxSegments, kTopkMostDecoded)> table;
+  SegmentTable<TopkDecodeEntry, std::min(kMaxSegments, kTopkMaxDecodeEntries)> table;
   FrameList<kMaxFrames> list;
   TopkValues values;
   float factor;

@@ -37,7 +37,7 @@ struct TopkEmitKernel {
     const Reader reader(task.tensor);
     TopkControl* control = task.memory.control;
     const std::uint32_t path = load(&control->path);
-    if (path == kTopkIdle) return stay_idle(block, reader);
+    if (path == kTopkInactive) return write_inactive(block, reader);
     write_padding(block);
     if (path == std::uint32_t(TopkPath::kPoison)) return write_poison(block, reader);
     if (block.thread_rank() == 0)
@@ -48,48 +48,49 @@ struct TopkEmitKernel {
     const std::size_t end =
         begin + block_parts < task.plan.parts ? begin + block_parts : task.plan.parts;
     const bool is_radix = path == std::uint32_t(TopkPath::kRadix);
-    const TopkCut cut = TopkCut::load_from(control);
-    const TopkCounter<Reader> counter{task.memory, reader, cut, is_radix};
+    const TopkCutoff cutoff = TopkCutoff::load_from(control);
+    const TopkCounter<Reader> counter{task.memory, reader, cutoff, is_radix};
     const TopkCounts counts = counter.count_block(block, begin, end);
     const TopkCounts before = counter.counts_before(block, rank, counts);
     for (std::size_t part = begin + block.warp_rank(); part < end; part += block.warps())
-      send_part(block.warp(), reader, part, cut, before, is_radix || reader.writes_afterwards());
-    if (rank == block.blocks() - 1) write_unused(block, cut, before + counts);
+      send_part(block.warp(), reader, part, cutoff, before, is_radix || reader.writes_after_scan());
+    if (rank == block.blocks() - 1) write_unused(block, cutoff, before + counts);
   }
 
  private:
   /// Numbers of keys before a value within its part.
-  struct Before {
+  struct PrecedingKeys {
     unsigned larger, equal;
   };
 
   /// The selection within a part: the payload position of the first sent value, and the remaining
   /// ties.
-  struct PartCut {
+  struct PartCutoff {
     std::uint32_t position;
-    TopkCut cut;
+    TopkCutoff cutoff;
   };
 
   // Sending one part.
 
   template <class Warp>
   TERSOR_DEVICE void send_part(const Warp& warp, const Reader& reader, std::size_t part,
-                               TopkCut cut, TopkCounts counts, bool reads_all) const {
+                               TopkCutoff cutoff, TopkCounts counts, bool reads_all) const {
     const TopkPartRun* run = task.memory.runs + part;
     counts = counts + TopkCounts{load(&run->larger), load(&run->equal)};
-    const auto position = static_cast<std::uint32_t>(cut.sent(counts.larger, counts.equal));
-    cut.ties -= counts.equal < cut.ties ? static_cast<std::uint32_t>(counts.equal) : cut.ties;
-    Before before{0, 0};
+    const auto position = static_cast<std::uint32_t>(cutoff.sent(counts.larger, counts.equal));
+    cutoff.ties -=
+        counts.equal < cutoff.ties ? static_cast<std::uint32_t>(counts.equal) : cutoff.ties;
+    PrecedingKeys before{0, 0};
     if (warp.thread_rank() == 0) write_first(part, position);
     if (reads_all)
       for_each_warp_row(warp, reader, part, [&](const auto& row, unsigned index) {
-        send_row(warp, reader, row, part * kTopkPart + index, {position, cut}, before);
+        send_row(warp, reader, row, part * kTopkPart + index, {position, cutoff}, before);
       });
     else
       for_each_warp_candidate(
           warp, task.memory, {load(&run->base), load(&run->count), 0, 0, 0},
           [&](const auto& row, unsigned index) {
-            send_row(warp, reader, row, part * kTopkPart + index, {position, cut}, before);
+            send_row(warp, reader, row, part * kTopkPart + index, {position, cutoff}, before);
           });
   }
 
@@ -103,27 +104,27 @@ struct TopkEmitKernel {
   /// if the scan did not write the residual.
   template <unsigned kRow, class Warp>
   TERSOR_DEVICE void send_row(const Warp& warp, const Reader& reader, const float (&row)[kRow],
-                              std::size_t first, PartCut part, Before& before) const {
-    const bool writes_row = kRow != 1 && reader.writes_afterwards();
+                              std::size_t first, PartCutoff part, PrecedingKeys& before) const {
+    const bool writes_row = kRow != 1 && reader.writes_after_scan();
     const bool writes_one = reader.writes_in_scan() && target.layout.values != TopkValues::kInt8;
     float left[kRow];
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRow; ++i) left[i] = row[i];
     bool any = false;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRow; ++i) any |= topk_key(row[i]) >= part.cut.key;
+    for (unsigned i = 0; i < kRow; ++i) any |= topk_key(row[i]) >= part.cutoff.key;
     if (warp.ballot(any) != 0) {
-      Before mine = count_row(warp, row, part.cut, before);
+      PrecedingKeys own = count_row(warp, row, part.cutoff, before);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
-        const bool larger = part.cut.larger(row[i]), equal = part.cut.equal(row[i]);
-        if (larger || (equal && mine.equal < part.cut.ties)) {
-          const auto sent = static_cast<unsigned>(part.cut.sent(mine.larger, mine.equal));
+        const bool larger = part.cutoff.larger(row[i]), equal = part.cutoff.equal(row[i]);
+        if (larger || (equal && own.equal < part.cutoff.ties)) {
+          const auto sent = static_cast<unsigned>(part.cutoff.sent(own.larger, own.equal));
           left[i] = send(part.position + sent, first + i, row[i]);
           if (writes_one) reader.store_residual_at(first + i, left[i]);
         }
-        mine.larger += larger;
-        mine.equal += equal;
+        own.larger += larger;
+        own.equal += equal;
       }
     }
     if constexpr (kRow == Reader::kRow)
@@ -132,20 +133,20 @@ struct TopkEmitKernel {
 
   /// Returns the counts before this thread's row, and advances `before` past the warp's rows.
   template <unsigned kRow, class Warp>
-  TERSOR_DEVICE static Before count_row(const Warp& warp, const float (&row)[kRow], TopkCut cut,
-                                        Before& before) {
+  TERSOR_DEVICE static PrecedingKeys count_row(const Warp& warp, const float (&row)[kRow],
+                                               TopkCutoff cutoff, PrecedingKeys& before) {
     const std::uint32_t below = (1u << warp.thread_rank()) - 1;
-    Before mine = before;
+    PrecedingKeys own = before;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRow; ++i) {
-      const std::uint32_t larger = warp.ballot(cut.larger(row[i]));
-      const std::uint32_t equal = warp.ballot(cut.equal(row[i]));
-      mine.larger += count_bits(larger & below);
-      mine.equal += count_bits(equal & below);
+      const std::uint32_t larger = warp.ballot(cutoff.larger(row[i]));
+      const std::uint32_t equal = warp.ballot(cutoff.equal(row[i]));
+      own.larger += count_bits(larger & below);
+      own.equal += count_bits(equal & below);
       before.larger += count_bits(larger);
       before.equal += count_bits(equal);
     }
-    return mine;
+    return own;
   }
 
   /// Writes a sent value and returns the remainder. The remainder of an int8 value is all of p
@@ -197,8 +198,8 @@ struct TopkEmitKernel {
   /// Writes the number of sent values and the places without a value, in one block. There are few
   /// or no places, unless almost all values are zero.
   template <class Block>
-  TERSOR_DEVICE void write_unused(const Block& block, TopkCut cut, TopkCounts counts) const {
-    const auto selected = static_cast<std::uint32_t>(cut.sent(counts.larger, counts.equal));
+  TERSOR_DEVICE void write_unused(const Block& block, TopkCutoff cutoff, TopkCounts counts) const {
+    const auto selected = static_cast<std::uint32_t>(cutoff.sent(counts.larger, counts.equal));
     if (block.thread_rank() == 0) {
       store(&task.memory.control->selected, selected);
       store(target.first() + target.layout.tiles(), selected);
@@ -212,7 +213,7 @@ struct TopkEmitKernel {
   // Segments without sent values.
 
   template <class Block>
-  TERSOR_DEVICE void stay_idle(const Block& block, const Reader& reader) const {
+  TERSOR_DEVICE void write_inactive(const Block& block, const Reader& reader) const {
     write_zeros(block, 0, target.layout.bytes());
     if (Reader::kHasResidual && !reader.is_in_place()) copy_residual(block, reader);
   }
@@ -238,10 +239,10 @@ struct TopkEmitKernel {
     if (!reader.writes_in_scan()) return;
     if (!reader.is_in_place()) return copy_residual(block, reader);
     for_each_row<Reader>(block, task.tensor.count, [&](std::size_t first) {
-      if (load_input(&task.memory.runs[first / kTopkPart].undone) != 0) return;
+      if (load_input(&task.memory.runs[first / kTopkPart].restored) != 0) return;
       float sum[Reader::kRow];
-      reader.load_sum_again(reader.position(first), sum);
-      reader.undo(reader.position(first), sum);
+      reader.reload_sum(reader.position(first), sum);
+      reader.restore(reader.position(first), sum);
     });
   }
 };

@@ -44,7 +44,7 @@ struct TopkNarrowKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     TopkControl* control = task.memory.control;
     const std::uint32_t path = load(&control->path);
-    if (path == std::uint32_t(TopkPath::kPoison) || path == kTopkIdle) return;
+    if (path == std::uint32_t(TopkPath::kPoison) || path == kTopkInactive) return;
     if constexpr (kDigit == 0)
       if (path == std::uint32_t(TopkPath::kGather)) return gather(block, shared);
     const Range range{load(&control->base), load(&control->shift)};
@@ -74,7 +74,7 @@ struct TopkNarrowKernel {
     const std::uint32_t threshold = load(&control->threshold);
     for (std::size_t part = block.rank(); part < task.plan.parts; part += block.blocks()) {
       Rows rows;
-      rows.load_again(reader, part, block.thread_rank());
+      rows.reload(reader, part, block.thread_rank());
       list.append(block, shared.list, part, rows, threshold, 0);
     }
   }
@@ -89,7 +89,7 @@ struct TopkNarrowKernel {
     const Reader reader(task.tensor);
     for (std::size_t part = block.rank(); part < task.plan.parts; part += block.blocks()) {
       Rows rows;
-      rows.load_again(reader, part, block.thread_rank());
+      rows.reload(reader, part, block.thread_rank());
       TERSOR_UNROLL
       for (unsigned row = 0; row < Rows::kRows; ++row) {
         TERSOR_UNROLL
@@ -114,11 +114,10 @@ struct TopkNarrowKernel {
   TERSOR_DEVICE void narrow(Range range, std::uint64_t rank,
                             const TopkBinPosition& position) const {
     TopkControl* control = task.memory.control;
-    const bool takes_all = position.total < rank;
-    const std::uint32_t key =
-        takes_all ? kTopkSmallestKey : range.base + (position.bin << range.shift);
-    const std::uint64_t left = takes_all ? kTopkAllTies : rank - position.above;
-    const bool is_done = takes_all || range.shift == 0;
+    const bool sends_all = position.total < rank;
+    const std::uint32_t key = sends_all ? kTopkMinKey : range.base + (position.bin << range.shift);
+    const std::uint64_t left = sends_all ? kTopkAllTies : rank - position.above;
+    const bool is_done = sends_all || range.shift == 0;
     store(&control->base, key);
     store(&control->rank, left);
     store(&control->key, key);

@@ -36,9 +36,9 @@ struct TopkSampleKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     TopkControl* control = task.memory.control;
-    const bool is_idle = task.tensor.active != nullptr && load(task.tensor.active) == 0;
-    if (is_idle) {
-      if (block.rank() == 0 && block.thread_rank() == 0) store(&control->path, kTopkIdle);
+    const bool inactive = task.tensor.active != nullptr && load(task.tensor.active) == 0;
+    if (inactive) {
+      if (block.rank() == 0 && block.thread_rank() == 0) store(&control->path, kTopkInactive);
       return;
     }
     clear_bins<kTopkCoarseBins>(block, shared.bins);
@@ -48,7 +48,7 @@ struct TopkSampleKernel {
     const std::uint32_t threshold = find_threshold(block, shared);
     if (block.thread_rank() != 0) return;
     store(&control->threshold, threshold);
-    store(&control->low, threshold > kTopkOctave ? threshold - kTopkOctave : kTopkSmallestKey);
+    store(&control->low, threshold > kTopkOctave ? threshold - kTopkOctave : kTopkMinKey);
   }
 
   TERSOR_DEVICE std::size_t rows() const { return task.plan.samples / kRow; }
@@ -56,7 +56,7 @@ struct TopkSampleKernel {
  private:
   /// Zeros are not counted because a zero is never sent.
   TERSOR_DEVICE static void count(Shared& shared, std::uint32_t key, std::uint32_t bin) {
-    if (key >= kTopkSmallestKey) shared.bins.add(bin, 1);
+    if (key >= kTopkMinKey) shared.bins.add(bin, 1);
   }
 
   TERSOR_DEVICE std::size_t first_of(std::size_t row) const {
@@ -88,26 +88,26 @@ struct TopkSampleKernel {
     const std::uint64_t* coarse = task.memory.control->coarse;
     const TopkBinPosition octant =
         find_bin<kTopkCoarseBins>(block, shared.position, task.plan.rank, coarse);
-    if (octant.total < task.plan.rank) return kTopkSmallestKey;
+    if (octant.total < task.plan.rank) return kTopkMinKey;
     clear_bins<kTopkFineBins>(block, shared.bins);
     count_fine(block, shared, octant.bin);
     block.sync();
     const TopkBinPosition fine =
         find_bin<kTopkFineBins>(block, shared.position, task.plan.rank - octant.above, shared.bins);
     const std::uint32_t key = (octant.bin << kTopkCoarseShift) + (fine.bin << kTopkFineShift);
-    return key < kTopkSmallestKey ? kTopkSmallestKey : key;
+    return key < kTopkMinKey ? kTopkMinKey : key;
   }
 
   template <class Block>
   TERSOR_DEVICE void count_fine(const Block& block, Shared& shared, std::uint32_t coarse) const {
-    constexpr unsigned kAtOnce = 32 / kRow;  // independent rows in flight, in 32 registers
+    constexpr unsigned kRowsInFlight = 32 / kRow;  // independent rows in flight, in 32 registers
     for (std::size_t first = block.thread_rank(); first < rows();
-         first += kAtOnce * block.threads()) {
-      float p[kAtOnce][kRow];
+         first += kRowsInFlight * block.threads()) {
+      float p[kRowsInFlight][kRow];
       TERSOR_UNROLL
-      for (unsigned i = 0; i < kAtOnce; ++i) load_sample(first + i * block.threads(), p[i]);
+      for (unsigned i = 0; i < kRowsInFlight; ++i) load_sample(first + i * block.threads(), p[i]);
       TERSOR_UNROLL
-      for (unsigned i = 0; i < kAtOnce; ++i) count_fine_row(shared, coarse, p[i]);
+      for (unsigned i = 0; i < kRowsInFlight; ++i) count_fine_row(shared, coarse, p[i]);
     }
   }
 

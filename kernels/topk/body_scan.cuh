@@ -36,8 +36,8 @@ struct TopkList {
   template <class Block>
   TERSOR_DEVICE std::uint32_t append(const Block& block, Shared& shared, std::size_t part,
                                      const TopkPartRows<Reader>& rows, std::uint32_t threshold,
-                                     std::uint32_t poisonous) const {
-    std::uint64_t counts = static_cast<std::uint64_t>(poisonous) << kPoisonShift;
+                                     std::uint32_t non_finite) const {
+    std::uint64_t counts = static_cast<std::uint64_t>(non_finite) << kPoisonShift;
     TERSOR_UNROLL
     for (unsigned row = 0; row < kRows; ++row) {
       std::uint64_t in_row = 0;
@@ -71,7 +71,7 @@ struct TopkList {
     TopkPartRun* run = memory.runs + part;
     store(&run->base, fits ? static_cast<std::uint32_t>(base) : 0u);
     store(&run->count, static_cast<std::uint16_t>(fits ? candidates : 0));
-    store(&run->undone, static_cast<std::uint16_t>(poison != 0));
+    store(&run->restored, static_cast<std::uint16_t>(poison != 0));
     return fits ? static_cast<std::uint32_t>(base) : kNoSpace;
   }
 
@@ -116,7 +116,7 @@ struct TopkScanKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     TopkControl* control = task.memory.control;
-    if (load(&control->path) == kTopkIdle) return;
+    if (load(&control->path) == kTopkInactive) return;
     clear_bins<kTopkWindowBins>(block, shared.window);
     scan_parts(block, shared);
     add_bins<kTopkWindowBins>(block, shared.window, control->window);
@@ -134,24 +134,24 @@ struct TopkScanKernel {
     const Reader reader(task.tensor);
     const TopkList<Reader> list{task.memory, &control->found, task.plan.capacity};
     const std::uint32_t threshold = load(&control->threshold), low = load(&control->low);
-    std::uint64_t poisonous = 0;
+    std::uint64_t non_finite = 0;
     for (std::size_t part = block.rank(); part < task.plan.parts; part += block.blocks()) {
       Rows rows;
-      const std::uint32_t mine = read_part(reader, part, block.thread_rank(), rows);
+      const std::uint32_t own = read_part(reader, part, block.thread_rank(), rows);
       count_window(shared, rows, low);
-      const std::uint32_t all = list.append(block, shared.list, part, rows, threshold, mine);
-      poisonous += all;
+      const std::uint32_t all = list.append(block, shared.list, part, rows, threshold, own);
+      non_finite += all;
       if (all != 0 && reader.writes_in_scan() && reader.is_in_place())
-        undo(reader, part, block.thread_rank(), rows);
+        restore(reader, part, block.thread_rank(), rows);
     }
-    if (block.thread_rank() == 0 && poisonous != 0) atomic_add(&control->poisonous, poisonous);
+    if (block.thread_rank() == 0 && non_finite != 0) atomic_add(&control->non_finite, non_finite);
   }
 
   /// Reads p and writes the residual as if nothing were sent. A non-finite p leaves the old
   /// residual. Returns the number of non-finite values.
   TERSOR_DEVICE std::uint32_t read_part(const Reader& reader, std::size_t part, unsigned thread,
                                         Rows& rows) const {
-    std::uint32_t poisonous = 0;
+    std::uint32_t non_finite = 0;
     Rows::with_positions(reader, part, thread, [&](const auto& position_of) {
       float residual[kRows][kRow];
       TERSOR_UNROLL
@@ -161,24 +161,24 @@ struct TopkScanKernel {
       }
       TERSOR_UNROLL
       for (unsigned row = 0; row < kRows; ++row)
-        poisonous += combine(reader, position_of(row), rows.value[row], residual[row]);
+        non_finite += combine(reader, position_of(row), rows.value[row], residual[row]);
     });
-    return poisonous;
+    return non_finite;
   }
 
   /// Replaces a row by p, and the row's residual by p.
   TERSOR_DEVICE std::uint32_t combine(const Reader& reader, RowPosition position,
                                       float (&row)[kRow], float (&residual)[kRow]) const {
-    std::uint32_t poisonous = 0;
+    std::uint32_t non_finite = 0;
     reader.add_feedback(row, residual);
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRow; ++i) {
       const bool is_poison = topk_key(row[i]) >= task.tensor.limit && i < position.left;
-      poisonous += is_poison;
+      non_finite += is_poison;
       if constexpr (Reader::kHasResidual) residual[i] = is_poison ? residual[i] : row[i];
     }
     if (reader.writes_in_scan()) reader.store_residual(position, residual);
-    return poisonous;
+    return non_finite;
   }
 
   TERSOR_DEVICE static void count_window(Shared& shared, const Rows& rows, std::uint32_t low) {
@@ -194,11 +194,11 @@ struct TopkScanKernel {
     }
   }
 
-  TERSOR_DEVICE static void undo(const Reader& reader, std::size_t part, unsigned thread,
-                                 const Rows& rows) {
+  TERSOR_DEVICE static void restore(const Reader& reader, std::size_t part, unsigned thread,
+                                    const Rows& rows) {
     TERSOR_UNROLL
     for (unsigned row = 0; row < kRows; ++row)
-      reader.undo(reader.position(Rows::first_of(part, row, thread)), rows.value[row]);
+      reader.restore(reader.position(Rows::first_of(part, row, thread)), rows.value[row]);
   }
 
   /// Chooses the path. `position` is the window bin of the k-th key, if the window contains the
@@ -208,33 +208,32 @@ struct TopkScanKernel {
     const std::uint32_t threshold = load(&control->threshold), low = load(&control->low);
     const std::uint64_t found = load_fresh(&control->found);
     // True if fewer than k values are nonzero, so all of them are sent.
-    const bool takes_all = position.total < task.plan.k && low == kTopkSmallestKey;
+    const bool sends_all = position.total < task.plan.k && low == kTopkMinKey;
     // True if the bin of the k-th key is known. The last bin has no upper end.
     const bool is_known = position.total >= task.plan.k && position.bin != kTopkWindowBins - 1;
-    const std::uint32_t edge =
-        takes_all ? kTopkSmallestKey : low + (position.bin << kTopkWindowShift);
-    const std::uint64_t reached = takes_all ? position.total : position.above + position.inside;
+    const std::uint32_t edge = sends_all ? kTopkMinKey : low + (position.bin << kTopkWindowShift);
+    const std::uint64_t reached = sends_all ? position.total : position.above + position.inside;
 
     const bool hits =
-        found <= task.plan.capacity && (found >= task.plan.k || threshold == kTopkSmallestKey);
-    const bool gathers = (takes_all || is_known) && reached <= task.plan.capacity;
+        found <= task.plan.capacity && (found >= task.plan.k || threshold == kTopkMinKey);
+    const bool gathers = (sends_all || is_known) && reached <= task.plan.capacity;
     TopkPath path = hits ? TopkPath::kHit : gathers ? TopkPath::kGather : TopkPath::kRadix;
     if (force == TopkForce::kRadix) path = TopkPath::kRadix;
-    if (load_fresh(&control->poisonous) != 0) path = TopkPath::kPoison;
+    if (load_fresh(&control->non_finite) != 0) path = TopkPath::kPoison;
     store(&control->path, static_cast<std::uint32_t>(path));
     store(&control->listed, path == TopkPath::kHit ? found : reached);
     if (path == TopkPath::kGather) store(&control->threshold, edge);
-    if (path != TopkPath::kRadix && takes_all) return take_all();
+    if (path != TopkPath::kRadix && sends_all) return send_all();
     const bool is_within = path != TopkPath::kRadix && is_known;
-    store(&control->base, is_within ? edge : std::uint32_t{kTopkSmallestKey});
+    store(&control->base, is_within ? edge : std::uint32_t{kTopkMinKey});
     store(&control->shift, is_within ? 0u : std::uint32_t{kTopkFirstShift});
     store(&control->rank, is_within ? task.plan.k - position.above : std::uint64_t{task.plan.k});
   }
 
-  TERSOR_DEVICE void take_all() const {
+  TERSOR_DEVICE void send_all() const {
     TopkControl* control = task.memory.control;
     store(&control->shift, kTopkDone);
-    store(&control->key, kTopkSmallestKey);
+    store(&control->key, kTopkMinKey);
     store(&control->ties, kTopkAllTies);
   }
 };

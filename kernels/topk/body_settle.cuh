@@ -21,7 +21,7 @@ struct TopkSettleKernel {
   static constexpr unsigned kResident = 4;
   static constexpr bool kScans = false;
   static constexpr unsigned kBlock = Int8Format::kBlock;
-  static constexpr unsigned kMine = kBlock / 32;  // values per thread
+  static constexpr unsigned kValuesPerThread = kBlock / 32;  // values per thread
   static_assert(kBlock == TopkLayout::kBlock);
   struct Shared {};
 
@@ -33,33 +33,33 @@ struct TopkSettleKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     const std::uint32_t path = load_input(&control->path);
-    if (path == kTopkIdle) return;
+    if (path == kTopkInactive) return;
     const std::size_t selected =
         path == std::uint32_t(TopkPath::kPoison) ? 0 : load_input(&control->selected);
     const std::size_t stride = std::size_t{block.blocks()} * block.warps();
     for (std::size_t i = std::size_t{block.rank()} * block.warps() + block.warp_rank();
          i < target.layout.blocks(); i += stride)
-      settle(block.warp(), i, selected);
+      quantize(block.warp(), i, selected);
   }
 
  private:
   template <class Warp>
-  TERSOR_DEVICE void settle(const Warp& warp, std::size_t index, std::size_t selected) const {
+  TERSOR_DEVICE void quantize(const Warp& warp, std::size_t index, std::size_t selected) const {
     const std::size_t begin = index * kBlock;
     const std::size_t k = target.layout.selected;
-    float p[kMine];
-    std::uint32_t most = 0;
+    float p[kValuesPerThread];
+    std::uint32_t max_key = 0;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kMine; ++i) {
+    for (unsigned i = 0; i < kValuesPerThread; ++i) {
       const std::size_t position = begin + i * 32 + warp.thread_rank();
       p[i] = position < k ? load_input(chosen + position) : 0.0f;
-      most = topk_key(p[i]) > most ? topk_key(p[i]) : most;
+      max_key = topk_key(p[i]) > max_key ? topk_key(p[i]) : max_key;
     }
-    const BlockScale scale = block_scale<Int8Format>(warp.maximum(most));
+    const BlockScale scale = block_scale<Int8Format>(warp.maximum(max_key));
     if (warp.thread_rank() == 0) store(target.scales() + index, scale.scale);
     const Tiles tiles = begin < selected ? tiles_of(begin, selected) : Tiles{0, 0};
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kMine; ++i) {
+    for (unsigned i = 0; i < kValuesPerThread; ++i) {
       const std::size_t position = begin + i * 32 + warp.thread_rank();
       const std::int32_t code = scale.poisoned ? 0 : nearest_code(nearest_sum(p[i], scale.inverse));
       if (position < k)

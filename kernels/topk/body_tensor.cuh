@@ -60,7 +60,8 @@ class TopkReader {
  public:
   static constexpr unsigned kRow = 16 / sizeof(G);
   static constexpr bool kHasResidual = !std::is_same_v<E, NoResidual>;
-  static constexpr bool kKeepsSums = std::is_same_v<E, float>;  // True if the residual can hold p
+  static constexpr bool kResidualHoldsSum =
+      std::is_same_v<E, float>;  // True if the residual can hold p
   using Row = float[kRow];
 
   TERSOR_DEVICE explicit TopkReader(const TopkTensor<G, E>& tensor)
@@ -80,9 +81,9 @@ class TopkReader {
   /// Otherwise the residual is written after the selection is known.
   TERSOR_DEVICE bool writes_in_scan() const {
     if constexpr (!kHasResidual) return false;
-    return !is_in_place() || (kKeepsSums && b_ != 0);
+    return !is_in_place() || (kResidualHoldsSum && b_ != 0);
   }
-  TERSOR_DEVICE bool writes_afterwards() const { return kHasResidual && !writes_in_scan(); }
+  TERSOR_DEVICE bool writes_after_scan() const { return kHasResidual && !writes_in_scan(); }
 
   /// True if the rows of [first, first + values) are whole and aligned.
   TERSOR_DEVICE bool is_plain(std::size_t first, std::size_t values) const {
@@ -133,8 +134,8 @@ class TopkReader {
   }
 
   /// Loads p after the scan. Non-finite values may have changed.
-  TERSOR_DEVICE void load_sum_again(RowPosition position, Row& row) const {
-    if constexpr (kKeepsSums) {
+  TERSOR_DEVICE void reload_sum(RowPosition position, Row& row) const {
+    if constexpr (kResidualHoldsSum) {
       position.aligned |= residual_aligned_;
       if (writes_in_scan())
         return load_row<Load::kAny>(static_cast<const E*>(tensor_.residual_out), position, row);
@@ -144,14 +145,14 @@ class TopkReader {
 
   /// Restores the old residual of a row, within one rounding, if the residual is in place and holds
   /// p.
-  TERSOR_DEVICE void undo(RowPosition position, const Row& row) const {
-    if constexpr (kKeepsSums) {
+  TERSOR_DEVICE void restore(RowPosition position, const Row& row) const {
+    if constexpr (kResidualHoldsSum) {
       Row gradient;
       load_gradient(position, gradient);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
         if (i < position.left && topk_key(row[i]) < tensor_.limit)
-          store_residual_at(position.first + i, topk_undo(row[i], gradient[i], a_, b_));
+          store_residual_at(position.first + i, topk_restore(row[i], gradient[i], a_, b_));
       }
     }
   }
@@ -204,11 +205,10 @@ struct TopkPartRows {
       visit([&](unsigned row) { return reader.position(first_of(part, row, thread)); });
   }
 
-  TERSOR_DEVICE void load_again(const Reader& reader, std::size_t part, unsigned thread) {
+  TERSOR_DEVICE void reload(const Reader& reader, std::size_t part, unsigned thread) {
     with_positions(reader, part, thread, [&](const auto& position_of) {
       TERSOR_UNROLL
-      for (unsigned row = 0; row < kRows; ++row)
-        reader.load_sum_again(position_of(row), value[row]);
+      for (unsigned row = 0; row < kRows; ++row) reader.reload_sum(position_of(row), value[row]);
     });
   }
 };

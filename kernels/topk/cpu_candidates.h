@@ -98,10 +98,10 @@ struct TopkSource {
                     Visitor&& visitor) const {
     if (reread == nullptr) return for_each_stored_run(plan, workspace, tile, visitor);
     TopkScan scan = *reread;
-    scan.ladder = {low, low, low};
+    scan.thresholds = {low, low, low};
     for_each_strip(plan, tile, [&](TopkStrip strip) {
       const TopkCandidates out = scratch.candidates(0);
-      const std::size_t found = topk_scan_strip(scan, strip, out, scratch.tally);
+      const std::size_t found = topk_scan_strip(scan, strip, out, scratch.key_counts);
       visitor(TopkRunView{out.value, out.index, found});
     });
   }

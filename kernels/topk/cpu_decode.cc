@@ -15,7 +15,7 @@
 namespace tersor::kernels {
 namespace {
 
-constexpr std::size_t kLargeTask = 4;  // tiles; a smaller task is not worth a thread
+constexpr std::size_t kMinTilesPerTask = 4;  // tiles; a smaller task is not worth a thread
 
 /// Values [begin, end) of the gradient, all within tile `index`.
 struct Tile {
@@ -58,7 +58,7 @@ class Decoder {
   Decoder(const TopkDecode& task, Threads& threads) : task_(task), threads_(threads) {
     first_tile_ = task.begin / kTopkTile;
     tiles_ = task.begin == task.end ? 0 : ceil_div(task.end, kTopkTile) - first_tile_;
-    tasks_ = std::clamp<std::size_t>(tiles_ / kLargeTask, 1, threads.count());
+    tasks_ = std::clamp<std::size_t>(tiles_ / kMinTilesPerTask, 1, threads.count());
     scratch_ = reinterpret_cast<float*>(
         align_up(reinterpret_cast<std::uintptr_t>(task.workspace.data()), kAlignment));
   }
@@ -161,9 +161,9 @@ void check(const TopkDecode& task, Threads& threads) {
 /// True if the indices of one tile strictly ascend. The loop has no early exit because compilers
 /// vectorise only loops without early exits.
 bool ascends(const std::uint16_t* index, std::size_t count) {
-  std::uint16_t broken = 0;
-  for (std::size_t i = 1; i < count; ++i) broken |= index[i - 1] >= index[i];
-  return broken == 0;
+  std::uint16_t unordered = 0;
+  for (std::size_t i = 1; i < count; ++i) unordered |= index[i - 1] >= index[i];
+  return unordered == 0;
 }
 
 }  // namespace

@@ -27,8 +27,8 @@
 namespace tersor::kernels {
 namespace {
 
-constexpr std::uint32_t kBeyondKeys = 0x80000000u;
-constexpr std::uint32_t kSomeTies = 0xffffffffu;  // no key
+constexpr std::uint32_t kEndKey = 0x80000000u;
+constexpr std::uint32_t kPartialTies = 0xffffffffu;  // no key
 
 struct TileRange {
   std::size_t begin;
@@ -36,19 +36,19 @@ struct TileRange {
 };
 
 /// The selection: all keys above `key`, and the first `ties` keys equal to `key`.
-struct Cut {
+struct Cutoff {
   std::uint32_t key;
   std::size_t ties;
 };
 
-TopkWorkspace carve(const TopkPlan& plan, std::span<std::byte> memory) {
+TopkWorkspace allocate_workspace(const TopkPlan& plan, std::span<std::byte> memory) {
   std::size_t bytes = 0;
   auto* aligned = reinterpret_cast<std::byte*>(
       align_up(reinterpret_cast<std::uintptr_t>(memory.data()), alignof(TopkScratch)));
   const TopkWorkspace workspace = topk_workspace(plan, aligned, bytes);
-  const std::size_t lost = static_cast<std::size_t>(aligned - memory.data());
-  if (lost + bytes > memory.size())
-    throw InvalidArgumentError("top-k needs " + std::to_string(lost + bytes) +
+  const std::size_t padding = static_cast<std::size_t>(aligned - memory.data());
+  if (padding + bytes > memory.size())
+    throw InvalidArgumentError("top-k needs " + std::to_string(padding + bytes) +
                                " bytes of workspace, not " + std::to_string(memory.size()) +
                                "; see topk_workspace_bytes");
   return workspace;
@@ -61,13 +61,13 @@ class Encoder {
         payload_(task.payload),
         threads_(threads),
         plan_(topk_plan(task.count, task.k, threads.count())),
-        workspace_(carve(plan_, task.workspace)),
+        workspace_(allocate_workspace(plan_, task.workspace)),
         list_(plan_, workspace_),
         writes_(writes_of(task)),
         scan_{.gradient = task.gradient,
               .dtype = task.dtype,
               .feedback = task.feedback,
-              .ladder = {},
+              .thresholds = {},
               .limit = topk_limit(task.value_dtype, task.feedback.residual_in != nullptr
                                                         ? task.feedback.dtype
                                                         : Dtype::kF32),
@@ -76,18 +76,18 @@ class Encoder {
         sample_(scan_, plan_, workspace_, threads),
         chosen_(task.value_dtype == Dtype::kF32 ? static_cast<float*>(task.payload.values)
                                                 : workspace_.chosen) {
-    if (writes_ != Writes::kInTheScan) scan_.feedback.residual_out = nullptr;
+    if (writes_ != Writes::kDuringScan) scan_.feedback.residual_out = nullptr;
     reread_ = rereading();
   }
 
   TopkResult run() {
-    scan_.ladder = sample_.ladder(topk_rank_scale(task_.force));
-    const TopkTally tally = scan(scan_);
-    if (tally.non_finite != 0) return poison(tally.non_finite);
-    const Cut cut = select(tally);
-    count_tiles(cut.key);
-    place_tiles(cut);
-    emit(cut);
+    scan_.thresholds = sample_.thresholds(topk_rank_scale(task_.force));
+    const TopkKeyCounts key_counts = scan(scan_);
+    if (key_counts.non_finite != 0) return poison(key_counts.non_finite);
+    const Cutoff cutoff = select(key_counts);
+    count_tiles(cutoff.key);
+    compute_tile_offsets(cutoff);
+    emit(cutoff);
     fill_unused();
     encode_values();
     write_residual();
@@ -95,19 +95,19 @@ class Encoder {
   }
 
  private:
-  enum class Writes { kNever, kInTheScan, kAfterwards };
+  enum class Writes { kNever, kDuringScan, kAfterScan };
 
   static Writes writes_of(const TopkEncode& task) {
     const ErrorFeedback& feedback = task.feedback;
     if (feedback.residual_in == nullptr) return Writes::kNever;
-    if (feedback.residual_in != feedback.residual_out) return Writes::kInTheScan;
-    const bool can_undo = feedback.dtype == Dtype::kF32 && feedback.residual_factor != 0;
-    return can_undo ? Writes::kInTheScan : Writes::kAfterwards;
+    if (feedback.residual_in != feedback.residual_out) return Writes::kDuringScan;
+    const bool can_restore = feedback.dtype == Dtype::kF32 && feedback.residual_factor != 0;
+    return can_restore ? Writes::kDuringScan : Writes::kAfterScan;
   }
 
   TopkClear clear_of() const {
-    if (writes_ != Writes::kInTheScan) return TopkClear::kNothing;
-    if (task_.value_dtype == Dtype::kF32) return TopkClear::kWhole;
+    if (writes_ != Writes::kDuringScan) return TopkClear::kNothing;
+    if (task_.value_dtype == Dtype::kF32) return TopkClear::kFull;
     return task_.value_dtype == Dtype::kBf16 ? TopkClear::kBf16 : TopkClear::kNothing;
   }
 
@@ -116,7 +116,7 @@ class Encoder {
     TopkScan reread = scan_;
     reread.clear = TopkClear::kNothing;
     reread.feedback.residual_out = nullptr;
-    if (writes_ == Writes::kInTheScan && task_.feedback.dtype == Dtype::kF32) {
+    if (writes_ == Writes::kDuringScan && task_.feedback.dtype == Dtype::kF32) {
       reread.gradient = task_.feedback.residual_out;
       reread.dtype = Dtype::kF32;
       reread.feedback.residual_in = nullptr;
@@ -141,12 +141,12 @@ class Encoder {
     });
   }
 
-  TopkTally scan(const TopkScan& scan) {
+  TopkKeyCounts scan(const TopkScan& scan) {
     list_.clear();
     for_each_task([&](TileRange tiles, TopkScratch& scratch) { scan_tiles(scan, tiles, scratch); });
-    TopkTally sum;
+    TopkKeyCounts sum;
     for (std::size_t task = 0; task < plan_.tasks; ++task) {
-      const TopkTally& part = workspace_.scratch[task].tally;
+      const TopkKeyCounts& part = workspace_.scratch[task].key_counts;
       sum.threshold += part.threshold;
       sum.guess += part.guess;
       sum.above += part.above;
@@ -156,7 +156,7 @@ class Encoder {
   }
 
   void scan_tiles(const TopkScan& scan, TileRange tiles, TopkScratch& scratch) {
-    scratch.tally = {};
+    scratch.key_counts = {};
     CandidateList::Cursor cursor;
     for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile)
       for_each_strip(plan_, tile,
@@ -166,52 +166,53 @@ class Encoder {
   /// A strip without space in the list leaves the candidates in the scratch, and p in the residual.
   void scan_into_list(const TopkScan& scan, TopkStrip strip, CandidateList::Cursor& cursor,
                       TopkScratch& scratch) {
-    const std::uint64_t bad_before = scratch.tally.non_finite;
-    const bool space = list_.reserve(cursor);
-    const TopkCandidates out = space ? list_.at(cursor.at) : scratch.candidates(0);
-    TopkScan one = scan;
-    if (!space) one.clear = TopkClear::kNothing;
-    const std::size_t found = topk_scan_strip(one, strip, out, scratch.tally);
+    const std::uint64_t non_finite_before = scratch.key_counts.non_finite;
+    const bool has_space = list_.reserve(cursor);
+    const TopkCandidates out = has_space ? list_.at(cursor.at) : scratch.candidates(0);
+    TopkScan strip_scan = scan;
+    if (!has_space) strip_scan.clear = TopkClear::kNothing;
+    const std::size_t found = topk_scan_strip(strip_scan, strip, out, scratch.key_counts);
     TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
     run = {cursor.at, static_cast<std::uint32_t>(found),
-           space ? TopkRun::kStored : TopkRun::kTooMany};
-    if (space) cursor.at += found;
-    if (scratch.tally.non_finite == bad_before || !undoes()) return;
-    topk_undo_strip(one, strip, {out.value, out.index, found},
-                    one.clear == TopkClear::kNothing ? TopkPut::kNo : TopkPut::kYes);
-    run.state = TopkRun::kUndone;
+           has_space ? TopkRun::kStored : TopkRun::kOverflow};
+    if (has_space) cursor.at += found;
+    if (scratch.key_counts.non_finite == non_finite_before || !restores_in_place()) return;
+    topk_restore_strip(
+        strip_scan, strip, {out.value, out.index, found},
+        strip_scan.clear == TopkClear::kNothing ? TopkWriteBack::kNo : TopkWriteBack::kYes);
+    run.state = TopkRun::kRestored;
   }
 
   /// True if old residuals can only be recovered by arithmetic.
-  bool undoes() const {
-    return writes_ == Writes::kInTheScan &&
+  bool restores_in_place() const {
+    return writes_ == Writes::kDuringScan &&
            task_.feedback.residual_in == task_.feedback.residual_out;
   }
 
-  Cut select(const TopkTally& tally) {
-    TopkBracket bracket{{kTopkSmallestKey, scan_.limit}, plan_.count, 0};
+  Cutoff select(const TopkKeyCounts& key_counts) {
+    TopkBracket bracket{{kTopkMinKey, scan_.limit}, plan_.count, 0};
     if (task_.force != TopkForce::kRadix) {
-      topk_learn(bracket, scan_.ladder.threshold, tally.threshold, plan_.k);
-      topk_learn(bracket, scan_.ladder.guess, tally.guess, plan_.k);
-      topk_learn(bracket, scan_.ladder.above, tally.above, plan_.k);
+      topk_update_bracket(bracket, scan_.thresholds.threshold, key_counts.threshold, plan_.k);
+      topk_update_bracket(bracket, scan_.thresholds.guess, key_counts.guess, plan_.k);
+      topk_update_bracket(bracket, scan_.thresholds.above, key_counts.above, plan_.k);
     }
-    const bool hit = scan_.ladder.threshold <= bracket.keys.low && !list_.too_many();
+    const bool hit = scan_.thresholds.threshold <= bracket.keys.low && !list_.too_many();
     if (!hit || task_.force == TopkForce::kRadix) {
-      put_back();
+      restore_p();
       source_.reread = &reread_;
-      if (task_.force != TopkForce::kRadix) gather(bracket, tally);
+      if (task_.force != TopkForce::kRadix) gather(bracket, key_counts);
     }
     while (!bracket.single()) bracket = topk_narrow(source_, bracket, threads_);
     return {bracket.keys.low, bracket.reached < plan_.k ? plan_.k : plan_.k - bracket.above};
   }
 
   /// Restores p in all residuals.
-  void put_back() {
+  void restore_p() {
     path_ = TopkPath::kRadix;
     if (scan_.clear == TopkClear::kNothing) return;
-    const auto taken = [&](std::size_t) -> TopkKeys { return {scan_.ladder.guess, kBeyondKeys}; };
+    const auto cleared = [&](std::size_t) -> TopkKeys { return {scan_.thresholds.guess, kEndKey}; };
     for_each_task([&](TileRange tiles, TopkScratch& scratch) {
-      correct(TopkCorrection::kPut, tiles, scratch, taken);
+      correct(TopkCorrection::kRestore, tiles, scratch, cleared);
     });
   }
 
@@ -230,13 +231,13 @@ class Encoder {
   /// Reads p again with a better threshold. The threshold is the lower end of the bracket if few
   /// enough values reach that end. Otherwise the threshold is the sample's estimate, corrected by
   /// the observed error.
-  void gather(TopkBracket& bracket, const TopkTally& tally) {
+  void gather(TopkBracket& bracket, const TopkKeyCounts& key_counts) {
     std::uint32_t low = bracket.keys.low;
     if (bracket.reached > plan_.capacity)
-      low = std::clamp(sample_.threshold_after(tally.threshold), low, bracket.keys.high - 1);
-    TopkScan scan_again = reread_;
-    scan_again.ladder = {low, low, low};
-    topk_learn(bracket, low, scan(scan_again).threshold, plan_.k);
+      low = std::clamp(sample_.threshold_after(key_counts.threshold), low, bracket.keys.high - 1);
+    TopkScan rescan = reread_;
+    rescan.thresholds = {low, low, low};
+    topk_update_bracket(bracket, low, scan(rescan).threshold, plan_.k);
     if (list_.too_many() || bracket.keys.low < low) return;
     source_.reread = nullptr;
     path_ = TopkPath::kGather;
@@ -254,58 +255,58 @@ class Encoder {
     });
   }
 
-  void place_tiles(Cut cut) {
+  void compute_tile_offsets(Cutoff cutoff) {
     std::size_t selected = 0;
     for (std::size_t tile = 0; tile < plan_.tiles; ++tile) {
       payload_.first[tile] = static_cast<std::uint32_t>(selected);
       const TopkTileCount& found = workspace_.tiles[tile];
-      const std::size_t ties = std::min<std::size_t>(cut.ties, found.equal);
+      const std::size_t ties = std::min<std::size_t>(cutoff.ties, found.equal);
       selected += found.larger + ties;
-      cut.ties -= ties;
+      cutoff.ties -= ties;
     }
     payload_.first[plan_.tiles] = static_cast<std::uint32_t>(selected);
   }
 
-  void emit(Cut cut) {
+  void emit(Cutoff cutoff) {
     for_each_task([&](TileRange tiles, TopkScratch& scratch) {
-      for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) emit_tile(cut, tile, scratch);
-      if (guessed()) correct_guess(cut, tiles, scratch);
+      for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile)
+        emit_tile(cutoff, tile, scratch);
+      if (guessed()) correct_guess(cutoff, tiles, scratch);
     });
   }
 
-  void emit_tile(Cut cut, std::size_t tile, TopkScratch& scratch) {
-    const std::uint32_t low = lowest_chosen(cut, tile);
-    if (low == kSomeTies) return emit_with_some_ties(cut, tile, scratch);
+  void emit_tile(Cutoff cutoff, std::size_t tile, TopkScratch& scratch) {
+    const std::uint32_t low = min_selected_key(cutoff, tile);
+    if (low == kPartialTies) return emit_partial_ties(cutoff, tile, scratch);
     std::size_t at = payload_.first[tile];
     const std::size_t end = payload_.first[tile + 1];
     source_.for_each_run(tile, low, scratch, [&](const TopkRunView& run) {
-      at += topk_select(run, {low, kBeyondKeys}, {chosen_ + at, payload_.index_in_tile + at},
-                        end - at);
+      at += topk_select(run, {low, kEndKey}, {chosen_ + at, payload_.index_in_tile + at}, end - at);
     });
   }
 
-  /// Returns the key from which all values of a tile are selected, or kSomeTies if the ties run out
-  /// within the tile.
-  std::uint32_t lowest_chosen(Cut cut, std::size_t tile) const {
+  /// Returns the key from which all values of a tile are selected, or kPartialTies if the ties run
+  /// out within the tile.
+  std::uint32_t min_selected_key(Cutoff cutoff, std::size_t tile) const {
     const TopkTileCount& found = workspace_.tiles[tile];
     const std::size_t ties = payload_.first[tile + 1] - payload_.first[tile] - found.larger;
-    if (ties == found.equal) return cut.key;
-    return ties == 0 ? cut.key + 1 : kSomeTies;
+    if (ties == found.equal) return cutoff.key;
+    return ties == 0 ? cutoff.key + 1 : kPartialTies;
   }
 
   /// Emits the single tile in which the ties run out.
-  void emit_with_some_ties(Cut cut, std::size_t tile, TopkScratch& scratch) {
+  void emit_partial_ties(Cutoff cutoff, std::size_t tile, TopkScratch& scratch) {
     std::size_t at = payload_.first[tile];
     std::size_t ties = payload_.first[tile + 1] - at - workspace_.tiles[tile].larger;
-    source_.for_each_run(tile, cut.key, scratch, [&](const TopkRunView& run) {
+    source_.for_each_run(tile, cutoff.key, scratch, [&](const TopkRunView& run) {
       for (std::size_t i = 0; i < run.count; ++i) {
         const std::uint32_t key = topk_key(run.value[i]);
-        const bool is_chosen = key > cut.key || (key == cut.key && ties != 0);
-        if (guessed() && is_chosen != (key >= scan_.ladder.guess))
-          topk_correct(scan_, is_chosen ? TopkCorrection::kTake : TopkCorrection::kPut, tile,
+        const bool is_chosen = key > cutoff.key || (key == cutoff.key && ties != 0);
+        if (guessed() && is_chosen != (key >= scan_.thresholds.guess))
+          topk_correct(scan_, is_chosen ? TopkCorrection::kClear : TopkCorrection::kRestore, tile,
                        {run.value + i, run.index + i, 1});
         if (!is_chosen) continue;
-        ties -= key == cut.key;
+        ties -= key == cutoff.key;
         chosen_[at] = run.value[i];
         payload_.index_in_tile[at++] = run.index[i];
       }
@@ -316,14 +317,15 @@ class Encoder {
   bool guessed() const { return path_ == TopkPath::kHit && scan_.clear != TopkClear::kNothing; }
 
   /// Corrects the candidates between the guess and the lowest selected key.
-  void correct_guess(Cut cut, TileRange tiles, TopkScratch& scratch) {
-    const std::uint32_t guess = scan_.ladder.guess;
+  void correct_guess(Cutoff cutoff, TileRange tiles, TopkScratch& scratch) {
+    const std::uint32_t guess = scan_.thresholds.guess;
     const auto wrong = [&](std::size_t tile) -> TopkKeys {
-      const std::uint32_t low = lowest_chosen(cut, tile);
-      if (low == kSomeTies) return {0, 0};
+      const std::uint32_t low = min_selected_key(cutoff, tile);
+      if (low == kPartialTies) return {0, 0};
       return {std::min(low, guess), std::max(low, guess)};
     };
-    correct(cut.key < guess ? TopkCorrection::kTake : TopkCorrection::kPut, tiles, scratch, wrong);
+    correct(cutoff.key < guess ? TopkCorrection::kClear : TopkCorrection::kRestore, tiles, scratch,
+            wrong);
   }
 
   void fill_unused() {
@@ -362,13 +364,13 @@ class Encoder {
     if (writes_ == Writes::kNever || guessed()) return;
     TopkScan writing = scan_;
     writing.feedback = task_.feedback;
-    writing.ladder = {kInfinityBits, kInfinityBits, kInfinityBits};
+    writing.thresholds = {kInfinityBits, kInfinityBits, kInfinityBits};
     for_each_tile([&](std::size_t tile, TopkScratch& scratch) {
-      if (writes_ == Writes::kAfterwards)
+      if (writes_ == Writes::kAfterScan)
         for_each_strip(plan_, tile, [&](TopkStrip strip) {
-          topk_scan_strip(writing, strip, scratch.candidates(0), scratch.tally);
+          topk_scan_strip(writing, strip, scratch.candidates(0), scratch.key_counts);
         });
-      topk_settle({task_, chosen_, payload_.first[tile], payload_.first[tile + 1]}, tile);
+      topk_store_remainders({task_, chosen_, payload_.first[tile], payload_.first[tile + 1]}, tile);
     });
   }
 
@@ -384,17 +386,18 @@ class Encoder {
   }
 
   void restore_residual() {
-    if (writes_ != Writes::kInTheScan) return;
-    const TopkPut put = scan_.clear == TopkClear::kNothing ? TopkPut::kNo : TopkPut::kYes;
+    if (writes_ != Writes::kDuringScan) return;
+    const TopkWriteBack write_back =
+        scan_.clear == TopkClear::kNothing ? TopkWriteBack::kNo : TopkWriteBack::kYes;
     for_each_tile([&](std::size_t tile, TopkScratch&) {
       for_each_strip(plan_, tile, [&](TopkStrip strip) {
-        if (!undoes())
+        if (!restores_in_place())
           return topk_copy_residual(task_.feedback, strip.begin, strip.begin + strip.count);
         const TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
-        if (run.state == TopkRun::kUndone) return;
+        if (run.state == TopkRun::kRestored) return;
         const TopkCandidates out = list_.at(run.base);
         const std::size_t stored = run.state == TopkRun::kStored ? run.count : 0;
-        topk_undo_strip(scan_, strip, {out.value, out.index, stored}, put);
+        topk_restore_strip(scan_, strip, {out.value, out.index, stored}, write_back);
       });
     });
   }

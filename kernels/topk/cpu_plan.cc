@@ -12,12 +12,12 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-/// Returns enough samples for kSampledChosen expected hits, but at most a quarter of all values.
+/// Returns enough samples for kExpectedHits expected hits, but at most a quarter of all values.
 std::size_t samples_of(std::size_t count, std::size_t k) {
   using Tuning = TopkTuning;
-  if (count <= Tuning::kSampleAbove) return 0;
+  if (count <= Tuning::kMaxUnsampledCount) return 0;
   const double density = static_cast<double>(k) / static_cast<double>(count);
-  const double wanted = std::min(Tuning::kSampledChosen / density, double{Tuning::kMostSamples});
+  const double wanted = std::min(Tuning::kExpectedHits / density, double{Tuning::kMaxSamples});
   const std::size_t samples = std::min(static_cast<std::size_t>(wanted), count / 4);
   const double rank = topk_sample_rank(static_cast<double>(samples) * density);
   if (rank > static_cast<double>(samples) / 4) return 0;  // dense: a threshold would save little
@@ -27,22 +27,24 @@ std::size_t samples_of(std::size_t count, std::size_t k) {
 /// Twice the number of candidates expected at the threshold.
 std::size_t capacity_of(const TopkPlan& plan) {
   if (plan.samples == 0) return plan.count;
-  const double share = static_cast<double>(plan.samples) / static_cast<double>(plan.count);
-  const double expected = topk_sample_rank(static_cast<double>(plan.k) * share) / share;
+  const double sampling_rate = static_cast<double>(plan.samples) / static_cast<double>(plan.count);
+  const double expected =
+      topk_sample_rank(static_cast<double>(plan.k) * sampling_rate) / sampling_rate;
   return std::min(plan.count, 2 * std::max(plan.k, static_cast<std::size_t>(expected)));
 }
 
 std::size_t tasks_of(std::size_t count, std::size_t tiles, unsigned threads) {
-  const std::size_t least = std::max<std::size_t>(1, ceil_div(tiles, TopkTuning::kMostTaskTiles));
-  if (threads <= 1) return least;
-  const std::size_t most = std::min(tiles, count / TopkTuning::kTaskValues);
-  return std::max(least, std::min(most, threads * TopkTuning::kTasksAThread));
+  const std::size_t min_tasks =
+      std::max<std::size_t>(1, ceil_div(tiles, TopkTuning::kMaxTilesPerTask));
+  if (threads <= 1) return min_tasks;
+  const std::size_t max_tasks = std::min(tiles, count / TopkTuning::kMinValuesPerTask);
+  return std::max(min_tasks, std::min(max_tasks, threads * TopkTuning::kTasksPerThread));
 }
 
 /// Allocates consecutive parts of a workspace.
-class Carver {
+class BumpAllocator {
  public:
-  explicit Carver(std::byte* memory) : memory_(memory) {}
+  explicit BumpAllocator(std::byte* memory) : memory_(memory) {}
 
   template <typename T>
   T* take(std::size_t elements) {
@@ -72,26 +74,26 @@ TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads) {
   // are lost.
   plan.page = plan.tasks == 1 ? plan.capacity + kTopkStripCapacity
                               : std::clamp(plan.capacity / (8 * plan.tasks), 2 * kTopkStripCapacity,
-                                           TopkTuning::kMostPage);
+                                           TopkTuning::kMaxPage);
   plan.pages =
       plan.tasks == 1 ? 1 : ceil_div(plan.capacity, plan.page - kTopkStripCapacity) + plan.tasks;
   return plan;
 }
 
 TopkWorkspace topk_workspace(const TopkPlan& plan, std::byte* memory, std::size_t& bytes) {
-  Carver carver(memory);
+  BumpAllocator allocator(memory);
   const std::size_t candidates = plan.pages * plan.page + kTopkSlack;
   TopkWorkspace workspace;
-  workspace.scratch = carver.take<TopkScratch>(plan.tasks);
-  workspace.runs = carver.take<TopkRun>(plan.strips());
-  workspace.tiles = carver.take<TopkTileCount>(plan.tiles);
-  workspace.samples = carver.take<float>(plan.samples);
+  workspace.scratch = allocator.take<TopkScratch>(plan.tasks);
+  workspace.runs = allocator.take<TopkRun>(plan.strips());
+  workspace.tiles = allocator.take<TopkTileCount>(plan.tiles);
+  workspace.samples = allocator.take<float>(plan.samples);
   workspace.top_samples =
-      carver.take<float>(std::min(plan.samples, TopkTuning::kMostTopSamples) + kTopkSlack);
-  workspace.chosen = carver.take<float>(plan.k);
-  workspace.candidates.value = carver.take<float>(candidates);
-  workspace.candidates.index = carver.take<std::uint16_t>(candidates);
-  bytes = carver.bytes();
+      allocator.take<float>(std::min(plan.samples, TopkTuning::kMaxTopSamples) + kTopkSlack);
+  workspace.chosen = allocator.take<float>(plan.k);
+  workspace.candidates.value = allocator.take<float>(candidates);
+  workspace.candidates.index = allocator.take<std::uint16_t>(candidates);
+  bytes = allocator.bytes();
   return workspace;
 }
 

@@ -12,15 +12,15 @@ namespace tersor::kernels {
 
 /// Tuned constants.
 struct TopkTuning {
-  static constexpr std::size_t kSampleAbove = 16384;  // counts up to this are not sampled
-  static constexpr double kSampledChosen = 512;       // expected sampled values among the k largest
-  static constexpr std::size_t kMostSamples = std::size_t{1} << 17;
-  static constexpr std::size_t kSampleGroup = 32;        // contiguous values: two lines of f32
-  static constexpr std::size_t kMostTopSamples = 16384;  // samples examined individually
-  static constexpr std::size_t kTaskValues = std::size_t{1} << 18;  // minimum values per task
-  static constexpr std::size_t kMostTaskTiles = 32768;
-  static constexpr std::size_t kTasksAThread = 4;
-  static constexpr std::size_t kMostPage = 65536;  // candidates
+  static constexpr std::size_t kMaxUnsampledCount = 16384;  // counts up to this are not sampled
+  static constexpr double kExpectedHits = 512;  // expected sampled values among the k largest
+  static constexpr std::size_t kMaxSamples = std::size_t{1} << 17;
+  static constexpr std::size_t kSampleGroup = 32;       // contiguous values: two lines of f32
+  static constexpr std::size_t kMaxTopSamples = 16384;  // samples examined individually
+  static constexpr std::size_t kMinValuesPerTask = std::size_t{1} << 18;  // minimum values per task
+  static constexpr std::size_t kMaxTilesPerTask = 32768;
+  static constexpr std::size_t kTasksPerThread = 4;
+  static constexpr std::size_t kMaxPage = 65536;  // candidates
 };
 
 constexpr std::size_t kTopkBins = 4096;
@@ -43,7 +43,7 @@ TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads);
 
 /// The candidates of one strip, stored contiguously.
 struct TopkRun {
-  enum State : std::uint32_t { kStored, kTooMany, kUndone };
+  enum State : std::uint32_t { kStored, kOverflow, kRestored };
   std::size_t base;
   std::uint32_t count;
   State state;
@@ -54,7 +54,7 @@ struct alignas(64) TopkScratch {
   std::array<float, kTopkStripCapacity> value[2];
   std::array<std::uint16_t, kTopkStripCapacity> index[2];
   std::array<std::uint32_t, kTopkBins> histogram;  // a task has fewer than 2^32 values
-  TopkTally tally;
+  TopkKeyCounts key_counts;
 
   TopkCandidates candidates(std::size_t which) {
     return {value[which].data(), index[which].data()};
@@ -67,7 +67,7 @@ struct TopkWorkspace {
   TopkRun* runs;              // [strips]
   TopkTileCount* tiles;       // [tiles]
   float* samples;             // [samples]
-  float* top_samples;         // [kMostTopSamples + kTopkSlack]
+  float* top_samples;         // [kMaxTopSamples + kTopkSlack]
   TopkScratch* scratch;       // [tasks]
 };
 

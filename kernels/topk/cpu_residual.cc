@@ -18,28 +18,28 @@ void visit_residual_out(const ErrorFeedback& feedback, std::size_t begin, Visito
 }
 
 /// Returns the decoded value of selected value `i`.
-float decoded(const TopkSettle& settle, std::size_t i) {
-  const TopkPayload& payload = settle.task.payload;
-  switch (settle.task.value_dtype) {
+float decoded(const TopkRemainders& remainders, std::size_t i) {
+  const TopkPayload& payload = remainders.task.payload;
+  switch (remainders.task.value_dtype) {
     case Dtype::kBf16:
       return to_f32(static_cast<const Bf16*>(payload.values)[i]);
     case Dtype::kI8:
       return code_value(static_cast<const std::int8_t*>(payload.values)[i],
                         payload.scales[i / Int8Format::kBlock]);
     default:
-      return settle.chosen[i];
+      return remainders.chosen[i];
   }
 }
 
 /// residual = (residual - a · g) / b for a range of values.
-void undo_range(const TopkScan& scan, std::size_t begin, std::size_t end) {
+void restore_range(const TopkScan& scan, std::size_t begin, std::size_t end) {
   const ErrorFeedback& feedback = scan.feedback;
   auto* residual = static_cast<float*>(feedback.residual_out);
   visit_gradient_dtype(scan.dtype, [&]<typename G>(G) {
     const auto* gradient = static_cast<const G*>(scan.gradient);
     for (std::size_t i = begin; i < end; ++i)
-      residual[i] = topk_undo(residual[i], to_f32(gradient[i]), feedback.gradient_factor,
-                              feedback.residual_factor);
+      residual[i] = topk_restore(residual[i], to_f32(gradient[i]), feedback.gradient_factor,
+                                 feedback.residual_factor);
   });
 }
 
@@ -57,7 +57,7 @@ void topk_correct(const TopkScan& scan, TopkCorrection correction, std::size_t t
     for (std::size_t i = 0; i < run.count; ++i) {
       const float p = run.value[i];
       residual[run.index[i]] =
-          from_f32<E>(correction == TopkCorrection::kPut ? p : topk_remainder(scan.clear, p));
+          from_f32<E>(correction == TopkCorrection::kRestore ? p : topk_remainder(scan.clear, p));
     }
   });
 }
@@ -70,36 +70,36 @@ void TopkCorrections::add(std::size_t tile, const TopkRunView& piece, TopkKeys k
                      [&](auto* residual) { prefetch(residual, next.index, next.count); });
   write();
   tile_ = tile;
-  waiting_ = next;
+  pending_ = next;
   buffer_ = 1 - buffer_;
 }
 
-void TopkCorrections::write() { topk_correct(scan_, correction_, tile_, waiting_); }
+void TopkCorrections::write() { topk_correct(scan_, correction_, tile_, pending_); }
 
-void topk_settle(const TopkSettle& settle, std::size_t tile) {
-  const std::uint16_t* index = settle.task.payload.index_in_tile;
-  visit_residual_out(settle.task.feedback, tile * kTopkTile, [&]<typename E>(E* residual) {
-    prefetch(residual, index + settle.begin, settle.end - settle.begin);
-    for (std::size_t i = settle.begin; i < settle.end; ++i)
-      residual[index[i]] = from_f32<E>(settle.chosen[i] - decoded(settle, i));
+void topk_store_remainders(const TopkRemainders& remainders, std::size_t tile) {
+  const std::uint16_t* index = remainders.task.payload.index_in_tile;
+  visit_residual_out(remainders.task.feedback, tile * kTopkTile, [&]<typename E>(E* residual) {
+    prefetch(residual, index + remainders.begin, remainders.end - remainders.begin);
+    for (std::size_t i = remainders.begin; i < remainders.end; ++i)
+      residual[index[i]] = from_f32<E>(remainders.chosen[i] - decoded(remainders, i));
   });
 }
 
-void topk_undo_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& candidates,
-                     TopkPut put) {
+void topk_restore_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& candidates,
+                        TopkWriteBack write_back) {
   const std::size_t tile_begin = strip.begin / kTopkTile * kTopkTile;
   auto* residual = static_cast<float*>(scan.feedback.residual_out) + tile_begin;
   std::size_t begin = strip.begin;
   for (std::size_t i = 0; i < candidates.count; ++i) {
     const std::size_t index = candidates.index[i];
     if (topk_key(candidates.value[i]) < scan.limit) {
-      if (put == TopkPut::kYes) residual[index] = candidates.value[i];
+      if (write_back == TopkWriteBack::kYes) residual[index] = candidates.value[i];
     } else {
-      undo_range(scan, begin, tile_begin + index);
+      restore_range(scan, begin, tile_begin + index);
       begin = tile_begin + index + 1;
     }
   }
-  undo_range(scan, begin, strip.begin + strip.count);
+  restore_range(scan, begin, strip.begin + strip.count);
 }
 
 void topk_copy_residual(const ErrorFeedback& feedback, std::size_t begin, std::size_t end) {

@@ -10,9 +10,9 @@
 
 namespace tersor::kernels {
 
-/// kPut: residual_out = p. kTake: residual_out = the remainder of p after sending
+/// kRestore: residual_out = p. kClear: residual_out = the remainder of p after sending
 /// (TopkScan::clear).
-enum class TopkCorrection { kPut, kTake };
+enum class TopkCorrection { kRestore, kClear };
 void topk_correct(const TopkScan& scan, TopkCorrection correction, std::size_t tile,
                   const TopkRunView& run);
 
@@ -37,26 +37,26 @@ class TopkCorrections {
   TopkScratch& scratch_;
   std::size_t buffer_ = 0;
   std::size_t tile_ = 0;
-  TopkRunView waiting_{};
+  TopkRunView pending_{};
 };
 
 /// Sets residual_out = p - decoded at the selected values [begin, end), all in tile `tile`. The
 /// array `chosen` holds p of the selected values at the same positions.
-struct TopkSettle {
+struct TopkRemainders {
   const TopkEncode& task;
   const float* chosen;
   std::size_t begin;
   std::size_t end;
 };
-void topk_settle(const TopkSettle& settle, std::size_t tile);
+void topk_store_remainders(const TopkRemainders& remainders, std::size_t tile);
 
 /// Restores the old residual of a strip whose in-place f32 residual holds p. Non-finite values
 /// already hold the old residual. The parameter `candidates` lists the strip's candidates,
-/// including all non-finite values. If `put` is kYes, the p of each finite candidate is written
-/// back first.
-enum class TopkPut : std::uint8_t { kNo, kYes };
-void topk_undo_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& candidates,
-                     TopkPut put);
+/// including all non-finite values. If `write_back` is kYes, the p of each finite candidate is
+/// written back first.
+enum class TopkWriteBack : std::uint8_t { kNo, kYes };
+void topk_restore_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& candidates,
+                        TopkWriteBack write_back);
 
 /// Copies a range of the old residual to the new residual.
 void topk_copy_residual(const ErrorFeedback& feedback, std::size_t begin, std::size_t end);

@@ -10,9 +10,9 @@ namespace tersor::kernels {
 namespace {
 
 constexpr std::size_t kGroup = TopkTuning::kSampleGroup;
-constexpr std::size_t kPrefetched = 24;     // prefetch distance in groups
-constexpr double kStretch = 1.1;            // factor applied to the rank after a miss
-constexpr unsigned kCoarseShift = 31 - 12;  // bins of 1/16 octave, kTopkBins in total
+constexpr std::size_t kPrefetchDistance = 24;  // prefetch distance in groups
+constexpr double kRetryRankFactor = 1.1;       // factor applied to the rank after a miss
+constexpr unsigned kCoarseShift = 31 - 12;     // bins of 1/16 octave, kTopkBins in total
 
 }  // namespace
 
@@ -30,7 +30,7 @@ void TopkSample::read(std::size_t task) {
   auto& histogram = workspace_.scratch[task].histogram;
   histogram.fill(0);
   for (std::size_t group = begin; group < end; ++group) {
-    prefetch(std::min(group + kPrefetched, groups_ - 1));
+    prefetch(std::min(group + kPrefetchDistance, groups_ - 1));
     float* values = workspace_.samples + group * kGroup;
     topk_compute(source_, {begin_of(group), kGroup}, values);
     for (std::size_t i = 0; i < kGroup; ++i) ++histogram[topk_key(values[i]) >> kCoarseShift];
@@ -55,19 +55,21 @@ void TopkSample::prefetch(std::size_t group) const {
     prefetch_values(source_.feedback.residual_in, dtype_bytes(source_.feedback.dtype));
 }
 
-TopkLadder TopkSample::ladder(double scale) {
-  if (plan_.samples == 0) return {kTopkSmallestKey, kTopkSmallestKey, kTopkSmallestKey};
-  const double share = static_cast<double>(plan_.samples) / static_cast<double>(plan_.count);
-  const double expected = scale * static_cast<double>(plan_.k) * share;
+TopkThresholds TopkSample::thresholds(double scale) {
+  if (plan_.samples == 0) return {kTopkMinKey, kTopkMinKey, kTopkMinKey};
+  const double sampling_rate =
+      static_cast<double>(plan_.samples) / static_cast<double>(plan_.count);
+  const double expected = scale * static_cast<double>(plan_.k) * sampling_rate;
   rank_ = topk_sample_rank(expected);
   collect_top(rank_);
   return {key_at(rank_), key_at(expected), key_at(2 * expected - rank_)};
 }
 
 std::uint32_t TopkSample::threshold_after(std::size_t reached) {
-  if (plan_.samples == 0) return kTopkSmallestKey;
+  if (plan_.samples == 0) return kTopkMinKey;
   const double wrong = static_cast<double>(plan_.k) / (static_cast<double>(reached) + 1);
-  const double rank = std::min(rank_ * wrong * kStretch, static_cast<double>(plan_.samples));
+  const double rank =
+      std::min(rank_ * wrong * kRetryRankFactor, static_cast<double>(plan_.samples));
   collect_top(rank);
   return key_at(rank);
 }
@@ -81,12 +83,12 @@ void TopkSample::collect_top(double rank) {
     for (std::size_t task = 0; task < plan_.tasks; ++task)
       reached += static_cast<double>(workspace_.scratch[task].histogram[bin]);
   }
-  top_key_ = std::max(static_cast<std::uint32_t>(bin << kCoarseShift), kTopkSmallestKey);
+  top_key_ = std::max(static_cast<std::uint32_t>(bin << kCoarseShift), kTopkMinKey);
   top_count_ = 0;
-  if (reached > TopkTuning::kMostTopSamples) return;
+  if (reached > TopkTuning::kMaxTopSamples) return;
   const TopkRunView all{workspace_.samples, nullptr, plan_.samples};
   top_count_ = topk_select(all, {top_key_, 0x80000000u}, {workspace_.top_samples, nullptr},
-                           TopkTuning::kMostTopSamples + kTopkSlack);
+                           TopkTuning::kMaxTopSamples + kTopkSlack);
 }
 
 /// Returns the key of the given rank among the collected samples, or the lowest known key if fewer

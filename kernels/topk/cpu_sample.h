@@ -16,10 +16,10 @@ class TopkSample {
   TopkSample(const TopkScan& source, const TopkPlan& plan, const TopkWorkspace& workspace,
              Threads& threads);
 
-  /// Returns the ladder for this step from order statistics (topk_sample_rank). Without samples,
-  /// all three steps are the smallest key. `scale` multiplies the ranks. Tests pass a value other
-  /// than 1 to force a miss.
-  TopkLadder ladder(double scale);
+  /// Returns the thresholds for this step from order statistics (topk_sample_rank). Without
+  /// samples, all three are the smallest key. `scale` multiplies the ranks. Tests pass a
+  /// value other than 1 to force a miss.
+  TopkThresholds thresholds(double scale);
 
   /// Returns a better threshold after `reached` keys reached the previous threshold. The rank in
   /// the sample is rescaled by the observed error. Call at most once.

@@ -75,47 +75,47 @@ HWY_INLINE float value_at(const Strip<G, E>& strip, std::size_t i) {
   if constexpr (!Strip<G, E>::kHasResidual)
     return g;
   else {
-    const float sent = strip.scan.feedback.gradient_factor * g;
-    const float selected = strip.scan.feedback.residual_factor * to_f32(strip.residual[i]);
-    return sent + selected;
+    const float gradient_term = strip.scan.feedback.gradient_factor * g;
+    const float residual_term = strip.scan.feedback.residual_factor * to_f32(strip.residual[i]);
+    return gradient_term + residual_term;
   }
 }
 
 /// Sets the residual of a candidate, whose old residual is `old`, to the remainder after sending.
 template <typename G, typename E>
-HWY_INLINE void settle_candidate(const Strip<G, E>& strip, std::size_t i, float p, E old) {
+HWY_INLINE void store_remainder(const Strip<G, E>& strip, std::size_t i, float p, E old) {
   const TopkScan& scan = strip.scan;
   const std::uint32_t key = topk_key(p);
   if (key >= scan.limit)
     strip.output[i] = old;
-  else if (scan.clear != TopkClear::kNothing && key >= scan.ladder.guess)
+  else if (scan.clear != TopkClear::kNothing && key >= scan.thresholds.guess)
     strip.output[i] = from_f32<E>(topk_remainder(scan.clear, p));
 }
 
-HWY_INLINE void tally_candidate(const TopkScan& scan, float p, TopkTally& tally) {
+HWY_INLINE void count_candidate(const TopkScan& scan, float p, TopkKeyCounts& key_counts) {
   const std::uint32_t key = topk_key(p);
-  tally.guess += key >= scan.ladder.guess;
-  tally.above += key >= scan.ladder.above;
-  tally.non_finite += key >= scan.limit;
+  key_counts.guess += key >= scan.thresholds.guess;
+  key_counts.above += key >= scan.thresholds.above;
+  key_counts.non_finite += key >= scan.limit;
 }
 
 /// Scans the values [begin, strip.count). The first `found` candidates are already stored.
 template <typename G, typename E>
 std::size_t scan_values(const Strip<G, E>& strip, std::size_t begin, std::size_t found,
-                        TopkCandidates out, TopkTally& tally) {
+                        TopkCandidates out, TopkKeyCounts& key_counts) {
   for (std::size_t i = begin; i < strip.count; ++i) {
     const float p = value_at(strip, i);
-    const bool candidate = topk_key(p) >= strip.scan.ladder.threshold;
+    const bool candidate = topk_key(p) >= strip.scan.thresholds.threshold;
     if constexpr (Strip<G, E>::kHasResidual)
       if (strip.output != nullptr) {
         const E old = strip.residual[i];
         strip.output[i] = from_f32<E>(p);
-        if (candidate) settle_candidate(strip, i, p, old);
+        if (candidate) store_remainder(strip, i, p, old);
       }
     if (!candidate) continue;
     out.value[found] = p;
     out.index[found++] = static_cast<std::uint16_t>(strip.first_index + i);
-    tally_candidate(strip.scan, p, tally);
+    count_candidate(strip.scan, p, key_counts);
   }
   return found;
 }
@@ -131,11 +131,11 @@ HWY_INLINE VI32 keys_of(VF32 p) {
 }
 
 /// A bound for hn::Gt. Keys fit into 31 bits.
-HWY_INLINE VI32 before(std::uint32_t key) {
+HWY_INLINE VI32 gt_bound(std::uint32_t key) {
   return hn::Set(I32(), static_cast<std::int32_t>(key - 1));
 }
 
-constexpr std::size_t kAhead = 1024;  // prefetch distance in values
+constexpr std::size_t kPrefetchDistance = 1024;  // prefetch distance in values
 constexpr std::size_t kBlock = 512;  // candidates are examined after each block of this many values
 constexpr std::size_t kWord = 64;
 constexpr std::uint64_t kLastBit = std::uint64_t{1} << 63;
@@ -187,8 +187,8 @@ HWY_INLINE std::uint64_t bits_of_mask(Mask mask) {
 }
 
 /// The loop over the values of one strip. If the residual is f32, the loop may overwrite the
-/// residual in place: the old values are saved in `selected`, and p is read back. Otherwise p can
-/// be computed again.
+/// residual in place: the old values are saved in `old_residual`, and p is read back. Otherwise p
+/// can be computed again.
 template <typename G, typename E>
 class VectorScan {
  public:
@@ -196,7 +196,7 @@ class VectorScan {
       : strip_(strip),
         a_(hn::Set(F32(), strip.scan.feedback.gradient_factor)),
         b_(hn::Set(F32(), strip.scan.feedback.residual_factor)),
-        threshold_(before(strip.scan.ladder.threshold)) {}
+        threshold_(gt_bound(strip.scan.thresholds.threshold)) {}
 
   /// Returns p at index `i` and sets `old` to the old residual.
   HWY_INLINE VF32 values_at(std::size_t i, VF32& old) const {
@@ -212,23 +212,25 @@ class VectorScan {
   /// Scans the values [begin, end), a whole number of vectors. Writes p to the residual and records
   /// candidate indices.
   template <bool kWrites>
-  HWY_INLINE void run(std::size_t begin, std::size_t end, Indices& found, float* selected) const {
-    for (; begin + kWord <= end; begin += kWord) found.add(word<kWrites>(begin, kWord, selected));
-    if (begin < end) found.add(word<kWrites>(begin, end - begin, selected));
+  HWY_INLINE void run(std::size_t begin, std::size_t end, Indices& found,
+                      float* old_residual) const {
+    for (; begin + kWord <= end; begin += kWord)
+      found.add(word<kWrites>(begin, kWord, old_residual));
+    if (begin < end) found.add(word<kWrites>(begin, end - begin, old_residual));
   }
 
  private:
   /// Returns a bit mask of the candidates.
   template <bool kWrites>
-  HWY_INLINE std::uint64_t word(std::size_t begin, std::size_t count, float* selected) const {
+  HWY_INLINE std::uint64_t word(std::size_t begin, std::size_t count, float* old_residual) const {
     std::uint64_t bits = 0;
     for (std::size_t i = 0; i < count; i += kLanes) {
-      prefetch(begin + i + kAhead);
+      prefetch(begin + i + kPrefetchDistance);
       VF32 old = hn::Zero(F32());
       const VF32 p = values_at(begin + i, old);
       bits |= bits_of_mask(hn::Gt(keys_of(p), threshold_)) << i;
       if constexpr (kWrites) {
-        if constexpr (std::is_same_v<E, float>) hn::Store(old, F32(), selected + begin + i);
+        if constexpr (std::is_same_v<E, float>) hn::Store(old, F32(), old_residual + begin + i);
         store_values(p, strip_.output + begin + i);
       }
     }
@@ -248,19 +250,20 @@ class VectorScan {
 /// Examines the candidates [begin, end) of a strip, whose indices are already recorded.
 template <bool kWrites, typename G, typename E>
 HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range,
-                                  const float* selected, TopkCandidates out, TopkTally& tally) {
+                                  const float* old_residual, TopkCandidates out,
+                                  TopkKeyCounts& key_counts) {
   for (std::size_t j = range.begin; j < range.end; ++j) {
     const std::size_t i = out.index[j] - strip.first_index;
     float p;
     if constexpr (kWrites && std::is_same_v<E, float>) {
       p = strip.output[i];
-      settle_candidate(strip, i, p, selected[i]);
+      store_remainder(strip, i, p, old_residual[i]);
     } else {
       p = value_at(strip, i);
-      if constexpr (kWrites) settle_candidate(strip, i, p, strip.residual[i]);
+      if constexpr (kWrites) store_remainder(strip, i, p, strip.residual[i]);
     }
     out.value[j] = p;
-    tally_candidate(strip.scan, p, tally);
+    count_candidate(strip.scan, p, key_counts);
   }
 }
 
@@ -268,18 +271,18 @@ HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range,
 /// values of the next block are being loaded.
 template <bool kWrites, typename G, typename E>
 std::size_t scan_vectors(const Strip<G, E>& strip, std::size_t count, TopkCandidates out,
-                         TopkTally& tally) {
-  alignas(64) float selected[kWrites && std::is_same_v<E, float> ? kTopkStrip : 1];
+                         TopkKeyCounts& key_counts) {
+  alignas(64) float old_residual[kWrites && std::is_same_v<E, float> ? kTopkStrip : 1];
   const VectorScan<G, E> vectors(strip);
   Indices indices(out.index, strip.first_index);
   std::size_t finished = 0;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t ready = indices.count();
-    vectors.template run<kWrites>(begin, std::min(begin + kBlock, count), indices, selected);
-    finish_candidates<kWrites>(strip, {finished, ready}, selected, out, tally);
+    vectors.template run<kWrites>(begin, std::min(begin + kBlock, count), indices, old_residual);
+    finish_candidates<kWrites>(strip, {finished, ready}, old_residual, out, key_counts);
     finished = ready;
   }
-  finish_candidates<kWrites>(strip, {finished, indices.count()}, selected, out, tally);
+  finish_candidates<kWrites>(strip, {finished, indices.count()}, old_residual, out, key_counts);
   return indices.count();
 }
 
@@ -308,7 +311,7 @@ void store_lanes_only(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
 std::size_t select_vectors(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
                            std::size_t space) {
   const hn::Rebind<std::uint16_t, F32> narrow;
-  const VI32 low = before(keys.low), high = before(keys.high);
+  const VI32 low = gt_bound(keys.low), high = gt_bound(keys.high);
   std::size_t found = 0;
   for (std::size_t i = 0; i + kLanes <= run.count; i += kLanes) {
     const VF32 p = load_values(run.value + i);
@@ -350,16 +353,17 @@ void compute(const Strip<G, E>& strip, float* out) {
 }
 
 template <typename G, typename E>
-std::size_t scan_strip(const Strip<G, E>& strip, TopkCandidates out, TopkTally& tally) {
+std::size_t scan_strip(const Strip<G, E>& strip, TopkCandidates out, TopkKeyCounts& key_counts) {
   std::size_t done = 0, found = 0;
 #if !TERSOR_PORTABLE
   done = strip.count / kLanes * kLanes;
   constexpr bool kCanWrite = Strip<G, E>::kHasResidual;
-  found = kCanWrite && strip.output != nullptr ? scan_vectors<kCanWrite>(strip, done, out, tally)
-                                               : scan_vectors<false>(strip, done, out, tally);
+  found = kCanWrite && strip.output != nullptr
+              ? scan_vectors<kCanWrite>(strip, done, out, key_counts)
+              : scan_vectors<false>(strip, done, out, key_counts);
 #endif
-  found = scan_values(strip, done, found, out, tally);
-  tally.threshold += found;
+  found = scan_values(strip, done, found, out, key_counts);
+  key_counts.threshold += found;
   return found;
 }
 
@@ -371,10 +375,10 @@ void topk_compute_on(const TopkScan& scan, TopkStrip strip, float* out) {
 }
 
 std::size_t topk_scan_strip_on(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
-                               TopkTally& tally) {
+                               TopkKeyCounts& key_counts) {
   std::size_t found = 0;
   visit_types(scan, [&](auto g, auto e) {
-    found = scan_strip(Strip<decltype(g), decltype(e)>(scan, strip), out, tally);
+    found = scan_strip(Strip<decltype(g), decltype(e)>(scan, strip), out, key_counts);
   });
   return found;
 }
@@ -398,7 +402,7 @@ std::size_t topk_select_on(const TopkRunView& run, TopkKeys keys, TopkCandidates
 TopkTileCount topk_count_on(const TopkRunView& run, std::uint32_t key) {
   std::size_t i = 0, larger = 0, equal = 0;
 #if !TERSOR_PORTABLE
-  const VI32 bound = before(key), bound_above = before(key + 1);
+  const VI32 bound = gt_bound(key), bound_above = gt_bound(key + 1);
   VI32 from = hn::Zero(I32()), above = from;
   for (; i + kLanes <= run.count; i += kLanes) {
     const VI32 keys = keys_of(load_values(run.value + i));
@@ -425,8 +429,9 @@ TERSOR_DISPATCHED(void, topk_compute, (const TopkScan& scan, TopkStrip strip, fl
                   (scan, strip, out))
 
 TERSOR_DISPATCHED(std::size_t, topk_scan_strip,
-                  (const TopkScan& scan, TopkStrip strip, TopkCandidates out, TopkTally& tally),
-                  (scan, strip, out, tally))
+                  (const TopkScan& scan, TopkStrip strip, TopkCandidates out,
+                   TopkKeyCounts& key_counts),
+                  (scan, strip, out, key_counts))
 
 TERSOR_DISPATCHED(std::size_t, topk_select,
                   (const TopkRunView& run, TopkKeys keys, TopkCandidates out, std::size_t space),

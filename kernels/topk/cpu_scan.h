@@ -18,26 +18,26 @@ constexpr std::size_t kTopkSlack = 16;
 constexpr std::size_t kTopkStripCapacity = kTopkStrip + kTopkSlack;
 
 /// The keys used by a scan, in ascending order.
-struct TopkLadder {
+struct TopkThresholds {
   std::uint32_t threshold;  // values with this key or more are candidates
   std::uint32_t guess;      // values with this key or more will probably be sent
   std::uint32_t above;      // almost surely, fewer than k values reach this key
 };
 
 /// The residual left by the scan for a value that will probably be sent.
-enum class TopkClear : std::uint8_t { kNothing, kWhole, kBf16 };  // p, 0, p - bf16(p)
+enum class TopkClear : std::uint8_t { kNothing, kFull, kBf16 };  // p, 0, p - bf16(p)
 
-/// Returns the remainder of a value sent as f32 (kWhole) or bf16.
+/// Returns the remainder of a value sent as f32 (kFull) or bf16.
 inline float topk_remainder(TopkClear clear, float p) {
-  return clear == TopkClear::kWhole ? 0.0f : topk_bf16_remainder(p);
+  return clear == TopkClear::kFull ? 0.0f : topk_bf16_remainder(p);
 }
 
 struct TopkScan {
   const void* gradient;
   Dtype dtype;
   ErrorFeedback feedback;  // if residual_out is null, nothing is written
-  TopkLadder ladder;
-  std::uint32_t limit = kInfinityBits;  // not below any step of the ladder
+  TopkThresholds thresholds;
+  std::uint32_t limit = kInfinityBits;  // not below any threshold
   TopkClear clear = TopkClear::kNothing;
 };
 
@@ -60,8 +60,8 @@ struct TopkRunView {
   std::size_t count;
 };
 
-/// Counts of keys that reach each step of the ladder, and the count of keys that reach the limit.
-struct TopkTally {
+/// Counts of keys that reach each threshold, and the count of keys that reach the limit.
+struct TopkKeyCounts {
   std::uint64_t threshold = 0;
   std::uint64_t guess = 0;
   std::uint64_t above = 0;
@@ -82,12 +82,12 @@ struct TopkTileCount {
 /// Computes p and writes p to `out`.
 void topk_compute(const TopkScan& scan, TopkStrip strip, float* out);
 
-/// Computes p, writes the residual, adds to the tally and writes the candidates in order. The
+/// Computes p, writes the residual, adds to the counts and writes the candidates in order. The
 /// residual becomes p, or the remainder selected by `clear` if the key reaches the guess. A
 /// non-finite p leaves the old residual. Returns the number of candidates, at most strip.count. Up
 /// to kTopkSlack entries after the last candidate are overwritten.
 std::size_t topk_scan_strip(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
-                            TopkTally& tally);
+                            TopkKeyCounts& key_counts);
 
 /// Copies the candidates with keys in the range, in order, and returns their number. Nothing is
 /// written beyond `space` entries, and `space` must suffice. If the run has no indices (null), no

@@ -7,8 +7,8 @@
 namespace tersor::kernels {
 namespace {
 
-constexpr std::size_t kFewBins = 256;
-constexpr std::size_t kKeysABin = 32;  // a minimum: more bins would cost more than they save
+constexpr std::size_t kMinBins = 256;
+constexpr std::size_t kMinKeysPerBin = 32;  // a minimum: more bins would cost more than they save
 
 struct Bins {
   std::size_t count;
@@ -17,7 +17,7 @@ struct Bins {
 
 Bins bins_of(const TopkBracket& bracket) {
   const std::size_t inside = bracket.reached - bracket.above;
-  const std::size_t count = std::clamp(std::bit_ceil(inside / kKeysABin), kFewBins, kTopkBins);
+  const std::size_t count = std::clamp(std::bit_ceil(inside / kMinKeysPerBin), kMinBins, kTopkBins);
   const auto width = std::bit_width(bracket.keys.high - bracket.keys.low - 1);
   const auto digit = static_cast<int>(std::bit_width(count - 1));
   return {count, static_cast<unsigned>(std::max(0, static_cast<int>(width) - digit))};
@@ -50,11 +50,12 @@ std::size_t sum_of(const TopkSource& source, std::size_t bin) {
 
 }  // namespace
 
-void topk_learn(TopkBracket& bracket, std::uint32_t key, std::size_t reached, std::size_t k) {
+void topk_update_bracket(TopkBracket& bracket, std::uint32_t key, std::size_t reached,
+                         std::size_t k) {
   if (reached >= k && key >= bracket.keys.low) {
     bracket.keys.low = key;
     bracket.reached = reached;
-  } else if (reached < k && key == kTopkSmallestKey) {
+  } else if (reached < k && key == kTopkMinKey) {
     bracket = {{key, key + 1}, reached, 0};
   } else if (reached < k && key <= bracket.keys.high) {
     bracket.keys.high = key;
@@ -71,8 +72,7 @@ TopkBracket topk_narrow(const TopkSource& source, const TopkBracket& bracket, Th
     above += inside;
     inside = sum_of(source, --bin);
   }
-  if (above + inside < source.plan.k)
-    return {{kTopkSmallestKey, kTopkSmallestKey + 1}, above + inside, 0};
+  if (above + inside < source.plan.k) return {{kTopkMinKey, kTopkMinKey + 1}, above + inside, 0};
   const std::uint32_t low = bracket.keys.low + static_cast<std::uint32_t>(bin << bins.shift);
   const std::uint32_t high = low + (std::uint32_t{1} << bins.shift);
   return {{low, std::min(high, bracket.keys.high)}, above + inside, above};

@@ -20,7 +20,8 @@ struct TopkBracket {
 };
 
 /// Updates the bracket with the fact that exactly `reached` keys are at least `key`.
-void topk_learn(TopkBracket& bracket, std::uint32_t key, std::size_t reached, std::size_t k);
+void topk_update_bracket(TopkBracket& bracket, std::uint32_t key, std::size_t reached,
+                         std::size_t k);
 
 /// Narrows a bracket of more than one key by a pass over its values.
 TopkBracket topk_narrow(const TopkSource& source, const TopkBracket& bracket, Threads& threads);

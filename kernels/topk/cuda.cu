@@ -51,7 +51,7 @@ TopkLayout layout_of(std::size_t count, const TopkOptions& options) {
 }
 
 /// What the launches of the last segment write in addition.
-struct TopkEnding {
+struct TopkFinalWrites {
   FrameSeal seal;
   NextWords next;
 };
@@ -63,7 +63,7 @@ class TopkLaunches {
   TopkLaunches(Queue& queue, const TopkTask<G, E>& task, const TopkTarget& target)
       : queue_(queue), task_(task), target_(target) {}
 
-  void run(TopkForce force, const TopkEnding& ending) {
+  void run(TopkForce force, const TopkFinalWrites& final_writes) {
     const auto* end = reinterpret_cast<std::byte*>(task_.memory.runs);  // of control and counts
     queue_.zero(task_.memory.control,
                 static_cast<std::size_t>(end - reinterpret_cast<std::byte*>(task_.memory.control)));
@@ -73,7 +73,7 @@ class TopkLaunches {
     launch(TopkNarrowKernel<G, E, 0>{task_}, task_.plan.parts, 1);
     launch(TopkNarrowKernel<G, E, 1>{task_}, task_.plan.parts, 1);
     launch(TopkNarrowKernel<G, E, 2>{task_}, task_.plan.parts, 1);
-    send(ending);
+    send(final_writes);
   }
 
  private:
@@ -82,12 +82,14 @@ class TopkLaunches {
     queue_.launch(kernel, queue_.blocks_for<Kernel>(tasks, tasks_per_block));
   }
 
-  void send(const TopkEnding& ending) {
+  void send(const TopkFinalWrites& final_writes) {
     using Emit = TopkEmitKernel<G, E>;
     const std::size_t parts = task_.plan.parts;
     const unsigned blocks = static_cast<unsigned>(
-        std::min<std::size_t>(queue_.blocks_for<Emit>(parts, 4), kTopkMostBlocks));
-    queue_.launch(Emit{task_, target_, ceil_div(parts, blocks), ending.seal, ending.next}, blocks);
+        std::min<std::size_t>(queue_.blocks_for<Emit>(parts, 4), kTopkMaxBlocks));
+    queue_.launch(
+        Emit{task_, target_, ceil_div(parts, blocks), final_writes.seal, final_writes.next},
+        blocks);
     if (target_.layout.values != TopkValues::kInt8) return;
     const TopkSettleKernel<E> settle{task_.memory.control, task_.memory.chosen,
                                      task_.tensor.residual_out, target_};
@@ -114,7 +116,7 @@ TopkTensor<G, E> tensor_of(const EncodeCall& call, std::size_t index, const Topk
 }
 
 /// Returns the end of the segments that have values to send: all later segments are empty.
-std::size_t sending_segments(std::span<const Segment> segments) {
+std::size_t end_of_nonempty(std::span<const Segment> segments) {
   std::size_t end = segments.size();
   while (end != 0 && segments[end - 1].count == 0) --end;
   return end;
@@ -123,9 +125,10 @@ std::size_t sending_segments(std::span<const Segment> segments) {
 template <typename G, typename E>
 void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& options,
                      const DeviceFrame& frame, TopkForce force) {
-  const std::size_t last = sending_segments(call.segments);
-  TopkEnding ending{seal_of(frame, {.is_first = true, .is_last = false}), next_words_of_call(call)};
-  ending.seal.clears_sums = true;
+  const std::size_t last = end_of_nonempty(call.segments);
+  TopkFinalWrites final_writes{seal_of(frame, {.is_first = true, .is_last = false}),
+                               next_words_of_call(call)};
+  final_writes.seal.clears_sums = true;
   std::byte* payload = frame.frame + sizeof(FrameHeader);
   for (std::size_t i = 0; i < call.segments.size(); ++i) {
     const TopkTarget target{payload, layout_of(call.segments[i].count, options)};
@@ -139,9 +142,10 @@ void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& op
     task.plan = topk_device_plan(target.layout.count, target.layout.selected, force);
     std::size_t bytes;
     task.memory = topk_device_memory(task.plan, call.execution.workspace.data(), bytes);
-    TopkLaunches<G, E>(queue, task, target).run(force, i + 1 == last ? ending : TopkEnding{});
+    TopkLaunches<G, E>(queue, task, target)
+        .run(force, i + 1 == last ? final_writes : TopkFinalWrites{});
   }
-  if (last == 0) queue.launch(TopkSealKernel{ending.seal, ending.next}, 1);
+  if (last == 0) queue.launch(TopkSealKernel{final_writes.seal, final_writes.next}, 1);
 }
 
 /// The part of a segment requested by a call.

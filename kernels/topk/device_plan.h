@@ -31,7 +31,7 @@ constexpr unsigned kTopkDigitBin[kTopkDigits] = {0, 4096, 4096 + 8192};  // offs
 static_assert(kTopkDigitBins[1] == 1u << kTopkWindowShift);
 
 /// A path of devices only: the segment was not active.
-constexpr std::uint32_t kTopkIdle = 4;
+constexpr std::uint32_t kTopkInactive = 4;
 
 /// A value of `shift`: the k-th key is known.
 constexpr std::uint32_t kTopkDone = 32;
@@ -44,19 +44,19 @@ constexpr std::uint32_t kTopkAllTies = 0xffffffffu;
 struct TopkControl {
   enum Ticket { kSampled, kScanned, kNarrowed, kSent = kNarrowed + kTopkDigits, kTickets };
 
-  std::uint32_t path;       // a TopkPath or kTopkIdle
-  std::uint32_t threshold;  // keys from here on are candidates
-  std::uint32_t low;        // start of the window
-  std::uint32_t base;       // the k-th key is in [base, base + (bins << shift))
-  std::uint32_t shift;      // of the next digit, or kTopkDone
-  std::uint32_t key;        // the k-th key; all larger keys are sent
-  std::uint32_t ties;       // number of sent values with this key
-  std::uint32_t selected;   // number of sent values
-  std::uint64_t rank;       // of the k-th key among the keys from `base` on
-  std::uint64_t listed;     // candidates in the list
-  std::uint64_t found;      // keys that reach the scan's threshold
-  std::uint64_t gathered;   // keys that reach the second threshold
-  std::uint64_t poisonous;  // keys that reach the limit
+  std::uint32_t path;        // a TopkPath or kTopkInactive
+  std::uint32_t threshold;   // keys from here on are candidates
+  std::uint32_t low;         // start of the window
+  std::uint32_t base;        // the k-th key is in [base, base + (bins << shift))
+  std::uint32_t shift;       // of the next digit, or kTopkDone
+  std::uint32_t key;         // the k-th key; all larger keys are sent
+  std::uint32_t ties;        // number of sent values with this key
+  std::uint32_t selected;    // number of sent values
+  std::uint64_t rank;        // of the k-th key among the keys from `base` on
+  std::uint64_t listed;      // candidates in the list
+  std::uint64_t found;       // keys that reach the scan's threshold
+  std::uint64_t gathered;    // keys that reach the second threshold
+  std::uint64_t non_finite;  // keys that reach the limit
   std::uint32_t ticket[kTickets + kTickets % 2];
   alignas(16) std::uint64_t coarse[kTopkCoarseBins];
   alignas(16) std::uint64_t window[kTopkWindowBins];
@@ -73,13 +73,13 @@ struct alignas(8) TopkCandidate {
 struct alignas(16) TopkPartRun {
   std::uint32_t base;   // list position of the first candidate; the others follow in order of index
   std::uint16_t count;  // number of candidates; 0 if the list had no space
-  std::uint16_t undone;  // 1: had non-finite values, and its residuals were restored
-  std::uint32_t larger;  // keys above the k-th: in the part, later in the block's earlier parts
-  std::uint32_t equal;   // keys equal to the k-th, counted like `larger`
+  std::uint16_t restored;  // 1: had non-finite values, and its residuals were restored
+  std::uint32_t larger;    // keys above the k-th: in the part, later in the block's earlier parts
+  std::uint32_t equal;     // keys equal to the k-th, counted like `larger`
 };
 
 /// Maximum number of blocks that send values.
-constexpr std::size_t kTopkMostBlocks = 4096;
+constexpr std::size_t kTopkMaxBlocks = 4096;
 
 struct TopkDevicePlan {
   std::size_t count;
@@ -95,7 +95,7 @@ struct TopkDevicePlan {
 /// Addresses of the workspace's parts, all 64-byte aligned if the workspace is.
 struct TopkDeviceMemory {
   TopkControl* control;
-  std::uint64_t* counts;      // [kTopkMostBlocks] or fewer, zeroed with `control`: keys per block
+  std::uint64_t* counts;      // [kTopkMaxBlocks] or fewer, zeroed with `control`: keys per block
   TopkPartRun* runs;          // [parts]
   TopkCandidate* candidates;  // [capacity]
   float* samples;             // [samples]

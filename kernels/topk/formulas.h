@@ -21,7 +21,7 @@ namespace tersor::kernels {
 constexpr std::size_t kTopkTile = 65536;
 
 /// The smallest key that may be selected.
-constexpr std::uint32_t kTopkSmallestKey = 1;
+constexpr std::uint32_t kTopkMinKey = 1;
 
 /// The sort key of a value: the bits without the sign.
 TERSOR_BODY std::uint32_t topk_key(float p) { return magnitude_bits(p); }
@@ -35,9 +35,10 @@ TERSOR_BODY std::uint32_t topk_limit(Dtype value_dtype, Dtype residual_dtype) {
 }
 
 /// Recovers the old residual, within one rounding, after p overwrote the residual.
-TERSOR_BODY float topk_undo(float p, float gradient, float gradient_factor, float residual_factor) {
-  const float sent = gradient_factor * gradient;
-  return (p - sent) / residual_factor;
+TERSOR_BODY float topk_restore(float p, float gradient, float gradient_factor,
+                               float residual_factor) {
+  const float gradient_term = gradient_factor * gradient;
+  return (p - gradient_term) / residual_factor;
 }
 
 /// The remainder that stays in the residual when p is sent as bf16.
