@@ -26,7 +26,7 @@ namespace tersor::kernels {
 constexpr unsigned kHadamardThreads = 128;
 /// Blocks per multiprocessor: the maximum without register spills. A thread holds 32 values of y
 /// and, with feedback, 32 values of p.
-constexpr unsigned kHadamardResident = 4, kHadamardFedResident = 3;
+constexpr unsigned kHadamardResident = 4, kHadamardFeedbackResident = 3;
 /// Blocks per multiprocessor for decode, by architecture.
 struct HadamardResident {
   unsigned from;
@@ -75,10 +75,10 @@ struct HadamardBlock {
                                const RotationSigns& signs, const RotatedValues& p) const {
     using enum RowLayout;
     const HadamardRange range{rotation.maximum(p)};
-    const unsigned overflows = range.poisoned() && !keeps ? finite_values(p) : 0;
+    const unsigned overflows = range.poisoned() && !keeps ? count_finite(p) : 0;
     RotatedValues y;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRotationValues; ++i) y[i] = p[i] * range.down();
+    for (unsigned i = 0; i < kRotationValues; ++i) y[i] = p[i] * range.input_scale();
     signs.flip(y);
     rotation.template rotate<kContiguous, kStrided>(y);
     visit_code_bits(bits,
@@ -86,7 +86,7 @@ struct HadamardBlock {
     if constexpr (kFeedback) {
       rotation.template rotate<kStrided, kContiguous>(y);
       signs.flip(y);
-      leave(range, p, y);
+      store_residual(range, p, y);
     }
     return overflows;
   }
@@ -95,17 +95,17 @@ struct HadamardBlock {
   TERSOR_DEVICE void clear_missing(RotatedValues& p) const {
     if (position.is_whole) return;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRotationValues; ++i) p[i] = is_real(i) ? p[i] : 0.0f;
+    for (unsigned i = 0; i < kRotationValues; ++i) p[i] = is_inside(i) ? p[i] : 0.0f;
   }
 
-  TERSOR_DEVICE bool is_real(unsigned i) const {
+  TERSOR_DEVICE bool is_inside(unsigned i) const {
     return i % kRotationRow < position.row(i / kRotationRow).left;
   }
 
-  TERSOR_DEVICE unsigned finite_values(const RotatedValues& p) const {
+  TERSOR_DEVICE unsigned count_finite(const RotatedValues& p) const {
     unsigned count = 0;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRotationValues; ++i) count += is_real(i) && is_finite(p[i]);
+    for (unsigned i = 0; i < kRotationValues; ++i) count += is_inside(i) && is_finite(p[i]);
     return count;
   }
 
@@ -119,16 +119,16 @@ struct HadamardBlock {
       terms[i] = kBits == 1 ? fabsf(y[i]) : y[i] * y[i];
     const HadamardScale scale = hadamard_scale<kBits>(range, rotation.tree_sum(terms));
     const HadamardCodes<kBits> codes(y, scale.inverse, hadamard_unit(scale.sent, 1.0f));
-    codes.store_to(rotation, sections, position, !keeps && !range.is_odd());
-    const std::uint16_t sent = range.is_odd() ? range.odd_scale() : scale.sent;
+    codes.store_to(rotation, sections, position, !keeps && !range.is_special());
+    const std::uint16_t sent = range.is_special() ? range.special_scale() : scale.sent;
     if (position.exists() && position.thread == 0)
       store(reinterpret_cast<std::uint16_t*>(sections + scale_offset(position)),
             keeps ? std::uint16_t{0} : sent);
   }
 
   /// Writes the new residual. `decoded` holds the decoded values of a block with codes.
-  TERSOR_DEVICE void leave(const HadamardRange& range, const RotatedValues& p,
-                           RotatedValues& decoded) const {
+  TERSOR_DEVICE void store_residual(const HadamardRange& range, const RotatedValues& p,
+                                    RotatedValues& decoded) const {
     if (keeps || range.poisoned()) {
       if (residual_in == residual_out) return;
       TERSOR_UNROLL
@@ -138,7 +138,7 @@ struct HadamardBlock {
     }
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i)
-      decoded[i] = range.vanishes() ? p[i] : p[i] - decoded[i];
+      decoded[i] = range.underflows() ? p[i] : p[i] - decoded[i];
     store_rotated(decoded, residual_out, position);
   }
 };
@@ -171,7 +171,7 @@ struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
   static constexpr unsigned kResident =
-      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFedResident;
+      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFeedbackResident;
   static constexpr bool kScans = false;
   struct Shared {
     RotationSpace space[kThreads / kWarpThreads];
@@ -286,14 +286,14 @@ struct HadamardDecodeKernel {
           RotatedValues w;
           sum_frames(rotation, list, {segment.offset, bits, factor}, position, w);
           signs.flip(w);
-          if (mode == DecodeMode::kAdd) add_old(output, position, w);
+          if (mode == DecodeMode::kAdd) add_output(output, position, w);
           if (!valid) fill_nan(w);
           store_rotated(w, output, position);
         });
   }
 
-  TERSOR_DEVICE static void add_old(const T* output, const RotationPosition& position,
-                                    RotatedValues& w) {
+  TERSOR_DEVICE static void add_output(const T* output, const RotationPosition& position,
+                                       RotatedValues& w) {
     RotatedValues old;
     load_rotated<Load::kAny>(output, position, old);
     TERSOR_UNROLL
@@ -311,7 +311,7 @@ struct HadamardReduceKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
   static constexpr unsigned kResident =
-      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFedResident;
+      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFeedbackResident;
   static constexpr bool kScans = false;
   struct Shared {
     RotationSpace space[kThreads / kWarpThreads];

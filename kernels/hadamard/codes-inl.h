@@ -148,8 +148,8 @@ HWY_INLINE void rotate_numbers(const BlockCodes& codes, RotationVectors& to) {
     to[2 * i] = VF32{_mm512_cvtepi32_ps(_mm512_madd_epi16(x[i], _mm512_set1_epi32(0x00010001)))};
     to[2 * i + 1] = VF32{_mm512_cvtepi32_ps(_mm512_madd_epi16(x[i], _mm512_set1_epi32(-0xffff)))};
   }
-  constexpr float kMiddles = HadamardSteps<kBits>::kMiddle * kRotationBlock;
-  to[0] = VF32{_mm512_mask_sub_ps(to[0].raw, 1, to[0].raw, _mm512_set1_ps(kMiddles))};
+  constexpr float kMiddleSum = HadamardSteps<kBits>::kMiddle * kRotationBlock;
+  to[0] = VF32{_mm512_mask_sub_ps(to[0].raw, 1, to[0].raw, _mm512_set1_ps(kMiddleSum))};
 }
 
 #else

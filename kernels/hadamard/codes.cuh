@@ -45,9 +45,9 @@ TERSOR_DEVICE std::size_t plane_offset(const RotationPosition& position, unsigne
 /// w at position n of word j.
 TERSOR_DEVICE void transpose_codes(std::uint32_t (&word)[4]) {
   const auto swap = [](std::uint32_t& a, std::uint32_t& b, unsigned bits, std::uint32_t low) {
-    const std::uint32_t was = a;
-    a = (was & low) | (b << bits & ~low);
-    b = (was >> bits & low) | (b & ~low);
+    const std::uint32_t old_a = a;
+    a = (old_a & low) | (b << bits & ~low);
+    b = (old_a >> bits & low) | (b & ~low);
   };
   swap(word[0], word[2], 2, 0x33333333u);
   swap(word[1], word[3], 2, 0x33333333u);
@@ -58,7 +58,7 @@ TERSOR_DEVICE void transpose_codes(std::uint32_t (&word)[4]) {
 /// Encodes values y, stored by strided rows, and replaces y by the values k · unit.
 template <unsigned kBits>
 struct HadamardCodes {
-  std::uint16_t share[kRotationRows];  // four 4-bit codes per row, first code lowest
+  std::uint16_t row_codes[kRotationRows];  // four 4-bit codes per row, first code lowest
 
   TERSOR_DEVICE HadamardCodes(RotatedValues& y, float inverse, float unit) {
     TERSOR_UNROLL
@@ -66,8 +66,8 @@ struct HadamardCodes {
       std::uint32_t codes = 0;
       TERSOR_UNROLL
       for (unsigned q = kRotationRow; q-- > 0;)
-        codes = with_code(codes, y[kRotationRow * r + q], inverse, unit);
-      share[r] = static_cast<std::uint16_t>(codes);
+        codes = append_code(codes, y[kRotationRow * r + q], inverse, unit);
+      row_codes[r] = static_cast<std::uint16_t>(codes);
     }
   }
 
@@ -75,13 +75,13 @@ struct HadamardCodes {
   /// end.
   template <class Warp>
   TERSOR_DEVICE void store_to(const Rotation<Warp>& rotation, std::byte* sections,
-                              const RotationPosition& position, bool coded) const {
-    Words128 row = rotation.codes_of_row(share);
+                              const RotationPosition& position, bool has_codes) const {
+    Words128 row = rotation.codes_of_row(row_codes);
     transpose_codes(row.word);
     if constexpr (kBits == 1) row.word[0] = ~row.word[3];
     auto* to = reinterpret_cast<std::uint32_t*>(sections + plane_offset(position, kBits));
     TERSOR_UNROLL
-    for (unsigned j = 0; j < kBits; ++j) row.word[j] = coded ? row.word[j] : 0u;
+    for (unsigned j = 0; j < kBits; ++j) row.word[j] = has_codes ? row.word[j] : 0u;
     if (!position.exists()) return;
     TERSOR_UNROLL
     for (unsigned j = 0; j < kBits; ++j) store(to + j * kRotationThreads, row.word[j]);
@@ -89,8 +89,8 @@ struct HadamardCodes {
 
  private:
   /// Appends one code. A 1-bit code is the highest of four bits, inverted.
-  TERSOR_DEVICE static std::uint32_t with_code(std::uint32_t codes, float& y, float inverse,
-                                               float unit) {
+  TERSOR_DEVICE static std::uint32_t append_code(std::uint32_t codes, float& y, float inverse,
+                                                 float unit) {
     if constexpr (kBits == 1) {
       const std::uint32_t bits = bits_of(y);
       y = float_of((bits & 0x80000000u) | bits_of(0.5f * unit));
@@ -138,13 +138,13 @@ struct FrameCodes {
   /// swapping the word's halves.
   TERSOR_DEVICE static void add_word(float* w, std::uint32_t word, float unit) {
     constexpr std::uint32_t kMagic = 0x4b000000u, kCode = (1u << kBits) - 1;
-    const std::uint32_t straight = select_bytes(word, kMagic, 0x7210);
-    const std::uint32_t turned = select_bytes(word, kMagic, 0x7032);
+    const std::uint32_t unswapped = select_bytes(word, kMagic, 0x7210);
+    const std::uint32_t swapped = select_bytes(word, kMagic, 0x7032);
     TERSOR_UNROLL
     for (unsigned position = 0; position < 8; ++position) {
-      const bool rotations = position == 0 || position > 4;
-      const unsigned at = (rotations ? 4 * position + 16 : 4 * position) % 32;
-      const float sum = float_of((rotations ? turned : straight) & (0xff000000u | kCode << at));
+      const bool use_swapped = position == 0 || position > 4;
+      const unsigned at = (use_swapped ? 4 * position + 16 : 4 * position) % 32;
+      const float sum = float_of((use_swapped ? swapped : unswapped) & (0xff000000u | kCode << at));
       const float scaled = 1.0f / static_cast<float>(1u << at);
       const float k = fused_multiply_add(
           sum, scaled, -(kHadamardMagic * scaled + HadamardSteps<kBits>::kMiddle));

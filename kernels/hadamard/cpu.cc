@@ -27,9 +27,9 @@ std::size_t encode_range(const HadamardEncode& arguments) {
   for (std::size_t first = 0; first < sent.count; first += kBatchValues) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       Absmax absmax;
-      const float* p = blocks.at(at, writer.space(at),
+      const float* p = blocks.at(at, writer.input_space(at),
                                  [&](VF32 v, std::size_t k) HWY_ATTR { absmax.update(v, k); });
-      writer.take(at, p, absmax);
+      writer.add_block(at, p, absmax);
     }
     writer.write(first, signs.at(first), static_cast<const G*>(sent.gradient));
   }
@@ -110,7 +110,7 @@ void decode_range(const HadamardDecode& arguments) {
 }
 
 /// Clears the values from `count` on, which are errors of the frames, and returns the absmax.
-HWY_NOINLINE Absmax cut_block(float* p, std::size_t count) {
+HWY_NOINLINE Absmax clear_tail(float* p, std::size_t count) {
   std::fill(p + count, p + kRotationBlock, 0.0f);
   Absmax absmax;
   for (std::size_t k = 0; k < kRotationVectors; ++k)
@@ -128,7 +128,7 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       const std::uint8_t* flips = signs.at(at);
       const Pointer<const E> residual = writer.old_residual(at);
-      float* p = writer.space(at);
+      float* p = writer.input_space(at);
       Absmax absmax;
       RotationVectors w;
       sum_block<kBits>(input.payloads, at / kRotationBlock, arguments.factor, w);
@@ -138,8 +138,8 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
         hn::Store(value, F32(), p + k * kLanes);
         absmax.update(value, k);
       }
-      if (HWY_UNLIKELY(at + kRotationBlock > input.count)) absmax = cut_block(p, input.count - at);
-      writer.take(at, p, absmax);
+      if (HWY_UNLIKELY(at + kRotationBlock > input.count)) absmax = clear_tail(p, input.count - at);
+      writer.add_block(at, p, absmax);
     }
     writer.write(first, signs.at(first), NoValues{});
   }

@@ -22,7 +22,7 @@
 namespace tersor::kernels {
 
 constexpr std::uint32_t kHadamardPoisonBits = 0x7b800000u;  // 2^120
-constexpr std::uint32_t kHadamardLeastBits = 0x0d800000u;   // 2^-100
+constexpr std::uint32_t kHadamardMinBits = 0x0d800000u;     // 2^-100
 constexpr float kHadamardMagic = 8388608.0f;                // 2^23
 
 /// The quantizer of a block, by the number of bits per code.
@@ -47,12 +47,12 @@ struct HadamardRange {
   TERSOR_BODY bool poisoned() const { return absmax_bits >= kHadamardPoisonBits; }
   /// True if the block's values are too small to send. Scale and codes are 0, and the residual is
   /// p.
-  TERSOR_BODY bool vanishes() const { return absmax_bits < kHadamardLeastBits; }
-  TERSOR_BODY bool is_odd() const { return poisoned() || vanishes(); }
+  TERSOR_BODY bool underflows() const { return absmax_bits < kHadamardMinBits; }
+  TERSOR_BODY bool is_special() const { return poisoned() || underflows(); }
   /// 2^-(e + 4)
-  TERSOR_BODY float down() const { return float_of((250u - (absmax_bits >> 23)) << 23); }
-  /// The scale sent for a poisoned or vanishing block.
-  TERSOR_BODY std::uint16_t odd_scale() const { return poisoned() ? 0x7fc0 : 0; }
+  TERSOR_BODY float input_scale() const { return float_of((250u - (absmax_bits >> 23)) << 23); }
+  /// The scale sent for a poisoned or underflowing block.
+  TERSOR_BODY std::uint16_t special_scale() const { return poisoned() ? 0x7fc0 : 0; }
 };
 
 /// The scale of a block: the sent scale, and the inverse used for coding.
