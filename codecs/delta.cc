@@ -23,7 +23,7 @@ using kernels::DeltaScratch;
 /// Calls visit(block, its entry in sizes, its words, scratch) for all blocks on the available
 /// threads.
 template <typename Visitor>
-void for_each_block(const Matched& matched, Threads* threads, DeltaScratches& scratches,
+void for_each_block(const MatchedTensor& matched, Threads* threads, DeltaScratchPool& scratch_pool,
                     const Visitor& visit) {
   const DeltaView& view = matched.view;
   const DeltaBlock whole{
@@ -31,7 +31,7 @@ void for_each_block(const Matched& matched, Threads* threads, DeltaScratches& sc
   share(view.head.blocks, threads, [&](std::size_t task, std::size_t begin, std::size_t end) {
     const std::byte* words = view.blocks + 4 * view.first_word(begin);
     for (std::size_t i = begin; i < end; ++i) {
-      visit(block_at(whole, i), view.size(i), words, scratches.of(task));
+      visit(block_at(whole, i), view.size(i), words, scratch_pool.of(task));
       words += 4 * view.words(i);
     }
   });
@@ -41,15 +41,15 @@ void for_each_block(const Matched& matched, Threads* threads, DeltaScratches& sc
 /// changes, scratch) for each block with changes, in one thread at a time. `words` is null for a
 /// coded block.
 template <typename Keep>
-void prove(const Matched& matched, const DeltaOptions& options, DeltaScratches& scratches,
-           const Keep& keep) {
+void verify(const MatchedTensor& matched, const DeltaOptions& options,
+            DeltaScratchPool& scratch_pool, const Keep& keep) {
   const DeltaView& view = matched.view;
   const std::size_t width = delta_dtype_bytes(view.tensor.dtype);
   const bool reads_base = options.base == DeltaBase::kCheck;
   std::mutex mutex;
   std::uint64_t base_sum = 0, sum = 0, changed = 0;
   const char* fault = nullptr;
-  for_each_block(matched, options.threads, scratches,
+  for_each_block(matched, options.threads, scratch_pool,
                  [&](const DeltaBlock& block, std::uint16_t size, const std::byte* words,
                      DeltaScratch& scratch) {
                    // The checksum loads the block into the cache for the decoder.
@@ -68,7 +68,7 @@ void prove(const Matched& matched, const DeltaOptions& options, DeltaScratches& 
                    if (fault == nullptr && size != 0)
                      keep(block, plain ? words : nullptr, changes, scratch);
                  });
-  conclude(view, reads_base ? std::optional(base_sum) : std::nullopt, sum, changed, fault);
+  verify_sums(view, reads_base ? std::optional(base_sum) : std::nullopt, sum, changed, fault);
 }
 
 /// Returns the places in a record of `count` values.
@@ -94,55 +94,56 @@ std::vector<DeltaEntry> delta_entries(ConstByteSpan delta) {
 
 void delta_check(std::span<const DeltaTensor> tensors, std::span<const ConstByteSpan> base,
                  ConstByteSpan delta, const DeltaOptions& options) {
-  DeltaScratches scratches(options.threads);
-  for (const Matched& matched : match(tensors, base, delta))
-    prove(matched, options, scratches, [](const auto&...) {});
+  DeltaScratchPool scratch_pool(options.threads);
+  for (const MatchedTensor& matched : match(tensors, base, delta))
+    verify(matched, options, scratch_pool, [](const auto&...) {});
 }
 
 PreparedDelta::PreparedDelta(std::span<const DeltaTensor> tensors,
                              std::span<const ConstByteSpan> base, ConstByteSpan delta,
                              const DeltaOptions& options)
     : tensors_(tensors.begin(), tensors.end()) {
-  const std::vector<Matched> all = match(tensors, base, delta);
+  const std::vector<MatchedTensor> all = match(tensors, base, delta);
   std::size_t most = 0;
-  for (const Matched& matched : all) {
+  for (const MatchedTensor& matched : all) {
     const DeltaView& view = matched.view;
     const std::size_t width = delta_dtype_bytes(view.tensor.dtype);
     const std::size_t list_bytes = view.head.changed * (width + sizeof(std::uint16_t));
     most += std::min(list_bytes + view.head.blocks * sizeof(std::uint64_t), view.count * width);
   }
   records_.reserve(most);  // avoids copies of the records
-  DeltaScratches scratches(options.threads);
-  for (const Matched& matched : all) {
+  DeltaScratchPool scratch_pool(options.threads);
+  for (const MatchedTensor& matched : all) {
     const auto tensor = static_cast<std::size_t>(matched.tensor - tensors.data());
     const std::size_t width = delta_dtype_bytes(matched.tensor->dtype);
-    prove(matched, options, scratches,
-          [&](const DeltaBlock& block, const std::byte* words, const kernels::DeltaChanges& changes,
-              const DeltaScratch& scratch) {
-            const std::size_t count = changes.changed, all_bytes = block.count * width;
-            const std::size_t places = align_up(count * width, sizeof *scratch.places);
-            const std::size_t list_bytes = places + count * sizeof *scratch.places;
-            const bool whole = words != nullptr || list_bytes >= all_bytes;
-            const std::size_t record = align_up(records_.size(), sizeof(std::uint64_t));
-            blocks_.push_back(
-                {tensor, block.first * width, whole ? block.count : count, record, whole});
-            records_.resize(record + (whole ? all_bytes : list_bytes));
-            std::byte* const to = records_.data() + record;
-            const auto* news = reinterpret_cast<const std::byte*>(scratch.news);
-            if (!whole) {
-              std::memcpy(to, news, count * width);
-              std::memcpy(to + places, scratch.places, count * sizeof *scratch.places);
-              return;
-            }
-            std::memcpy(to, words != nullptr ? words : block.base, all_bytes);
-            if (words == nullptr) kernels::delta_write(width, count, scratch.places, news, to);
-          });
+    verify(matched, options, scratch_pool,
+           [&](const DeltaBlock& block, const std::byte* words,
+               const kernels::DeltaChanges& changes, const DeltaScratch& scratch) {
+             const std::size_t count = changes.changed, all_bytes = block.count * width;
+             const std::size_t places = align_up(count * width, sizeof *scratch.places);
+             const std::size_t list_bytes = places + count * sizeof *scratch.places;
+             const bool whole = words != nullptr || list_bytes >= all_bytes;
+             const std::size_t record = align_up(records_.size(), sizeof(std::uint64_t));
+             blocks_.push_back(
+                 {tensor, block.first * width, whole ? block.count : count, record, whole});
+             records_.resize(record + (whole ? all_bytes : list_bytes));
+             std::byte* const to = records_.data() + record;
+             const auto* new_values = reinterpret_cast<const std::byte*>(scratch.new_values);
+             if (!whole) {
+               std::memcpy(to, new_values, count * width);
+               std::memcpy(to + places, scratch.places, count * sizeof *scratch.places);
+               return;
+             }
+             std::memcpy(to, words != nullptr ? words : block.base, all_bytes);
+             if (words == nullptr)
+               kernels::delta_write(width, count, scratch.places, new_values, to);
+           });
   }
 }
 
 void PreparedDelta::write(std::span<const ByteSpan> values, Threads* threads) {
   check_list(std::span<const DeltaTensor>(tensors_), values);
-  refuse_overlap(tensors_, values);
+  check_overlap(tensors_, values);
   if (!blocks_.empty() && blocks_.front().written)
     throw InvalidArgumentError("delta: the prepared delta was written before");
   share(blocks_.size(), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
@@ -182,7 +183,7 @@ std::size_t PreparedDelta::bytes() const {
 void delta_apply(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values,
                  ConstByteSpan delta, const DeltaOptions& options) {
   check_list(tensors, values);
-  refuse_overlap(tensors, values);
+  check_overlap(tensors, values);
   const std::vector<ConstByteSpan> base(values.begin(), values.end());
   PreparedDelta(tensors, base, delta, options).write(values, options.threads);
 }

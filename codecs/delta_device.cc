@@ -22,17 +22,17 @@ using kernels::DeltaDeviceTensor;
 using kernels::DeltaFault;
 using kernels::DeltaSums;
 
-constexpr std::size_t kAligned = 256;  // bytes of an array in device memory
+constexpr std::size_t kArrayAlignment = 256;  // bytes of an array in device memory
 
 /// Divides memory into aligned arrays. Without memory, computes the size.
-class Arrays {
+class ArrayAllocator {
  public:
-  explicit Arrays(std::byte* memory) : memory_(memory) {}
+  explicit ArrayAllocator(std::byte* memory) : memory_(memory) {}
 
   template <typename T>
   T* take(std::size_t count) {
     std::byte* const first = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ = align_up(bytes_ + count * sizeof(T), kAligned);
+    bytes_ = align_up(bytes_ + count * sizeof(T), kArrayAlignment);
     return reinterpret_cast<T*>(first);
   }
   std::size_t bytes() const { return bytes_; }
@@ -43,7 +43,7 @@ class Arrays {
 };
 
 /// Returns the changed values of coded blocks, or more.
-std::uint64_t most_recorded(const DeltaView& view) {
+std::uint64_t max_recorded(const DeltaView& view) {
   std::uint64_t values = 0;
   for (std::size_t i = 0; i < view.head.blocks; ++i)
     if (view.size(i) != 0 && view.size(i) != kDeltaPlain)
@@ -52,13 +52,13 @@ std::uint64_t most_recorded(const DeltaView& view) {
 }
 
 const char* text_of(DeltaFault fault) {
-  constexpr const char* kTexts[] = {nullptr,
-                                    "its counts do not add up",
-                                    "the head of a block is damaged",
-                                    "the unary codes of a block are damaged",
-                                    "a place is beyond its class",
-                                    "the steps of a block are damaged"};
-  return kTexts[static_cast<std::size_t>(fault)];
+  constexpr const char* kMessages[] = {nullptr,
+                                       "its counts do not add up",
+                                       "the head of a block is damaged",
+                                       "the unary codes of a block are damaged",
+                                       "a place is beyond its class",
+                                       "the steps of a block are damaged"};
+  return kMessages[static_cast<std::size_t>(fault)];
 }
 
 std::uint64_t sum_of(std::uint64_t low, std::uint64_t high) {
@@ -80,8 +80,8 @@ struct PreparedDeviceDelta::State {
   std::vector<Part> parts;
 
   void check(std::span<const ByteSpan> values, StreamView stream) const;
-  void take_arrays(Arrays& arrays, const std::vector<Matched>& all);
-  void decode(const std::vector<Matched>& all, StreamView stream);
+  void allocate_arrays(ArrayAllocator& arrays, const std::vector<MatchedTensor>& all);
+  void decode(const std::vector<MatchedTensor>& all, StreamView stream);
 };
 
 void PreparedDeviceDelta::State::check(std::span<const ByteSpan> values, StreamView stream) const {
@@ -91,18 +91,19 @@ void PreparedDeviceDelta::State::check(std::span<const ByteSpan> values, StreamV
     if (!span.empty()) kernels::check_device_pointer(span.data());
 }
 
-void PreparedDeviceDelta::State::take_arrays(Arrays& arrays, const std::vector<Matched>& all) {
+void PreparedDeviceDelta::State::allocate_arrays(ArrayAllocator& arrays,
+                                                 const std::vector<MatchedTensor>& all) {
   auto* const sums = arrays.take<DeltaSums>(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     DeltaDeviceTensor& part = parts[i];
     part.sums = sums + i;
     part.records = arrays.take<kernels::DeltaRecord>(all[i].view.head.blocks);
-    part.record_values = arrays.take<std::byte>(part.most_recorded * delta_dtype_bytes(part.dtype));
-    part.record_places = arrays.take<std::uint16_t>(part.most_recorded);
+    part.record_values = arrays.take<std::byte>(part.max_recorded * delta_dtype_bytes(part.dtype));
+    part.record_places = arrays.take<std::uint16_t>(part.max_recorded);
   }
 }
 
-void PreparedDeviceDelta::State::decode(const std::vector<Matched>& all, StreamView stream) {
+void PreparedDeviceDelta::State::decode(const std::vector<MatchedTensor>& all, StreamView stream) {
   const std::size_t bytes = all.size() * sizeof(DeltaSums);
   if (all.empty()) return;
   kernels::zero_bytes(parts[0].sums, bytes, stream);
@@ -116,8 +117,8 @@ void PreparedDeviceDelta::State::decode(const std::vector<Matched>& all, StreamV
     std::memcpy(&sums, copied.pointer() + i * sizeof sums, sizeof sums);
     std::optional<std::uint64_t> base;
     if (parts[i].reads_base) base = sum_of(sums.base_low, sums.base_high);
-    conclude(all[i].view, base, sum_of(sums.change_low, sums.change_high), sums.changed,
-             text_of(sums.fault));
+    verify_sums(all[i].view, base, sum_of(sums.change_low, sums.change_high), sums.changed,
+                text_of(sums.fault));
   }
 }
 
@@ -131,12 +132,12 @@ PreparedDeviceDelta::PreparedDeviceDelta(std::span<const DeltaTensor> tensors,
     if (!span.empty()) kernels::check_device_pointer(span.data());
   State& state = *state_;
   state.tensors.assign(tensors.begin(), tensors.end());
-  const std::vector<Matched> all = match(tensors, base, delta);
-  state.delta = Buffer(align_up(delta.size(), kAligned), Memory::kDevice);
+  const std::vector<MatchedTensor> all = match(tensors, base, delta);
+  state.delta = Buffer(align_up(delta.size(), kArrayAlignment), Memory::kDevice);
   const auto moved = [&](const std::byte* part) {
     return state.delta.pointer() + (part - delta.data());
   };
-  for (const Matched& matched : all) {
+  for (const MatchedTensor& matched : all) {
     const DeltaView& view = matched.view;
     State::Part& part = state.parts.emplace_back();
     part.index = static_cast<std::size_t>(matched.tensor - tensors.data());
@@ -148,13 +149,13 @@ PreparedDeviceDelta::PreparedDeviceDelta(std::span<const DeltaTensor> tensors,
     part.sizes = reinterpret_cast<const std::uint16_t*>(moved(view.sizes));
     part.starts = reinterpret_cast<const std::uint64_t*>(moved(view.starts));
     part.blocks = reinterpret_cast<std::uint32_t*>(moved(view.blocks));
-    part.most_recorded = most_recorded(view);
+    part.max_recorded = max_recorded(view);
   }
-  Arrays sizes(nullptr);
-  state.take_arrays(sizes, all);
+  ArrayAllocator sizes(nullptr);
+  state.allocate_arrays(sizes, all);
   state.changes = Buffer(sizes.bytes(), Memory::kDevice);
-  Arrays arrays(state.changes.pointer());
-  state.take_arrays(arrays, all);
+  ArrayAllocator arrays(state.changes.pointer());
+  state.allocate_arrays(arrays, all);
   kernels::copy_bytes(state.delta.pointer(), delta.data(), delta.size(), stream);
   state.decode(all, stream);
 }
@@ -165,7 +166,7 @@ PreparedDeviceDelta& PreparedDeviceDelta::operator=(PreparedDeviceDelta&&) noexc
 
 void PreparedDeviceDelta::write(std::span<const ByteSpan> values, StreamView stream) {
   state_->check(values, stream);
-  refuse_overlap(state_->tensors, values);
+  check_overlap(state_->tensors, values);
   if (!state_->parts.empty() && state_->parts.front().written)
     throw InvalidArgumentError("delta: the prepared delta was written before");
   for (State::Part& part : state_->parts) {

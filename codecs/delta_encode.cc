@@ -21,7 +21,7 @@ using kernels::DeltaBlock;
 using kernels::DeltaClasses;
 using kernels::DeltaScratch;
 
-constexpr std::size_t kSampledBlocks = 64;  // classes come from a block of these
+constexpr std::size_t kSampleStride = 64;  // classes come from a block of these
 
 /// The bits of a class' list of places: the best width of evenly spread places.
 std::uint64_t cost_of(std::uint64_t changed, std::uint64_t values) {
@@ -37,7 +37,7 @@ class ClassChoice {
   ClassChoice(const DeltaTensor& tensor, const DeltaBlock& whole, const std::byte* now)
       : values_((std::size_t{1} << delta_exponent_bits(tensor.dtype)) + 1), changed_(values_) {
     const unsigned width = delta_dtype_bytes(tensor.dtype);
-    for (std::size_t first = 0; first < whole.count; first += kSampledBlocks * kDeltaBlock) {
+    for (std::size_t first = 0; first < whole.count; first += kSampleStride * kDeltaBlock) {
       DeltaBlock block = whole;
       block.base += first * width;
       block.count = std::min(kDeltaBlock, whole.count - first);
@@ -90,7 +90,7 @@ void append(std::vector<std::byte>& to, const void* bytes, std::size_t count) {
 }
 
 void append_tensor(const DeltaTensor& tensor, const std::byte* base, const std::byte* now,
-                   const DeltaOptions& options, DeltaScratches& scratches,
+                   const DeltaOptions& options, DeltaScratchPool& scratch_pool,
                    std::vector<std::byte>& out) {
   const std::size_t count = *delta_count_of(tensor), width = delta_dtype_bytes(tensor.dtype);
   DeltaBlock whole{tensor.dtype, {}, 0, count, base};
@@ -104,21 +104,22 @@ void append_tensor(const DeltaTensor& tensor, const std::byte* base, const std::
                  .blocks = static_cast<std::uint32_t>(blocks)};
   std::mutex mutex;
   share(blocks, options.threads, [&](std::size_t task, std::size_t begin, std::size_t end) {
-    DeltaScratch& scratch = scratches.of(task);
+    DeltaScratch& scratch = scratch_pool.of(task);
     std::uint64_t changed = 0, base_sum = 0, result_sum = 0;
     for (std::size_t i = begin; i < end; ++i) {
       const DeltaBlock block = block_at(whole, i);
-      const std::byte* news = now + block.first * width;
-      const kernels::DeltaCoded coded = kernels::delta_encode_block(block, news, scratch);
+      const std::byte* new_values = now + block.first * width;
+      const kernels::DeltaEncodedBlock coded =
+          kernels::delta_encode_block(block, new_values, scratch);
       base_sum = kernels::add_checksums(base_sum, checksum_of(block, block.base));
-      result_sum = kernels::add_checksums(result_sum, checksum_of(block, news));
+      result_sum = kernels::add_checksums(result_sum, checksum_of(block, new_values));
       sizes[i] = coded.size;
       changed += coded.changed;
       if (coded.size != kDeltaPlain) {
         append(parts[task], scratch.words, std::size_t{4} * coded.size);
         continue;
       }
-      append(parts[task], news, block.count * width);
+      append(parts[task], new_values, block.count * width);
       parts[task].resize(align_up(parts[task].size(), 4));
     }
     const std::scoped_lock lock(mutex);
@@ -132,7 +133,7 @@ void append_tensor(const DeltaTensor& tensor, const std::byte* base, const std::
   pad();
   std::uint64_t words = 0;
   for (std::size_t i = 0; i < blocks; ++i) {
-    if (i != 0 && i % kDeltaBlocksAStart == 0) append(out, &words, sizeof words);
+    if (i != 0 && i % kDeltaBlocksPerStart == 0) append(out, &words, sizeof words);
     words += delta_words(sizes[i], block_at(whole, i).count * width);
   }
   pad();
@@ -152,9 +153,9 @@ std::vector<std::byte> delta_encode(std::span<const DeltaTensor> tensors,
   check_list(tensors, base);
   check_list(tensors, now);
   std::vector<std::byte> out = delta_directory(tensors);
-  DeltaScratches scratches(options.threads);
+  DeltaScratchPool scratch_pool(options.threads);
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    append_tensor(tensors[i], base[i].data(), now[i].data(), options, scratches, out);
+    append_tensor(tensors[i], base[i].data(), now[i].data(), options, scratch_pool, out);
   seal_delta(out);
   return out;
 }

@@ -15,16 +15,16 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "deltas are little-endian");
 
-[[noreturn]] void broken(const std::string& what) { throw WireError("delta: " + what); }
+[[noreturn]] void throw_damaged(const std::string& what) { throw WireError("delta: " + what); }
 
 /// The bytes of a delta that are not read yet.
-class Rest {
+class ByteReader {
  public:
-  explicit Rest(ConstByteSpan bytes) : bytes_(bytes), whole_(bytes.size()) {}
+  explicit ByteReader(ConstByteSpan bytes) : bytes_(bytes), size_(bytes.size()) {}
 
   /// Takes the next bytes. Throws WireError if there are fewer.
   const std::byte* take(std::uint64_t count) {
-    if (count > bytes_.size()) broken("the delta is too short for its contents");
+    if (count > bytes_.size()) throw_damaged("the delta is too short for its contents");
     const std::byte* first = bytes_.data();
     bytes_ = bytes_.subspan(count);
     return first;
@@ -37,23 +37,23 @@ class Rest {
   }
   /// Skips zeros up to a multiple of `step` from the start.
   void pad(std::size_t step) {
-    const std::size_t done = taken(), count = align_up(done, step) - done;
+    const std::size_t done = position(), count = align_up(done, step) - done;
     const std::byte* zeros = take(count);
     if (!std::all_of(zeros, zeros + count, [](std::byte byte) { return byte == std::byte{0}; }))
-      broken("padding is not zero");
+      throw_damaged("padding is not zero");
   }
-  std::size_t taken() const { return whole_ - bytes_.size(); }
+  std::size_t position() const { return size_ - bytes_.size(); }
   bool empty() const { return bytes_.empty(); }
 
  private:
   ConstByteSpan bytes_;
-  std::size_t whole_;
+  std::size_t size_;
 };
 
-DeltaTensor read_entry(Rest& directory) {
+DeltaTensor read_entry(ByteReader& directory) {
   const auto entry = directory.read<DeltaDirectoryEntry>();
   if (entry.dtype > static_cast<std::uint8_t>(DeltaDtype::kInt64) || entry.reserved != 0)
-    broken("an entry of the directory has an unknown type");
+    throw_damaged("an entry of the directory has an unknown type");
   DeltaTensor tensor{.name = {}, .dtype = static_cast<DeltaDtype>(entry.dtype), .shape = {}};
   for (unsigned i = 0; i < entry.dimensions; ++i)
     tensor.shape.push_back(directory.read<std::uint64_t>());
@@ -63,49 +63,50 @@ DeltaTensor read_entry(Rest& directory) {
   return tensor;
 }
 
-void read_sections(Rest& rest, DeltaView& view) {
-  const auto wrong = [&](const char* what) {
-    broken("tensor \"" + view.tensor.name + "\": " + what);
+void read_sections(ByteReader& reader, DeltaView& view) {
+  const auto throw_wrong = [&](const char* what) {
+    throw_damaged("tensor \"" + view.tensor.name + "\": " + what);
   };
-  const std::size_t begin = rest.taken();
+  const std::size_t begin = reader.position();
   const auto count = delta_count_of(view.tensor);
-  view.head = rest.read<DeltaHead>();
+  view.head = reader.read<DeltaHead>();
   const DeltaHead& head = view.head;
-  if (!count || head.blocks != ceil_div(*count, kDeltaBlock)) wrong("wrong number of blocks");
+  if (!count || head.blocks != ceil_div(*count, kDeltaBlock)) throw_wrong("wrong number of blocks");
   view.count = *count;
   const unsigned most = 1u << delta_exponent_bits(view.tensor.dtype);
   const bool known = head.classes == 1 || head.classes == 2 || head.classes == 4;
   if (!known || head.reserved != 0 || head.first_class >= most || head.changed > view.count)
-    wrong("its head is damaged");
-  view.sizes = rest.take(sizeof(std::uint16_t) * head.blocks);
-  rest.pad(kSectionAlignment);
-  const std::size_t starts = head.blocks == 0 ? 0 : (head.blocks - 1) / kDeltaBlocksAStart;
-  view.starts = rest.take(sizeof(std::uint64_t) * starts);
-  rest.pad(kSectionAlignment);
+    throw_wrong("its head is damaged");
+  view.sizes = reader.take(sizeof(std::uint16_t) * head.blocks);
+  reader.pad(kSectionAlignment);
+  const std::size_t starts = head.blocks == 0 ? 0 : (head.blocks - 1) / kDeltaBlocksPerStart;
+  view.starts = reader.take(sizeof(std::uint64_t) * starts);
+  reader.pad(kSectionAlignment);
   std::uint64_t words = 0;
   for (std::size_t i = 0; i < head.blocks; ++i) {
-    if (i != 0 && i % kDeltaBlocksAStart == 0 && view.start(i / kDeltaBlocksAStart - 1) != words)
-      wrong("its starts do not match its sizes");
+    if (i != 0 && i % kDeltaBlocksPerStart == 0 &&
+        view.start(i / kDeltaBlocksPerStart - 1) != words)
+      throw_wrong("its starts do not match its sizes");
     if (view.size(i) > kDeltaPlain ||
         (view.size(i) != kDeltaPlain && 4 * std::size_t{view.size(i)} >= view.plain_bytes(i)))
-      wrong("a block is longer than its values");
+      throw_wrong("a block is longer than its values");
     words += view.words(i);
   }
-  view.blocks = rest.take(4 * words);
-  rest.pad(kSectionAlignment);
-  view.bytes = rest.taken() - begin;
+  view.blocks = reader.take(4 * words);
+  reader.pad(kSectionAlignment);
+  view.bytes = reader.position() - begin;
 }
 
 }  // namespace
 
 std::optional<std::uint64_t> delta_count_of(const DeltaTensor& tensor) {
-  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 62;
   unsigned __int128 count = delta_dtype_bytes(tensor.dtype);
   bool fits = true;
   for (const std::uint64_t dimension : tensor.shape) {
     if (dimension == 0) return 0;
     count = fits ? count * dimension : count;
-    fits = fits && count <= kMost;
+    fits = fits && count <= kMaxBytes;
   }
   if (!fits) return std::nullopt;
   return static_cast<std::uint64_t>(count) / delta_dtype_bytes(tensor.dtype);
@@ -164,37 +165,37 @@ void seal_delta(std::span<std::byte> delta) {
 }
 
 std::vector<DeltaView> read_delta(ConstByteSpan delta) {
-  Rest rest(delta);
-  auto header = rest.read<DeltaHeader>();
-  if (header.magic != kDeltaMagic) broken("these bytes are not a delta");
+  ByteReader reader(delta);
+  auto header = reader.read<DeltaHeader>();
+  if (header.magic != kDeltaMagic) throw_damaged("these bytes are not a delta");
   if (header.version != kDeltaVersion)
-    broken("the version is " + std::to_string(header.version) + ", expected " +
-           std::to_string(kDeltaVersion) + ": written by another version of Tersor");
+    throw_damaged("the version is " + std::to_string(header.version) + ", expected " +
+                  std::to_string(kDeltaVersion) + ": written by another version of Tersor");
   if (header.bytes != delta.size())
-    broken("the delta has " + std::to_string(delta.size()) + " bytes, expected " +
-           std::to_string(header.bytes));
-  if (delta.size() % kSectionAlignment != 0) broken("the length is not a multiple of 16");
+    throw_damaged("the delta has " + std::to_string(delta.size()) + " bytes, expected " +
+                  std::to_string(header.bytes));
+  if (delta.size() % kSectionAlignment != 0) throw_damaged("the length is not a multiple of 16");
   const std::uint64_t found = std::exchange(header.checksum, 0);
   const std::uint64_t after = kernels::delta_checksum(delta.data() + sizeof header,
                                                       delta.size() - sizeof header, sizeof header);
   const auto* first = reinterpret_cast<const std::byte*>(&header);
   if (found != kernels::add_checksums(kernels::delta_checksum(first, sizeof header, 0), after))
-    broken("the checksum is wrong: the delta is damaged");
+    throw_damaged("the checksum is wrong: the delta is damaged");
   const bool zeros = std::ranges::count(header.unused, 0u) == 3 && header.reserved == 0;
-  if (!zeros || header.directory % kSectionAlignment != 0) broken("the header is damaged");
+  if (!zeros || header.directory % kSectionAlignment != 0) throw_damaged("the header is damaged");
 
-  Rest directory({rest.take(header.directory), header.directory});
+  ByteReader directory({reader.take(header.directory), header.directory});
   std::vector<DeltaView> views;
   std::unordered_set<std::string> names;
   for (std::uint64_t i = 0; i < header.tensors; ++i) {
     views.emplace_back().tensor = read_entry(directory);
     if (!names.insert(views.back().tensor.name).second)
-      broken("two tensors have the name \"" + views.back().tensor.name + "\"");
+      throw_damaged("two tensors have the name \"" + views.back().tensor.name + "\"");
   }
   directory.pad(kSectionAlignment);
-  if (!directory.empty()) broken("bytes follow the directory");
-  for (DeltaView& view : views) read_sections(rest, view);
-  if (!rest.empty()) broken("bytes follow the last tensor");
+  if (!directory.empty()) throw_damaged("bytes follow the directory");
+  for (DeltaView& view : views) read_sections(reader, view);
+  if (!reader.empty()) throw_damaged("bytes follow the last tensor");
   return views;
 }
 

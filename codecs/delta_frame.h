@@ -19,7 +19,7 @@
 namespace tersor::encoding {
 
 /// Blocks between two entries of `starts`.
-inline constexpr std::size_t kDeltaBlocksAStart = 64;
+inline constexpr std::size_t kDeltaBlocksPerStart = 64;
 
 /// The header of a delta.
 struct DeltaHeader {
@@ -91,8 +91,8 @@ struct DeltaView {
   }
   /// Returns the first word of a block.
   std::uint64_t first_word(std::size_t block) const {
-    std::size_t next = block / kDeltaBlocksAStart * kDeltaBlocksAStart;
-    std::uint64_t word = next == 0 ? 0 : start(next / kDeltaBlocksAStart - 1);
+    std::size_t next = block / kDeltaBlocksPerStart * kDeltaBlocksPerStart;
+    std::uint64_t word = next == 0 ? 0 : start(next / kDeltaBlocksPerStart - 1);
     for (; next < block; ++next) word += words(next);
     return word;
   }

@@ -36,7 +36,7 @@ void check_bytes(const DeltaTensor& tensor, const std::byte* bytes, std::size_t 
                                " are not aligned to their type");
 }
 
-void refuse_overlap(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values) {
+void check_overlap(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values) {
   CallMemory memory;
   for (std::size_t i = 0; i < values.size(); ++i)
     memory.write(tensors[i].name.c_str(), values[i].data(), values[i].size());
@@ -44,15 +44,15 @@ void refuse_overlap(std::span<const DeltaTensor> tensors, std::span<const ByteSp
     throw InvalidArgumentError("delta: " + overlap + ", or pass shared weights once");
 }
 
-std::vector<Matched> match(std::span<const DeltaTensor> tensors,
-                           std::span<const ConstByteSpan> values, ConstByteSpan delta) {
+std::vector<MatchedTensor> match(std::span<const DeltaTensor> tensors,
+                                 std::span<const ConstByteSpan> values, ConstByteSpan delta) {
   check_list(tensors, values);
   std::vector<DeltaView> views = read_delta(delta);
   std::unordered_map<std::string_view, std::size_t> indices;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (!indices.emplace(tensors[i].name, i).second)
       throw InvalidArgumentError("delta: two tensors have the name \"" + tensors[i].name + "\"");
-  std::vector<Matched> matched;
+  std::vector<MatchedTensor> matched;
   for (DeltaView& view : views) {
     const DeltaTensor& own = view.tensor;
     const auto found = indices.find(own.name);
@@ -74,8 +74,8 @@ std::vector<Matched> match(std::span<const DeltaTensor> tensors,
   return matched;
 }
 
-void conclude(const DeltaView& view, std::optional<std::uint64_t> base_sum,
-              std::uint64_t change_sum, std::uint64_t changed, const char* fault) {
+void verify_sums(const DeltaView& view, std::optional<std::uint64_t> base_sum,
+                 std::uint64_t change_sum, std::uint64_t changed, const char* fault) {
   const DeltaHead& head = view.head;
   if (base_sum && *base_sum != head.base_checksum)
     throw BaseMismatchError("delta: " + quoted(view.tensor) +

@@ -37,10 +37,10 @@ void check_list(std::span<const DeltaTensor> tensors, std::span<const Bytes> val
 }
 
 /// Throws InvalidArgumentError if the weights of two tensors overlap.
-void refuse_overlap(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values);
+void check_overlap(std::span<const DeltaTensor> tensors, std::span<const ByteSpan> values);
 
 /// A tensor of a delta, and the caller's tensor with this name.
-struct Matched {
+struct MatchedTensor {
   DeltaView view;
   const DeltaTensor* tensor;
   const std::byte* values;
@@ -48,14 +48,14 @@ struct Matched {
 
 /// Finds the caller's tensor of each tensor in the delta. Throws WireError for a damaged delta and
 /// InvalidArgumentError for another model.
-std::vector<Matched> match(std::span<const DeltaTensor> tensors,
-                           std::span<const ConstByteSpan> values, ConstByteSpan delta);
+std::vector<MatchedTensor> match(std::span<const DeltaTensor> tensors,
+                                 std::span<const ConstByteSpan> values, ConstByteSpan delta);
 
 /// Compares the sums over a tensor's blocks with the head of the tensor. `base_sum` is the checksum
 /// of the values, or nothing for a trusted base. `fault` describes a fault of a block, or is null.
 /// Throws BaseMismatchError and WireError.
-void conclude(const DeltaView& view, std::optional<std::uint64_t> base_sum,
-              std::uint64_t change_sum, std::uint64_t changed, const char* fault);
+void verify_sums(const DeltaView& view, std::optional<std::uint64_t> base_sum,
+                 std::uint64_t change_sum, std::uint64_t changed, const char* fault);
 
 /// Returns block `index` of a tensor.
 kernels::DeltaBlock block_at(const kernels::DeltaBlock& whole, std::size_t index);
@@ -64,9 +64,9 @@ kernels::DeltaBlock block_at(const kernels::DeltaBlock& whole, std::size_t index
 std::uint64_t checksum_of(const kernels::DeltaBlock& block, const std::byte* values);
 
 /// Scratch memory for the tasks of a call, which all tensors share.
-class DeltaScratches {
+class DeltaScratchPool {
  public:
-  explicit DeltaScratches(Threads* threads)
+  explicit DeltaScratchPool(Threads* threads)
       : scratches_(most_tasks(threads == nullptr ? 1 : threads->count())) {}
 
   kernels::DeltaScratch& of(std::size_t task) {

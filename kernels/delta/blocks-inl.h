@@ -22,9 +22,9 @@ namespace tersor::kernels::HWY_NAMESPACE {
 /// A block's lists: their lengths and widths.
 struct Head {
   unsigned changed[kDeltaClasses] = {}, widths[kDeltaClasses] = {};
-  unsigned all = 0;   // changed values
-  unsigned bigs = 0;  // steps with magnitudes above 1
-  unsigned big_width = 0, step_width = 0;
+  unsigned all = 0;        // changed values
+  unsigned big_steps = 0;  // steps with magnitudes above 1
+  unsigned big_gap_width = 0, step_width = 0;
 };
 
 /// Writes a block's words. Returns the number of words.
@@ -36,15 +36,16 @@ std::size_t write_lists(const Head& head, unsigned classes, DeltaScratch& scratc
     fields.put(head.changed[c], kDeltaCountBits);
     fields.put(head.widths[c], kDeltaWidthBits);
   }
-  fields.put(head.bigs, kDeltaCountBits);
-  fields.put(head.big_width, kDeltaWidthBits);
+  fields.put(head.big_steps, kDeltaCountBits);
+  fields.put(head.big_gap_width, kDeltaWidthBits);
   fields.put(head.step_width, kDeltaStepBits);
-  const auto put_lows = [&](const std::uint16_t* gaps, unsigned count, unsigned width) {
+  const auto put_low_parts = [&](const std::uint16_t* gaps, unsigned count, unsigned width) {
     if (width == 0) return;
     for (unsigned i = 0; i < count; ++i) fields.put(gaps[i] & ((1u << width) - 1), width);
   };
-  for (unsigned c = 0; c < classes; ++c) put_lows(scratch.gaps[c], head.changed[c], head.widths[c]);
-  put_lows(scratch.big_gaps, head.bigs, head.big_width);
+  for (unsigned c = 0; c < classes; ++c)
+    put_low_parts(scratch.gaps[c], head.changed[c], head.widths[c]);
+  put_low_parts(scratch.big_gaps, head.big_steps, head.big_gap_width);
   for (unsigned c = 0; c < classes; ++c) {
     const auto* steps = reinterpret_cast<const Bits*>(scratch.steps[c]);
     for (unsigned i = 0; i < head.changed[c]; ++i) fields.put(steps[i] >> (L::kWidth - 1), 1);
@@ -54,16 +55,17 @@ std::size_t write_lists(const Head& head, unsigned classes, DeltaScratch& scratc
   for (unsigned c = 0; c < classes; ++c)
     for (unsigned i = 0; i < head.changed[c]; ++i)
       codes.put_unary(scratch.gaps[c][i] >> head.widths[c]);
-  for (unsigned i = 0; i < head.bigs; ++i) codes.put_unary(scratch.big_gaps[i] >> head.big_width);
+  for (unsigned i = 0; i < head.big_steps; ++i)
+    codes.put_unary(scratch.big_gaps[i] >> head.big_gap_width);
   const auto log = [](std::uint64_t m) { return static_cast<unsigned>(std::bit_width(m + 1)) - 1; };
-  for (unsigned i = 0; i < head.bigs; ++i) {
+  for (unsigned i = 0; i < head.big_steps; ++i) {
     const std::uint64_t m = scratch.magnitudes[i];
     codes.put_unary(
         head.step_width == kDeltaGamma ? log(m) : static_cast<std::uint32_t>(m >> head.step_width));
   }
   words += codes.finish();
   PlaneWriter rest(scratch.words + 4 * words);
-  for (unsigned i = 0; i < head.bigs; ++i) {
+  for (unsigned i = 0; i < head.big_steps; ++i) {
     const std::uint64_t m = scratch.magnitudes[i];
     const unsigned width = head.step_width == kDeltaGamma ? log(m) : head.step_width;
     rest.put_wide((head.step_width == kDeltaGamma ? m + 1 : m) & ((std::uint64_t{1} << width) - 1),
@@ -73,8 +75,8 @@ std::size_t write_lists(const Head& head, unsigned classes, DeltaScratch& scratc
 }
 
 template <class L>
-DeltaCoded encode_block(const DeltaBlock& block, const std::byte* now_bytes,
-                        DeltaScratch& scratch) {
+DeltaEncodedBlock encode_block(const DeltaBlock& block, const std::byte* now_bytes,
+                               DeltaScratch& scratch) {
   using Bits = typename L::Bits;
   const auto* base = reinterpret_cast<const Bits*>(block.base);
   const auto* now = reinterpret_cast<const Bits*>(now_bytes);
@@ -116,10 +118,10 @@ DeltaCoded encode_block(const DeltaBlock& block, const std::byte* now_bytes,
           static_cast<Bits>(static_cast<typename L::Signed>(step) >> (L::kWidth - 1));
       const auto magnitude = static_cast<Bits>((step ^ signs) - signs);
       const unsigned is_big = magnitude != 1;
-      scratch.big_gaps[head.bigs] = static_cast<std::uint16_t>(index - before);
-      scratch.magnitudes[head.bigs] = magnitude - std::uint64_t{2};
+      scratch.big_gaps[head.big_steps] = static_cast<std::uint16_t>(index - before);
+      scratch.magnitudes[head.big_steps] = magnitude - std::uint64_t{2};
       gamma_bits += is_big * (2 * static_cast<unsigned>(std::bit_width(magnitude - 1ul)) - 1);
-      head.bigs += is_big;
+      head.big_steps += is_big;
       before = is_big != 0 ? index + 1 : before;
     }
   std::uint64_t field_bits =
@@ -131,17 +133,17 @@ DeltaCoded encode_block(const DeltaBlock& block, const std::byte* now_bytes,
     return width.low_bits;
   };
   for (unsigned c = 0; c < block.classes.count; ++c)
-    head.widths[c] = take(best_width(scratch.gaps[c], head.changed[c], kDeltaMostWidth),
+    head.widths[c] = take(best_width(scratch.gaps[c], head.changed[c], kDeltaMaxWidth),
                           head.changed[c], field_bits);
-  head.big_width =
-      take(best_width(scratch.big_gaps, head.bigs, kDeltaMostWidth), head.bigs, field_bits);
-  const Width rice = best_width(scratch.magnitudes, head.bigs, kDeltaGamma - 1);
+  head.big_gap_width = take(best_width(scratch.big_gaps, head.big_steps, kDeltaMaxWidth),
+                            head.big_steps, field_bits);
+  const Width rice = best_width(scratch.magnitudes, head.big_steps, kDeltaGamma - 1);
   if (gamma_bits <= rice.bits) {
     head.step_width = kDeltaGamma;
-    code_bits += (gamma_bits + head.bigs) / 2;
-    rest_bits += (gamma_bits - head.bigs) / 2;
+    code_bits += (gamma_bits + head.big_steps) / 2;
+    rest_bits += (gamma_bits - head.big_steps) / 2;
   } else {
-    head.step_width = take(rice, head.bigs, rest_bits);
+    head.step_width = take(rice, head.big_steps, rest_bits);
   }
   const auto words = [](std::uint64_t bits) { return (bits + 31) / 32; };
   const std::uint64_t size = words(field_bits + head.all) + words(code_bits) + words(rest_bits);
@@ -169,23 +171,23 @@ class ListReader {
       head.changed[c] = take(kDeltaCountBits);
       head.widths[c] = take(kDeltaWidthBits);
       head.all += head.changed[c];
-      if (head.widths[c] > kDeltaMostWidth) return kBrokenHead;
+      if (head.widths[c] > kDeltaMaxWidth) return kInvalidHead;
     }
-    head.bigs = take(kDeltaCountBits);
-    head.big_width = take(kDeltaWidthBits);
+    head.big_steps = take(kDeltaCountBits);
+    head.big_gap_width = take(kDeltaWidthBits);
     head.step_width = take(kDeltaStepBits);
-    if (head.all == 0 || head.all > count || head.bigs > head.all ||
-        head.big_width > kDeltaMostWidth)
-      return kBrokenHead;
+    if (head.all == 0 || head.all > count || head.big_steps > head.all ||
+        head.big_gap_width > kDeltaMaxWidth)
+      return kInvalidHead;
     for (unsigned c = 0; c < classes; ++c) {
-      lows[c] = bit_;
+      low_parts[c] = bit_;
       bit_ += std::uint64_t{head.changed[c]} * head.widths[c];
     }
-    big_lows = bit_;
-    signs = bit_ + std::uint64_t{head.bigs} * head.big_width;
+    big_low_parts = bit_;
+    signs = bit_ + std::uint64_t{head.big_steps} * head.big_gap_width;
     bit_ = signs + head.all;
-    if (!pad()) return kBrokenHead;
-    const std::size_t first = bit_ / 32, quotients = head.all + 2 * std::size_t{head.bigs};
+    if (!pad()) return kInvalidHead;
+    const std::size_t first = bit_ / 32, quotients = head.all + 2 * std::size_t{head.big_steps};
     const std::size_t end =
         read_quotients(scratch_.words + 4 * first, size_ - first, quotients, scratch_.quotients);
     if (end == kBrokenPlane) return "the unary codes of a block are damaged";
@@ -203,10 +205,10 @@ class ListReader {
   bool ends() { return pad() && bit_ == 32 * size_; }
 
   Head head;
-  std::uint64_t lows[kDeltaClasses], big_lows = 0, signs = 0;  // first bits
+  std::uint64_t low_parts[kDeltaClasses], big_low_parts = 0, signs = 0;  // first bits
 
  private:
-  static constexpr const char* kBrokenHead = "the head of a block is damaged";
+  static constexpr const char* kInvalidHead = "the head of a block is damaged";
 
   /// Skips zeros up to a whole word. Returns false for a one, or beyond the end.
   bool pad() {
@@ -231,7 +233,7 @@ bool read_places(const ListReader& lists, const DeltaBlock& block, DeltaScratch&
     const std::uint64_t values =
         classes ? scratch.before[c][ceil_div(block.count, 64)] : block.count;
     const unsigned width = lists.head.widths[c];
-    std::uint64_t rank = 0, bit = lists.lows[c];  // the next rank
+    std::uint64_t rank = 0, bit = lists.low_parts[c];  // the next rank
     for (unsigned i = 0; i < lists.head.changed[c]; ++i, ++index, bit += width) {
       rank +=
           (std::uint64_t{scratch.quotients[index]} << width) + field_at(scratch.words, bit, width);
@@ -257,22 +259,23 @@ bool read_steps(ListReader& lists, DeltaScratch& scratch) {
   for (unsigned i = 0; i < head.all; ++i)
     steps[i] = static_cast<Bits>(1 - 2 * field_at(scratch.words, lists.signs + i, 1));
   const std::uint32_t* gaps = scratch.quotients + head.all;
-  constexpr std::uint64_t kMost = (std::uint64_t{1} << (L::kWidth - 1)) - 1;  // of a magnitude - 1
-  std::uint64_t index = 0, bit = lists.big_lows;
-  for (unsigned i = 0; i < head.bigs; ++i, ++index, bit += head.big_width) {
-    index +=
-        (std::uint64_t{gaps[i]} << head.big_width) + field_at(scratch.words, bit, head.big_width);
-    const std::uint64_t quotient = gaps[head.bigs + i];
+  constexpr std::uint64_t kMaxMagnitude =
+      (std::uint64_t{1} << (L::kWidth - 1)) - 1;  // of a magnitude - 1
+  std::uint64_t index = 0, bit = lists.big_low_parts;
+  for (unsigned i = 0; i < head.big_steps; ++i, ++index, bit += head.big_gap_width) {
+    index += (std::uint64_t{gaps[i]} << head.big_gap_width) +
+             field_at(scratch.words, bit, head.big_gap_width);
+    const std::uint64_t quotient = gaps[head.big_steps + i];
     std::uint64_t m;  // the magnitude - 1
     if (head.step_width == kDeltaGamma) {
       if (quotient > L::kWidth - 2) return false;
       const auto width = static_cast<unsigned>(quotient);
       m = std::uint64_t{1} << width | lists.rest(width);
     } else {
-      if (quotient > kMost >> head.step_width) return false;
+      if (quotient > kMaxMagnitude >> head.step_width) return false;
       m = (quotient << head.step_width | lists.rest(head.step_width)) + 1;
     }
-    if (index >= head.all || m > kMost) return false;
+    if (index >= head.all || m > kMaxMagnitude) return false;
     steps[index] = static_cast<Bits>(std::uint64_t{steps[index]} * (m + 1));
   }
   return lists.ends();
@@ -284,7 +287,7 @@ std::uint64_t sum_of_changes(const DeltaScratch& scratch, unsigned count, std::u
   constexpr std::size_t kWords = sizeof(Bits) < 4 ? 1 : sizeof(Bits) / 4;  // of a value
   constexpr std::size_t kGroups = kWords;                                  // of a block
   const auto* old_values = reinterpret_cast<const Bits*>(scratch.old_values);
-  const auto* news = reinterpret_cast<const Bits*>(scratch.news);
+  const auto* new_values = reinterpret_cast<const Bits*>(scratch.new_values);
   const std::uint64_t first_word = first * sizeof(Bits) / 4, group = first_word / kChecksumGroup;
   ProductSum sums[kGroups][kChecksumColumns];
   const auto add = [&](std::uint64_t word, std::int64_t change) {
@@ -299,26 +302,26 @@ std::uint64_t sum_of_changes(const DeltaScratch& scratch, unsigned count, std::u
       const auto part = [&](Bits bits) {
         return std::int64_t{static_cast<std::int32_t>(std::uint32_t{bits} << shift)};
       };
-      add(byte / 4, part(news[i]) - part(old_values[i]));
+      add(byte / 4, part(new_values[i]) - part(old_values[i]));
     } else {
       for (std::size_t word = 0; word < kWords; ++word) {
         const auto part = [&](Bits bits) {
           return std::int64_t{static_cast<std::int32_t>(std::uint64_t{bits} >> 32 * word)};
         };
-        add(byte / 4 + word, part(news[i]) - part(old_values[i]));
+        add(byte / 4 + word, part(new_values[i]) - part(old_values[i]));
       }
     }
   }
   std::uint64_t all = 0;
   for (std::size_t i = 0; i < kGroups; ++i) {
-    std::uint64_t of_group = 0;
+    std::uint64_t group_sum = 0;
     for (std::size_t column = 0; column < kChecksumColumns; ++column)
-      of_group =
-          add_checksums(of_group, multiply_checksums(checksum_remainder(sums[i][column].reduced()),
-                                                     kChecksumNumbers.power[0][column]));
+      group_sum =
+          add_checksums(group_sum, multiply_checksums(checksum_remainder(sums[i][column].reduced()),
+                                                      kChecksumNumbers.power[0][column]));
     all = add_checksums(
         all,
-        multiply_checksums(of_group, kChecksumNumbers.power_of((group + i) * kChecksumColumns)));
+        multiply_checksums(group_sum, kChecksumNumbers.power_of((group + i) * kChecksumColumns)));
   }
   return all;
 }
@@ -337,9 +340,9 @@ DeltaChanges decode_block(const DeltaBlock& block, const std::byte* words, std::
   const unsigned count = lists.head.all;
   const auto* HWY_RESTRICT steps = reinterpret_cast<const Bits*>(scratch.steps);
   auto* HWY_RESTRICT old_values = reinterpret_cast<Bits*>(scratch.old_values);
-  auto* HWY_RESTRICT news = reinterpret_cast<Bits*>(scratch.news);
+  auto* HWY_RESTRICT new_values = reinterpret_cast<Bits*>(scratch.new_values);
   for (unsigned i = 0; i < count; ++i) old_values[i] = base[scratch.places[i]];
-  for (unsigned i = 0; i < count; ++i) news[i] = L::moved(old_values[i], steps[i]);
+  for (unsigned i = 0; i < count; ++i) new_values[i] = L::moved(old_values[i], steps[i]);
   return {nullptr, count, sum_of_changes<Bits>(scratch, count, block.first)};
 }
 

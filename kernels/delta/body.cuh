@@ -22,15 +22,15 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
   static constexpr unsigned kMaskWords = kBlock / 64;
   static constexpr unsigned kRun = 4;  // words of the plane per number in `ones`
   static constexpr unsigned kRuns = kBlockWords / kRun;
-  static constexpr unsigned kMostOnes = 65'535;  // more than a block has codes
-  static constexpr std::uint64_t kMost = (std::uint64_t{1} << (kWidth - 1)) - 1;
+  static constexpr unsigned kMaxOnes = 65'535;  // more than a block has codes
+  static constexpr std::uint64_t kMaxMagnitude = (std::uint64_t{1} << (kWidth - 1)) - 1;
 
   /// The head of a block.
   struct Head {
-    std::uint32_t changed[kDeltaClasses], widths[kDeltaClasses], lows[kDeltaClasses];  // bits
-    std::uint32_t all, bigs, big_width, step_width;
-    std::uint32_t big_lows, signs, plane;  // bits, and a word
-    std::uint64_t record;                  // the first value in the records
+    std::uint32_t changed[kDeltaClasses], widths[kDeltaClasses], low_parts[kDeltaClasses];  // bits
+    std::uint32_t all, big_steps, big_gap_width, step_width;
+    std::uint32_t big_low_parts, signs, plane;  // bits, and a word
+    std::uint64_t record;                       // the first value in the records
     DeltaFault fault;
   };
   struct Shared {
@@ -53,8 +53,8 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
   /// Returns the first word of a block of the delta.
   template <class Block>
   TERSOR_DEVICE std::uint64_t first_word(const Block& block, unsigned i) const {
-    constexpr unsigned kOfAStart = 64;  // blocks
-    const unsigned start = i / kOfAStart, begin = start * kOfAStart,
+    constexpr unsigned kBlocksPerStart = 64;  // blocks
+    const unsigned start = i / kBlocksPerStart, begin = start * kBlocksPerStart,
                    j = begin + block.thread_rank();
     std::uint64_t words = 0, total;
     if (j < i) {
@@ -78,7 +78,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
     const std::uint64_t first = first_word(block, i);
     if (size == kDeltaPlain) {
       add_plain(thread, i, tensor.blocks + first, sums);
-      if (thread == 0) store(tensor.records + i, DeltaRecord{first, kDeltaWhole, 0});
+      if (thread == 0) store(tensor.records + i, DeltaRecord{first, kDeltaPlainRecord, 0});
       return;
     }
     const DeltaWords words{tensor.blocks + first, size};
@@ -120,35 +120,35 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
       bit += width;
       return words.field(bit - width, width);
     };
-    bool right = words.size < kBlockWords;
+    bool is_valid = words.size < kBlockWords;
     head.all = 0;
     TERSOR_KEEP_LOOP
     for (unsigned c = 0; c < tensor.classes.count; ++c) {
       head.changed[c] = take(kDeltaCountBits);
       head.widths[c] = take(kDeltaWidthBits);
       head.all += head.changed[c];
-      right = right && head.widths[c] <= kDeltaMostWidth;
+      is_valid = is_valid && head.widths[c] <= kDeltaMaxWidth;
     }
-    head.bigs = take(kDeltaCountBits);
-    head.big_width = take(kDeltaWidthBits);
+    head.big_steps = take(kDeltaCountBits);
+    head.big_gap_width = take(kDeltaWidthBits);
     head.step_width = take(kDeltaStepBits);
-    right = right && head.all != 0 && head.all <= count && head.bigs <= head.all &&
-            head.big_width <= kDeltaMostWidth;
+    is_valid = is_valid && head.all != 0 && head.all <= count && head.big_steps <= head.all &&
+               head.big_gap_width <= kDeltaMaxWidth;
     TERSOR_KEEP_LOOP
     for (unsigned c = 0; c < tensor.classes.count; ++c) {
-      head.lows[c] = bit;
+      head.low_parts[c] = bit;
       bit += head.changed[c] * head.widths[c];
     }
-    head.big_lows = bit;
-    head.signs = bit + head.bigs * head.big_width;
+    head.big_low_parts = bit;
+    head.signs = bit + head.big_steps * head.big_gap_width;
     bit = head.signs + head.all;
-    right = right && words.pads(bit);
+    is_valid = is_valid && words.pads(bit);
     head.plane = (bit + 31) / 32;
-    head.fault = right ? DeltaFault::kNone : DeltaFault::kHead;
+    head.fault = is_valid ? DeltaFault::kNone : DeltaFault::kHead;
     head.record = 0;
-    if (!right) return;
+    if (!is_valid) return;
     head.record = atomic_add(&tensor.sums->recorded, std::uint64_t{head.all});
-    if (head.record + head.all > tensor.most_recorded) head.fault = DeltaFault::kCounts;
+    if (head.record + head.all > tensor.max_recorded) head.fault = DeltaFault::kCounts;
   }
 
   /// Finds the values of each class: each warp takes 64 values at a time.
@@ -207,7 +207,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
       for (unsigned k = 0; k < kRun; ++k) ones += count_bits(words.word(plane + run * kRun + k));
       const std::uint64_t before = done + block.exclusive_sum(ones, total);
       if (run < kRuns)
-        shared.ones[run] = static_cast<std::uint16_t>(min(before, std::uint64_t{kMostOnes}));
+        shared.ones[run] = static_cast<std::uint16_t>(min(before, std::uint64_t{kMaxOnes}));
       done += total;
     }
     runs = min(runs, kRuns);
@@ -251,7 +251,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
   TERSOR_DEVICE DeltaFault read(const Block& block, const DeltaWords& words, unsigned i,
                                 Shared& shared) const {
     const Head& head = shared.head;
-    const unsigned thread = block.thread_rank(), codes = head.all + 2 * head.bigs;
+    const unsigned thread = block.thread_rank(), codes = head.all + 2 * head.big_steps;
     unsigned runs;
     if (!count_ones(block, words, codes, shared, runs)) return DeltaFault::kCodes;
     const unsigned last = end_of(words, shared, runs, codes - 1) + 1;
@@ -272,7 +272,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
         const bool exists = j < count;
         const std::uint64_t high =
             quotient(block.warp(), words, shared, runs, exists ? index : 0, exists);
-        const std::uint64_t gap = high << width | words.field(head.lows[c] + j * width, width);
+        const std::uint64_t gap = high << width | words.field(head.low_parts[c] + j * width, width);
         std::uint64_t total;
         const std::uint64_t rank =
             next + block.exclusive_sum(exists ? gap + 1 : 0, total) + (exists ? gap : 0);
@@ -291,34 +291,36 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
                                                            left - lower));
         }
         store(places + index, static_cast<std::uint16_t>(place));
-        const bool falls = words.field(head.signs + index, 1) != 0;
-        store(steps + index, static_cast<Bits>(falls ? ~Bits{0} : Bits{1}));
+        const bool is_negative = words.field(head.signs + index, 1) != 0;
+        store(steps + index, static_cast<Bits>(is_negative ? ~Bits{0} : Bits{1}));
       }
       first += count;
     }
     if (block.any(fails)) return DeltaFault::kPlaces;
-    return read_bigs(block, words, last, runs, steps, shared);
+    return read_big_steps(block, words, last, runs, steps, shared);
   }
 
   /// Multiplies the steps by the magnitudes above 1. `last` is the bit after the last code.
   template <class Block>
-  TERSOR_DEVICE DeltaFault read_bigs(const Block& block, const DeltaWords& words, unsigned last,
-                                     unsigned runs, Bits* steps, const Shared& shared) const {
+  TERSOR_DEVICE DeltaFault read_big_steps(const Block& block, const DeltaWords& words,
+                                          unsigned last, unsigned runs, Bits* steps,
+                                          const Shared& shared) const {
     const Head& head = shared.head;
     const bool gamma = head.step_width == kDeltaGamma;
     const std::uint64_t rest = (head.plane + (last + 31) / 32) * std::uint64_t{32};
     std::uint64_t next_index = 0, next_bit = rest;
     bool fails = false;
-    for (unsigned begin = 0; begin < head.bigs; begin += kThreads) {
+    for (unsigned begin = 0; begin < head.big_steps; begin += kThreads) {
       const unsigned j = begin + block.thread_rank();
-      const bool exists = j < head.bigs;
+      const bool exists = j < head.big_steps;
       const std::uint64_t high =
           quotient(block.warp(), words, shared, runs, exists ? head.all + j : 0, exists);
       const unsigned code = quotient(block.warp(), words, shared, runs,
-                                     exists ? head.all + head.bigs + j : 0, exists);
+                                     exists ? head.all + head.big_steps + j : 0, exists);
       const std::uint64_t gap =
-          high << head.big_width | words.field(head.big_lows + j * head.big_width, head.big_width);
-      const bool fits = gamma ? code <= kWidth - 2 : code <= kMost >> head.step_width;
+          high << head.big_gap_width |
+          words.field(head.big_low_parts + j * head.big_gap_width, head.big_gap_width);
+      const bool fits = gamma ? code <= kWidth - 2 : code <= kMaxMagnitude >> head.step_width;
       const unsigned width = !exists ? 0 : !gamma ? head.step_width : fits ? code : 0;
       std::uint64_t total;
       const std::uint64_t index =
@@ -332,7 +334,7 @@ struct DeltaDecodeKernel : DeltaTensorKernel<Bits> {
       const std::uint64_t low = words.wide_field(static_cast<unsigned>(bit), width);
       const std::uint64_t magnitude =
           gamma ? std::uint64_t{1} << width | low : (std::uint64_t{code} << width | low) + 1;
-      fails = magnitude > kMost;  // of the magnitude - 1
+      fails = magnitude > kMaxMagnitude;  // of the magnitude - 1
       if (!fails) store(steps + index, static_cast<Bits>(load(steps + index) * (magnitude + 1)));
     }
     const bool ends =
@@ -371,20 +373,20 @@ struct DeltaWriteKernel : DeltaTensorKernel<Bits> {
     for (unsigned i = block.rank(); i < this->blocks; i += block.blocks()) {
       const DeltaRecord record = load(tensor.records + i);
       Bits* const values = this->values_at(i);
-      const bool whole = record.count == kDeltaWhole;
+      const bool whole = record.count == kDeltaPlainRecord;
       const unsigned count = whole ? this->values_of(i) : record.count;
       std::uint32_t* const words = tensor.blocks + record.first;
-      Bits* const news = reinterpret_cast<Bits*>(tensor.record_values) + record.first;
+      Bits* const new_values = reinterpret_cast<Bits*>(tensor.record_values) + record.first;
       for (unsigned j = block.thread_rank(); j < count; j += kThreads) {
         const unsigned place = whole ? j : load(tensor.record_places + record.first + j);
-        const Bits now = whole ? load_plain<Bits>(words, j) : load(news + j);
+        const Bits now = whole ? load_plain<Bits>(words, j) : load(new_values + j);
         const Bits old = load(values + place);
         store(values + place, now);
         if (restores) continue;
         if (whole)
           store_plain(words, j, old);
         else
-          store(news + j, old);
+          store(new_values + j, old);
       }
     }
   }

@@ -22,7 +22,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 /// The order of a type's values: floats of both signs in the order of the numbers, one to one.
 template <typename Word, unsigned kExponentBits>
-struct Line {
+struct ValueOrder {
   using Bits = Word;
   using Signed = std::make_signed_t<Word>;
   static constexpr unsigned kWidth = 8 * sizeof(Word), kExponent = kExponentBits;
@@ -43,28 +43,28 @@ struct Line {
 };
 
 template <typename Visitor>
-decltype(auto) visit_line(DeltaDtype dtype, const Visitor& visitor) {
+decltype(auto) visit_value_order(DeltaDtype dtype, const Visitor& visitor) {
   switch (dtype) {
     case DeltaDtype::kF32:
-      return visitor(Line<std::uint32_t, 8>());
+      return visitor(ValueOrder<std::uint32_t, 8>());
     case DeltaDtype::kBf16:
-      return visitor(Line<std::uint16_t, 8>());
+      return visitor(ValueOrder<std::uint16_t, 8>());
     case DeltaDtype::kF16:
-      return visitor(Line<std::uint16_t, 5>());
+      return visitor(ValueOrder<std::uint16_t, 5>());
     case DeltaDtype::kF64:
-      return visitor(Line<std::uint64_t, 11>());
+      return visitor(ValueOrder<std::uint64_t, 11>());
     case DeltaDtype::kE4m3:
-      return visitor(Line<std::uint8_t, 4>());
+      return visitor(ValueOrder<std::uint8_t, 4>());
     case DeltaDtype::kE5m2:
-      return visitor(Line<std::uint8_t, 5>());
+      return visitor(ValueOrder<std::uint8_t, 5>());
     case DeltaDtype::kInt8:
-      return visitor(Line<std::uint8_t, 0>());
+      return visitor(ValueOrder<std::uint8_t, 0>());
     case DeltaDtype::kInt16:
-      return visitor(Line<std::uint16_t, 0>());
+      return visitor(ValueOrder<std::uint16_t, 0>());
     case DeltaDtype::kInt32:
-      return visitor(Line<std::uint32_t, 0>());
+      return visitor(ValueOrder<std::uint32_t, 0>());
     default:
-      return visitor(Line<std::uint64_t, 0>());
+      return visitor(ValueOrder<std::uint64_t, 0>());
   }
 }
 
@@ -111,16 +111,16 @@ HWY_INLINE void find_classes(const typename L::Bits* base, std::size_t count,
     for (unsigned c = 0; c < classes.count; ++c) {
       std::uint64_t next = 0;  // the values of later classes
       if (c + 1 < classes.count && classes.first + c < 1u << L::kExponent) {
-        const auto least = static_cast<Bits>(Bits(classes.first + c) << L::kMantissa);
+        const auto min_bits = static_cast<Bits>(Bits(classes.first + c) << L::kMantissa);
         next = mask_of<Bits>(
-            valid, [&](std::size_t i) { return (values[i] & kMagnitude) >= least; },
+            valid, [&](std::size_t i) { return (values[i] & kMagnitude) >= min_bits; },
             [&](auto lanes, std::size_t i) HWY_ATTR {
               const hn::RebindToSigned<decltype(lanes)> signeds;
               const auto magnitude =
                   hn::And(hn::LoadU(lanes, values + i), hn::Set(lanes, kMagnitude));
-              const auto above_least = hn::Gt(hn::BitCast(signeds, magnitude),
-                                              hn::Set(signeds, static_cast<Signed>(least - 1)));
-              return hn::RebindMask(lanes, above_least);
+              const auto above_min = hn::Gt(hn::BitCast(signeds, magnitude),
+                                            hn::Set(signeds, static_cast<Signed>(min_bits - 1)));
+              return hn::RebindMask(lanes, above_min);
             });
       }
       scratch.masks[c][word] = above & ~next;
@@ -133,17 +133,17 @@ HWY_INLINE void find_classes(const typename L::Bits* base, std::size_t count,
 }
 
 /// The position of the (rank + 1)-th 1 bit of a byte.
-struct OnesInByte {
+struct ByteSelectTable {
   std::uint8_t position[8][256] = {};
 };
-constexpr OnesInByte make_ones_in_byte() {
-  OnesInByte ones;
+constexpr ByteSelectTable make_byte_select_table() {
+  ByteSelectTable ones;
   for (unsigned byte = 0; byte < 256; ++byte)
     for (unsigned bit = 0, rank = 0; bit < 8; ++bit)
       if ((byte >> bit & 1) != 0) ones.position[rank++][byte] = static_cast<std::uint8_t>(bit);
   return ones;
 }
-alignas(64) inline constexpr OnesInByte kOnesInByte = make_ones_in_byte();
+alignas(64) inline constexpr ByteSelectTable kByteSelectTable = make_byte_select_table();
 
 /// Returns the position of the (rank + 1)-th 1 bit, without branches (Vigna 2008).
 HWY_INLINE unsigned select_one(std::uint64_t word, unsigned rank) {
@@ -154,7 +154,7 @@ HWY_INLINE unsigned select_one(std::uint64_t word, unsigned rank) {
   const std::uint64_t smaller = ((kHigh | rank * kOnes) - sums) & kHigh;
   const auto at = 8 * static_cast<unsigned>(std::popcount(smaller));
   rank -= static_cast<unsigned>(sums << 8 >> at & 0xff);
-  return at + kOnesInByte.position[rank][word >> at & 0xff];
+  return at + kByteSelectTable.position[rank][word >> at & 0xff];
 }
 
 /// Finds the word of each value of each class: word[first[c] + rank].

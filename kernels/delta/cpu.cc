@@ -15,26 +15,27 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-DeltaCoded delta_encode_block_on(const DeltaBlock& block, const std::byte* now,
-                                 DeltaScratch& scratch) {
-  return visit_line(block.dtype, [&]<class L>(L) { return encode_block<L>(block, now, scratch); });
+DeltaEncodedBlock delta_encode_block_on(const DeltaBlock& block, const std::byte* now,
+                                        DeltaScratch& scratch) {
+  return visit_value_order(block.dtype,
+                           [&]<class L>(L) { return encode_block<L>(block, now, scratch); });
 }
 
 DeltaChanges delta_decode_block_on(const DeltaBlock& block, const std::byte* words,
                                    std::size_t size, DeltaScratch& scratch) {
-  return visit_line(block.dtype,
-                    [&]<class L>(L) { return decode_block<L>(block, words, size, scratch); });
+  return visit_value_order(
+      block.dtype, [&]<class L>(L) { return decode_block<L>(block, words, size, scratch); });
 }
 
 void delta_count_on(const DeltaBlock& block, const std::byte* now, std::uint64_t* values,
                     std::uint64_t* changed) {
-  visit_line(block.dtype, [&]<class L>(L) {
+  visit_value_order(block.dtype, [&]<class L>(L) {
     const auto* old_values = reinterpret_cast<const typename L::Bits*>(block.base);
-    const auto* news = reinterpret_cast<const typename L::Bits*>(now);
+    const auto* new_values = reinterpret_cast<const typename L::Bits*>(now);
     for (std::size_t i = 0; i < block.count; ++i) {
       const unsigned exponent = L::exponent(old_values[i]);
       ++values[exponent];
-      changed[exponent] += old_values[i] != news[i];
+      changed[exponent] += old_values[i] != new_values[i];
     }
   });
 }
@@ -47,7 +48,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-TERSOR_DISPATCHED(DeltaCoded, delta_encode_block,
+TERSOR_DISPATCHED(DeltaEncodedBlock, delta_encode_block,
                   (const DeltaBlock& block, const std::byte* now, DeltaScratch& scratch),
                   (block, now, scratch))
 TERSOR_DISPATCHED(DeltaChanges, delta_decode_block,

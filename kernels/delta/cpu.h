@@ -11,7 +11,7 @@
 namespace tersor::kernels {
 
 /// Words of a block for the largest values, and bytes after the words that a reader may touch.
-constexpr std::size_t kDeltaMostWords = kDeltaBlock * 2;
+constexpr std::size_t kDeltaMaxWords = kDeltaBlock * 2;
 constexpr std::size_t kDeltaClasses = 4;
 
 /// The classes of a tensor's values: `count` classes of exponents, the second begins at `first`.
@@ -28,12 +28,12 @@ struct DeltaScratch {
   std::uint32_t quotients[3 * kDeltaBlock];         // of all lists of a block
   std::uint64_t magnitudes[kDeltaBlock + 1];        // of big steps, minus 2
   std::uint64_t steps[kDeltaClasses][kDeltaBlock];  // of any width
-  std::uint64_t old_values[kDeltaBlock], news[kDeltaBlock];  // changed values, of any width
+  std::uint64_t old_values[kDeltaBlock], new_values[kDeltaBlock];  // changed values, of any width
   std::uint64_t masks[kDeltaClasses][kDeltaBlock / 64];
   std::uint16_t before[kDeltaClasses][kDeltaBlock / 64 + 1];  // values of the class before a word
   std::uint16_t first[kDeltaClasses];                         // of the class in `word`
   std::uint8_t word[kDeltaBlock + 64];                        // of each value, in class order
-  alignas(8) std::byte words[4 * kDeltaMostWords + 64];
+  alignas(8) std::byte words[4 * kDeltaMaxWords + 64];
 };
 
 /// A block of a tensor: `count` values from value `first` on. `first` is a multiple of kDeltaBlock.
@@ -47,11 +47,12 @@ struct DeltaBlock {
 
 /// An encoded block: the entry in `sizes`, and the number of changed values. If the entry is
 /// neither 0 nor kDeltaPlain, scratch.words holds the words.
-struct DeltaCoded {
+struct DeltaEncodedBlock {
   std::uint16_t size;
   std::uint32_t changed;
 };
-DeltaCoded delta_encode_block(const DeltaBlock& block, const std::byte* now, DeltaScratch& scratch);
+DeltaEncodedBlock delta_encode_block(const DeltaBlock& block, const std::byte* now,
+                                     DeltaScratch& scratch);
 
 /// The changes of a coded block.
 struct DeltaChanges {
@@ -60,8 +61,8 @@ struct DeltaChanges {
   std::uint64_t sum = 0;  // the change of the tensor's checksum
 };
 
-/// Decodes a block of `size` words: scratch.places, scratch.olds and scratch.news describe the
-/// changed values.
+/// Decodes a block of `size` words: scratch.places, scratch.old_values and scratch.new_values
+/// describe the changed values.
 DeltaChanges delta_decode_block(const DeltaBlock& block, const std::byte* words, std::size_t size,
                                 DeltaScratch& scratch);
 

@@ -26,13 +26,13 @@ struct DeltaSums {
 };
 
 /// The changes of a block: `count` values from value `first` of the records on; or, if `count` is
-/// kDeltaWhole, a plain block at word `first` of the delta's blocks.
+/// kDeltaPlainRecord, a plain block at word `first` of the delta's blocks.
 struct DeltaRecord {
   std::uint64_t first;
   std::uint32_t count;
   std::uint32_t unused;
 };
-constexpr std::uint32_t kDeltaWhole = ~std::uint32_t{0};
+constexpr std::uint32_t kDeltaPlainRecord = ~std::uint32_t{0};
 
 /// A tensor of a delta. All pointers are to device memory.
 struct DeltaDeviceTensor {
@@ -44,7 +44,7 @@ struct DeltaDeviceTensor {
   const std::uint16_t* sizes;   // of the delta's blocks
   const std::uint64_t* starts;  // of every 64th block
   std::uint32_t* blocks;        // the delta's blocks
-  std::uint64_t most_recorded;  // values that fit into the records
+  std::uint64_t max_recorded;   // values that fit into the records
   std::byte* record_values;     // decoded values; after an exchange, old values
   std::uint16_t* record_places;
   DeltaRecord* records;  // of each block

@@ -9,7 +9,7 @@ namespace tersor::kernels {
 
 constexpr unsigned kDeltaCountBits = 15;  // of a number of values in a block's head
 constexpr unsigned kDeltaWidthBits = 4;   // of the width of low parts
-constexpr unsigned kDeltaMostWidth = 13;
+constexpr unsigned kDeltaMaxWidth = 13;
 constexpr unsigned kDeltaStepBits = 6;  // of the width of big steps
 constexpr unsigned kDeltaGamma = 63;    // the width that means Elias gamma codes
 

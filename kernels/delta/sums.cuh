@@ -94,11 +94,11 @@ class DeltaThreadSums {
  private:
   /// Returns base^(the first column of group `k` of a block).
   TERSOR_DEVICE static std::uint64_t group_power(unsigned block, unsigned k) {
-    constexpr unsigned kGroupsOfAStep = ChecksumNumbers::kPowers / kChecksumColumns;
+    constexpr unsigned kGroupsPerStep = ChecksumNumbers::kPowers / kChecksumColumns;
     const std::uint64_t group = block * std::uint64_t{kBlockWords} / kChecksumGroup + k;
     const std::uint64_t power =
-        load(kDeviceChecksumNumbers.power[0] + group % kGroupsOfAStep * kChecksumColumns);
-    return checksum_remainder(times_far_powers(power, group / kGroupsOfAStep));
+        load(kDeviceChecksumNumbers.power[0] + group % kGroupsPerStep * kChecksumColumns);
+    return checksum_remainder(times_far_powers(power, group / kGroupsPerStep));
   }
 
   /// Returns a 32-bit word of a block with `count` values, padded with zeros.
