@@ -12,7 +12,7 @@
 namespace tersor {
 namespace {
 
-constexpr unsigned kMostBits = 14;  // f32 holds 11 fractional bits of such codes
+constexpr unsigned kMaxBits = 14;  // f32 holds 11 fractional bits of such codes
 
 void check_width(unsigned accumulator_bits) {
   if (accumulator_bits == 8 || accumulator_bits == 16 || accumulator_bits == 32) return;
@@ -22,11 +22,11 @@ void check_width(unsigned accumulator_bits) {
 
 void check(const AccumulatorFormat& format, std::size_t count, std::size_t bytes) {
   check_width(format.accumulator_bits);
-  if (format.bits < 2 || format.bits > std::min(kMostBits, format.accumulator_bits))
+  if (format.bits < 2 || format.bits > std::min(kMaxBits, format.accumulator_bits))
     throw InvalidArgumentError("accumulators: codes of " + std::to_string(format.bits) +
                                " bits in accumulators of " +
                                std::to_string(format.accumulator_bits) + "; give 2 to " +
-                               std::to_string(std::min(kMostBits, format.accumulator_bits)));
+                               std::to_string(std::min(kMaxBits, format.accumulator_bits)));
   if (!std::isfinite(format.scale) || !(format.scale >= 0x1p-100f))
     throw InvalidArgumentError("accumulators: the scale is " + std::to_string(format.scale) +
                                "; give a finite number of at least 2^-100");
@@ -36,7 +36,7 @@ void check(const AccumulatorFormat& format, std::size_t count, std::size_t bytes
                                std::to_string(format.bytes(count)));
 }
 
-void check_apart(ConstByteSpan one, ConstByteSpan other) {
+void check_disjoint(ConstByteSpan one, ConstByteSpan other) {
   if (one.data() < other.data() + other.size() && other.data() < one.data() + one.size())
     throw InvalidArgumentError("accumulators: the output overlaps another argument");
 }
@@ -48,7 +48,7 @@ void combine(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits,
     throw InvalidArgumentError("accumulators: " + std::to_string(sums.size()) + " and " +
                                std::to_string(others.size()) + " bytes of accumulators of " +
                                std::to_string(accumulator_bits) + " bits");
-  if (sums.data() != others.data()) check_apart(sums, others);
+  if (sums.data() != others.data()) check_disjoint(sums, others);
   kernels::accumulators_combine(sums.data(), others.data(), sums.size() / (accumulator_bits / 8),
                                 accumulator_bits, operation);
 }
@@ -58,11 +58,11 @@ void combine(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits,
 std::size_t encode_accumulators(std::span<const float> values, const AccumulatorFormat& format,
                                 std::uint64_t secret, ByteSpan accumulators) {
   check(format, values.size(), accumulators.size());
-  check_apart(accumulators, std::as_bytes(values));
+  check_disjoint(accumulators, std::as_bytes(values));
   const kernels::Noise noise{.rounding = Rounding::kStochastic, .key = secret};
   const auto found = kernels::accumulators_encode(values.data(), values.size(), format, noise,
                                                   accumulators.data());
-  if (found.not_finite == 0) return found.cut;
+  if (found.not_finite == 0) return found.clamped;
   std::ranges::fill(accumulators, std::byte{});
   throw InvalidArgumentError("accumulators: " + std::to_string(found.not_finite) +
                              " values are not finite");
@@ -73,7 +73,7 @@ void decode_accumulators(ConstByteSpan accumulators, const AccumulatorFormat& fo
   check(format, values.size(), accumulators.size());
   const ConstByteSpan output = std::as_bytes(values);
   if (accumulators.data() != output.data() || accumulators.size() != output.size())
-    check_apart(accumulators, output);
+    check_disjoint(accumulators, output);
   kernels::accumulators_decode(accumulators.data(), values.size(), format, values.data());
 }
 

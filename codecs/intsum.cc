@@ -41,7 +41,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   std::span<const Exchange> exchanges() const {
     static constexpr std::array kBoth{Exchange::kNativeMaximum, Exchange::kNativeSum};
-    return std::span<const Exchange>(kBoth).subspan(knows_scale() ? 1 : 0);
+    return std::span<const Exchange>(kBoth).subspan(has_fixed_scale() ? 1 : 0);
   }
 
   CodecTraits traits() const override { return {}; }
@@ -53,12 +53,13 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   RawValues raw_values(std::span<const Segment> segments, Dtype, unsigned round) const {
     const IntsumOffset end = end_of(segments);
-    if (is_of_maxima(round)) return {Dtype::kU32, end.maxima};
-    return {intsum_dtype(options_.accumulator_bits), end.codes + (knows_scale() ? end.maxima : 0)};
+    if (is_maxima_round(round)) return {Dtype::kU32, end.maxima};
+    return {intsum_dtype(options_.accumulator_bits),
+            end.codes + (has_fixed_scale() ? end.maxima : 0)};
   }
 
   void device_encode_raw(const EncodeCall& call, float factor, ValueSpan values) const {
-    if (is_of_maxima(call.identity.round))
+    if (is_maxima_round(call.identity.round))
       return kernels::intsum_device_maxima(call, factor, values);
     kernels::intsum_device_encode(call, options_, factor, values);
   }
@@ -73,9 +74,9 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     const StateWords words = words_of(call);
     const IntsumOffset end = end_of(call.segments);
     for_each(call, [&](const IntsumSlice& slice) {
-      if (is_of_maxima(call.identity.round))
+      if (is_maxima_round(call.identity.round))
         return write_maxima(call, words, factor, slice, values.as<std::uint32_t>().data());
-      if (knows_scale())
+      if (has_fixed_scale())
         flag_blocks(call, words, factor, slice, values.subspan(end.codes, end.maxima));
       write_codes(call, words, factor, slice, values);
     });
@@ -88,7 +89,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   void host_decode_raw(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     const IntsumOffset end = end_of(call.segments);
-    if (knows_scale())
+    if (has_fixed_scale())
       kernels::intsum_flagged_scales(values.subspan(end.codes, end.maxima).pointer(),
                                      options_.accumulator_bits, options_.scale,
                                      {scales_of(call.execution), end.maxima});
@@ -96,8 +97,8 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   }
 
  private:
-  bool knows_scale() const { return options_.scale > 0; }
-  bool is_of_maxima(unsigned round) const { return round == 0 && !knows_scale(); }
+  bool has_fixed_scale() const { return options_.scale > 0; }
+  bool is_maxima_round(unsigned round) const { return round == 0 && !has_fixed_scale(); }
 
   static float* scales_of(const Execution& execution) {
     return reinterpret_cast<float*>(execution.round_state.data());

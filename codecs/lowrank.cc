@@ -36,7 +36,7 @@ void for_each_run(std::size_t count, std::size_t step, Threads* threads, const V
 
 /// True if all values are finite and not all are zero. The caller's float mode may treat small
 /// values as zeros, so the bits are tested.
-bool says_something(std::span<const float> values) {
+bool is_finite_nonzero(std::span<const float> values) {
   bool any = false, finite = true;
   for (const float value : values) {
     any |= kernels::bits_of(value) << 1 != 0;
@@ -115,8 +115,8 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     for_each_run(call.segments.size(), 1, call.execution.threads, [&](kernels::LowrankRange run) {
       for_each(call.segments, [&](std::size_t i, const Offset& offset) {
         if (i - run.first < run.count)
-          take_basis(shape_of(call.segments[i]), projected + offset.left,
-                     basis_of(call.execution, offset));
+          compute_basis(shape_of(call.segments[i]), projected + offset.left,
+                        basis_of(call.execution, offset));
       });
     });
   }
@@ -187,7 +187,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   }
 
   /// Copies P with padded columns, and orthonormalises the copy.
-  static void take_basis(const LowrankShape& shape, const float* projected, float* basis) {
+  static void compute_basis(const LowrankShape& shape, const float* projected, float* basis) {
     const std::size_t stride = lowrank_stride(shape.rows);
     for (std::size_t j = 0; j < shape.rank; ++j) {
       float* end = std::copy_n(projected + j * shape.rows, shape.rows, basis + j * stride);
@@ -222,8 +222,8 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
                       ConstValueSpan values) const {
     const LowrankShape shape = shape_of(call.segments[index]);
     float* coefficients = workspace_of(call.execution);
-    spread(values, shape, coefficients);
-    if (!call.memories.empty()) remember(call.memories[index], shape, coefficients);
+    pad_columns(values, shape, coefficients);
+    if (!call.memories.empty()) update_memory(call.memories[index], shape, coefficients);
     const kernels::LowrankDecode arguments{
         .shape = shape,
         .basis = basis_of(call.execution, offset),
@@ -234,7 +234,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   }
 
   /// Converts W to f32 with padded columns.
-  static void spread(ConstValueSpan values, const LowrankShape& shape, float* coefficients) {
+  static void pad_columns(ConstValueSpan values, const LowrankShape& shape, float* coefficients) {
     const std::size_t stride = lowrank_stride(shape.columns);
     for (std::size_t j = 0; j < shape.rank; ++j) {
       float* column = coefficients + j * stride;
@@ -248,11 +248,11 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
 
   /// A zero or non-finite sum carries no information for the next step; the memory is then
   /// selected.
-  static void remember(const SegmentMemory& memory, const LowrankShape& shape,
-                       const float* coefficients) {
+  static void update_memory(const SegmentMemory& memory, const LowrankShape& shape,
+                            const float* coefficients) {
     const std::size_t stride = lowrank_stride(shape.columns);
     const std::span<float> out = memory.out.as<float>();
-    if (!says_something({coefficients, shape.rank * stride})) {
+    if (!is_finite_nonzero({coefficients, shape.rank * stride})) {
       if (memory.in.pointer() != memory.out.pointer())
         std::ranges::copy(memory.in.as<float>(), out.begin());
       return;

@@ -56,7 +56,7 @@ HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, s
     hn::Store(pair_width, fields, widths);
     for (std::size_t j = 0; j < kStep / 8; j += 2) {
       const auto all = static_cast<unsigned>(widths[j] + widths[j + 1]);
-      if (HWY_LIKELY(all <= kMostFieldBits)) {
+      if (HWY_LIKELY(all <= kMaxFieldBits)) {
         plane.put(codes[j] | codes[j + 1] << widths[j], all);
       } else {
         plane.put_wide(codes[j], static_cast<unsigned>(widths[j]));
@@ -69,14 +69,14 @@ HWY_INLINE void put_quotients(PlaneWriter& plane, const std::uint8_t* numbers, s
 }
 
 /// The unary codes that end in a byte, and the 0 bits after the last 1 bit.
-struct CodesInByte {
+struct ByteCodeTable {
   std::uint8_t quotients[256][8] = {};  // the number of 0 bits before each 1 bit, and then `zeros`
   std::uint8_t ones[256] = {};
   std::uint8_t zeros[256] = {};
   std::uint8_t shift[256] = {};  // quotients >> shift is `zeros`, also with 0 bits before the byte
 };
-constexpr CodesInByte make_codes_in_byte() {
-  CodesInByte codes;
+constexpr ByteCodeTable make_byte_code_table() {
+  ByteCodeTable codes;
   for (unsigned byte = 0; byte < 256; ++byte) {
     for (unsigned bit = 0; bit < 8; ++bit)
       if ((byte >> bit & 1) != 0) {
@@ -90,23 +90,23 @@ constexpr CodesInByte make_codes_in_byte() {
   }
   return codes;
 }
-alignas(64) inline constexpr CodesInByte kCodesInByte = make_codes_in_byte();
+alignas(64) inline constexpr ByteCodeTable kByteCodeTable = make_byte_code_table();
 
 /// As read_quotients, for numbers of one byte, a byte of the plane at a time. `quotients` has
 /// kPackedSlack more writable bytes.
-HWY_INLINE std::size_t take_quotients(const std::byte* plane, std::size_t words, std::size_t count,
-                                      std::uint8_t* quotients) {
+HWY_INLINE std::size_t extract_quotients(const std::byte* plane, std::size_t words,
+                                         std::size_t count, std::uint8_t* quotients) {
   if (count == 0) return 0;
   constexpr std::size_t kWide = sizeof(std::uint64_t);
   std::size_t done = 0, at = 0;
   std::uint64_t zeros = 0;  // after the last one
   const auto take = [&](unsigned byte) HWY_ATTR {
     std::uint64_t codes;
-    std::memcpy(&codes, kCodesInByte.quotients[byte], sizeof codes);
+    std::memcpy(&codes, kByteCodeTable.quotients[byte], sizeof codes);
     codes += zeros;
     std::memcpy(quotients + done, &codes, sizeof codes);
-    done += kCodesInByte.ones[byte];
-    zeros = codes >> kCodesInByte.shift[byte];
+    done += kByteCodeTable.ones[byte];
+    zeros = codes >> kByteCodeTable.shift[byte];
   };
   for (;;) {
     // Eight bytes have at most 64 codes, and at most 64 zeros for the next code.
@@ -116,13 +116,13 @@ HWY_INLINE std::size_t take_quotients(const std::byte* plane, std::size_t words,
     }
     if (at == 4 * words || done >= count) break;
     const auto byte = static_cast<unsigned>(plane[at++]);
-    if (zeros + kCodesInByte.quotients[byte][0] > 255) return kBrokenPlane;
+    if (zeros + kByteCodeTable.quotients[byte][0] > 255) return kInvalidPlane;
     take(byte);
   }
-  if (done != count) return kBrokenPlane;
+  if (done != count) return kInvalidPlane;
   const std::size_t end = 8 * at - zeros;
   for (; at % 4 != 0; ++at)
-    if (plane[at] != std::byte{0}) return kBrokenPlane;
+    if (plane[at] != std::byte{0}) return kInvalidPlane;
   return end;
 }
 

@@ -16,7 +16,7 @@
 namespace tersor::kernels {
 
 /// The maximum width of a field.
-constexpr unsigned kMostFieldBits = 56;
+constexpr unsigned kMaxFieldBits = 56;
 /// Bytes that a PlaneWriter may write, and `field_at` may read, after the last bit.
 constexpr std::size_t kPlaneSlack = 8;
 
@@ -25,19 +25,19 @@ class PlaneWriter {
  public:
   explicit PlaneWriter(std::byte* bytes) : start_(bytes), next_(bytes) {}
 
-  /// Appends `width` bits, at most kMostFieldBits. The other bits of `field` must be 0.
+  /// Appends `width` bits, at most kMaxFieldBits. The other bits of `field` must be 0.
   void put(std::uint64_t field, unsigned width) {
-    hold_ |= field << fill_;
+    pending_ |= field << fill_;
     fill_ += width;
-    std::memcpy(next_, &hold_, sizeof hold_);
+    std::memcpy(next_, &pending_, sizeof pending_);
     next_ += fill_ / 8;
-    hold_ >>= fill_ & ~7u;
+    pending_ >>= fill_ & ~7u;
     fill_ &= 7;
   }
 
   /// Appends up to 64 bits.
   void put_wide(std::uint64_t field, unsigned width) {
-    if (width > kMostFieldBits) {
+    if (width > kMaxFieldBits) {
       put(field & 0xffffffff, 32);
       field >>= 32;
       width -= 32;
@@ -53,9 +53,9 @@ class PlaneWriter {
 
   /// Pads with zeros to whole 32-bit words. Returns the number of words since the start.
   std::size_t finish() {
-    std::memcpy(next_, &hold_, sizeof hold_);
+    std::memcpy(next_, &pending_, sizeof pending_);
     next_ += fill_ != 0;
-    hold_ = fill_ = 0;
+    pending_ = fill_ = 0;
     for (; (next_ - start_) % 4 != 0; ++next_) *next_ = std::byte{0};
     return static_cast<std::size_t>(next_ - start_) / 4;
   }
@@ -63,11 +63,11 @@ class PlaneWriter {
  private:
   std::byte* const start_;
   std::byte* next_;
-  std::uint64_t hold_ = 0;  // bits that do not fill a byte yet
-  unsigned fill_ = 0;       // number of these bits
+  std::uint64_t pending_ = 0;  // bits that do not fill a byte yet
+  unsigned fill_ = 0;          // number of these bits
 };
 
-/// Returns the field of `width` bits, at most kMostFieldBits, from `bit` on.
+/// Returns the field of `width` bits, at most kMaxFieldBits, from `bit` on.
 inline std::uint64_t field_at(const std::byte* plane, std::uint64_t bit, unsigned width) {
   std::uint64_t bits;
   std::memcpy(&bits, plane + bit / 8, sizeof bits);
@@ -81,10 +81,10 @@ inline std::uint64_t wide_field_at(const std::byte* plane, std::uint64_t bit, un
 }
 
 /// The result of `read_quotients` for a plane that does not contain the requested numbers.
-constexpr std::size_t kBrokenPlane = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kInvalidPlane = std::numeric_limits<std::size_t>::max();
 
 /// Reads `count` unary codes from a plane of `words` 32-bit words, and never reads beyond the
-/// plane. Returns the index of the bit after the last code. Returns kBrokenPlane if the plane has
+/// plane. Returns the index of the bit after the last code. Returns kInvalidPlane if the plane has
 /// fewer codes, if a quotient does not fit into a Number, or if the bits up to the next whole word
 /// are not zeros.
 template <typename Number>
@@ -97,15 +97,15 @@ std::size_t read_quotients(const std::byte* plane, std::size_t words, std::size_
     std::uint32_t ones;
     std::memcpy(&ones, plane + 4 * word, sizeof ones);
     for (; ones != 0; ones &= ones - 1) {
-      if (done == count) return kBrokenPlane;
+      if (done == count) return kInvalidPlane;
       const std::uint64_t bit = 32 * word + static_cast<unsigned>(std::countr_zero(ones));
-      if (bit - next > std::numeric_limits<Number>::max()) return kBrokenPlane;
+      if (bit - next > std::numeric_limits<Number>::max()) return kInvalidPlane;
       quotients[done++] = static_cast<Number>(bit - next);
       next = bit + 1;
     }
     if (done == count) return next;
   }
-  return kBrokenPlane;
+  return kInvalidPlane;
 }
 
 /// The width of the low parts of a list, and the bits of all numbers.

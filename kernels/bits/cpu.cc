@@ -22,7 +22,7 @@ std::size_t pack_quotients_on(const std::uint8_t* numbers, std::size_t count, un
 
 std::size_t unpack_quotients_on(const std::byte* plane, std::size_t words, std::size_t count,
                                 std::uint8_t* quotients) {
-  return take_quotients(plane, words, count, quotients);
+  return extract_quotients(plane, words, count, quotients);
 }
 
 std::size_t pack_plane_on(const std::uint8_t* numbers, std::size_t count, unsigned bit,

@@ -22,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kValues = BlocktopkBlock::kValues;
-constexpr std::size_t kAsked = Selector::kWord;  // values prefetched at once
+constexpr std::size_t kPrefetchValues = Selector::kWord;  // values prefetched at once
 
 /// Converts a block's values to another type. f32 values are rounded once.
 template <typename From, typename To>
@@ -77,17 +77,17 @@ class BlocktopkWriter {
         block_(block),
         output_(output),
         residuals_(feedback.residual_in, count),
-        left_(feedback.residual_out, residual_store(feedback)),
+        residual_output_(feedback.residual_out, residual_store(feedback)),
         selector_(block.selected) {}
 
   HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
 
   /// Writes the block at `first`. p_at(i) returns p of the vector at value i of the block. Hardware
   /// prefetchers do not follow bursts of reads. Therefore this function prefetches the next block
-  /// while the current block is sorted. The callback ask(i) prefetches the caller's kAsked values
-  /// from i on.
-  template <typename ValuesAt, typename Ask>
-  HWY_INLINE void write(std::size_t first, const ValuesAt& p_at, const Ask& ask) {
+  /// while the current block is sorted. The callback prefetch_input(i) prefetches the caller's
+  /// kPrefetchValues values from i on.
+  template <typename ValuesAt, typename Prefetch>
+  HWY_INLINE void write(std::size_t first, const ValuesAt& p_at, const Prefetch& prefetch_input) {
     Absmax absmax;
     for (std::size_t i = 0; i < kValues; i += Selector::kGroup * kLanes)
       selector_.update(i, [&](std::size_t k) HWY_ATTR {
@@ -99,14 +99,14 @@ class BlocktopkWriter {
     const std::size_t count = std::min(kValues, count_ - first);
     visit_kind(block_.values, [&]<BlocktopkValues kKind>(Kind<kKind>) HWY_ATTR {
       if (absmax.bits() < kBlocktopkPoisonBits)
-        code<kKind>(absmax.bits(), left_.tile(count), [&](std::size_t i) HWY_ATTR {
-          ask(first + kValues + i);
-          residuals_.prefetch(first + kValues + i, kAsked);
+        code<kKind>(absmax.bits(), residual_output_.tile(count), [&](std::size_t i) HWY_ATTR {
+          prefetch_input(first + kValues + i);
+          residuals_.prefetch(first + kValues + i, kPrefetchValues);
         });
       else
-        poison<kKind>(first, count, left_.tile(count));
+        poison<kKind>(first, count, residual_output_.tile(count));
     });
-    left_.commit(count);
+    residual_output_.commit(count);
     write_lists(selected_, block_, output_.high, output_.low, output_.values);
     output_ = output_.from(1, block_);
   }
@@ -118,9 +118,9 @@ class BlocktopkWriter {
   static constexpr bool kHasResidual = !std::is_same_v<E, NoValues>;
 
   /// Selects from p, codes the selected values, and stores the remainder as residual.
-  template <BlocktopkValues kKind, typename Ask>
-  HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual, const Ask& ask) {
-    selected_.count = selector_.select(p_, absmax, indices_, ask);
+  template <BlocktopkValues kKind, typename Prefetch>
+  HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual, const Prefetch& prefetch_input) {
+    selected_.count = selector_.select(p_, absmax, indices_, prefetch_input);
     std::copy_n(indices_, selected_.count, selected_.index);
     const BlocktopkScale scale = scale_of<kKind>(absmax);
     write_scale(bits_of(scale.scale));
@@ -164,13 +164,13 @@ class BlocktopkWriter {
   const BlocktopkBlock block_;
   BlocktopkPayload output_;
   Input<E, kValues> residuals_;
-  Output<E, kValues> left_;
+  Output<E, kValues> residual_output_;
   Selector selector_;
   std::size_t overflows_ = 0;
   BlocktopkSelected selected_;
   alignas(kCacheLine) float p_[kValues];
   alignas(kCacheLine) float magnitudes_[BlocktopkBlock::kMostSelected];
-  std::uint16_t indices_[kValues + Selector::kAtOnce];
+  std::uint16_t indices_[kValues + Selector::kBatch];
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

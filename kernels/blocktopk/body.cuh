@@ -54,7 +54,7 @@ struct BlocktopkEncodeKernel : BlocktopkKernel {
     const float a = words.gradient_factor(), b = words.residual_factor();
     Coder coder(target, shared);
     for_each_unit(block, table, [&](const EncodeEntry& segment, const BlocktopkUnit& unit) {
-      if (is_inactive(segment)) return coder.keep(segment, unit, false);
+      if (is_inactive(segment)) return coder.keep_residual(segment, unit, false);
       coder.template load<G>(segment, unit, a, b);
       coder.write(segment, unit, true);
     });
@@ -134,7 +134,7 @@ struct BlocktopkReduceKernel : BlocktopkKernel {
       });
       const bool valid =
           frames.add(segment.parameter, unit, unit.number + block.blocks(), shared.coder.slot);
-      coder.feed(segment, unit, b);
+      coder.add_residual(segment, unit, b);
       coder.write(segment, unit, valid);
     });
   }

@@ -27,7 +27,7 @@ class BlocktopkCoder {
     BlocktopkSlot slot;
     union {  // the lists are built after the selection
       BlocktopkSelect::Shared select;
-      BlocktopkWritten lists;
+      BlocktopkOutputLists lists;
     };
   };
 
@@ -46,19 +46,19 @@ class BlocktopkCoder {
       }
       BlocktopkSlot::Rows p;
       load_rows<Load::kInput>(gradient, position, aligned, p);
-      set_fed(segment, first, position, a, b, p);
+      store_with_feedback(segment, first, position, a, b, p);
     });
     async_wait();
   }
 
   /// p += b · residual.
   template <class Entry>
-  TERSOR_DEVICE void feed(const Entry& segment, const BlocktopkUnit& unit, float b) const {
+  TERSOR_DEVICE void add_residual(const Entry& segment, const BlocktopkUnit& unit, float b) const {
     if constexpr (kFeedback)
       unit.for_each_unit(thread_, [&](unsigned first, const auto& position) {
         BlocktopkSlot::Rows p;
         slot_.get_rows(first, p);
-        set_fed(segment, first, position, 1.0f, b, p);
+        store_with_feedback(segment, first, position, 1.0f, b, p);
       });
   }
 
@@ -72,7 +72,7 @@ class BlocktopkCoder {
       for (unsigned i = thread_; i < unit.count(); i += kWarpThreads)
         finite += is_finite(slot_.get(i));
       if (is_valid) add_counts(warp_, finite, target_.overflows);
-      return keep(segment, unit, true);
+      return keep_residual(segment, unit, true);
     }
     const BlocktopkSelectedBits selected = select(target_.shape.selected, guess_);
     shared_.lists.clear(warp_, target_.shape);
@@ -92,7 +92,8 @@ class BlocktopkCoder {
 
   /// Sends nothing, or NaNs at the first indices if `poisons`, and keeps the residual.
   template <class Entry>
-  TERSOR_DEVICE void keep(const Entry& segment, const BlocktopkUnit& unit, bool poisons) const {
+  TERSOR_DEVICE void keep_residual(const Entry& segment, const BlocktopkUnit& unit,
+                                   bool poisons) const {
     const BlocktopkShape& shape = target_.shape;
     shared_.lists.clear(warp_, target_.shape);
     const unsigned selected = shape.selected < unit.count() ? shape.selected : unit.count();
@@ -113,8 +114,9 @@ class BlocktopkCoder {
 
   /// Adds the residual to rows of p, and stores the rows to shared memory.
   template <class Entry, class Position>
-  TERSOR_DEVICE void set_fed(const Entry& segment, unsigned first, const Position& position,
-                             float a, float b, BlocktopkSlot::Rows& p) const {
+  TERSOR_DEVICE void store_with_feedback(const Entry& segment, unsigned first,
+                                         const Position& position, float a, float b,
+                                         BlocktopkSlot::Rows& p) const {
     if constexpr (kFeedback) {
       const E* residual = static_cast<const E*>(segment.residual_in);
       BlocktopkSlot::Rows old;
@@ -137,7 +139,7 @@ class BlocktopkCoder {
     const unsigned own = selected.count(), first = warp_.exclusive_sum(own);
     BlocktopkScale scale;
     if constexpr (kValues == BlocktopkValues::kInt4) scale = blocktopk_int4_scale(largest);
-    const auto leave = [&](unsigned index) {
+    const auto store_remainder = [&](unsigned index) {
       const float p = slot_.get(index);
       slot_.set(index,
                 p - blocktopk_value<kValues>(blocktopk_code<kValues>(p, scale), scale.scale));
@@ -153,7 +155,7 @@ class BlocktopkCoder {
       const unsigned all = warp_.shuffle(first + own, kWarpThreads - 1);
       if (all != 0) scale = blocktopk_sign_scale(tree_sum(all), all);
     }
-    if constexpr (kFeedback) selected.for_each(thread_, leave);
+    if constexpr (kFeedback) selected.for_each(thread_, store_remainder);
     store_lists(unit, scale.scale);
   }
 

@@ -33,7 +33,7 @@ std::size_t encode_range(const BlocktopkEncode& arguments) {
     writer.write(
         first,
         [&](std::size_t i) HWY_ATTR { return with_feedback(gradient + i, residual + i, factors); },
-        [&](std::size_t at) HWY_ATTR { gradients.prefetch(at, kAsked); });
+        [&](std::size_t at) HWY_ATTR { gradients.prefetch(at, kPrefetchValues); });
   }
   return writer.overflows();
 }
@@ -99,8 +99,7 @@ const char* blocktopk_validate_on(const BlocktopkView& payload, const BlocktopkB
                                   std::size_t count) {
   for (std::size_t first = 0; first < count; first += kValues) {
     const BlocktopkView lists = payload.from(first / kValues, block);
-    const char* wrong =
-        wrong_indices(lists.high, lists.low, block, std::min(kValues, count - first));
+    const char* wrong = index_error(lists.high, lists.low, block, std::min(kValues, count - first));
     if (wrong != nullptr) return wrong;
   }
   return nullptr;

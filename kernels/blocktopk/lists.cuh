@@ -104,14 +104,14 @@ class BlocktopkSlot {
   }
   /// Calls visit(i, index, value) for the 16 values of a row, which begins at value `first`.
   template <class Visit>
-  TERSOR_DEVICE void for_group(unsigned first, const Visit& visit) const {
+  TERSOR_DEVICE void for_each_in_group(unsigned first, const Visit& visit) const {
     Rows rows;
     get_rows(first, rows);
     TERSOR_UNROLL
     for (unsigned i = 0; i < sizeof rows / sizeof(float); ++i)
-      visit(i, first + in_group(i), rows[i / kRow][i % kRow]);
+      visit(i, first + index_in_group(i), rows[i / kRow][i % kRow]);
   }
-  TERSOR_DEVICE static unsigned in_group(unsigned i) {
+  TERSOR_DEVICE static unsigned index_in_group(unsigned i) {
     return i / kRow * kChunkValues<kRow> + i % kRow;
   }
   /// Starts to copy rows from `from`. See async_copy.
@@ -160,7 +160,7 @@ struct BlocktopkUnit {
 };
 
 /// The lists that a warp writes. The magnitudes of signs follow the words.
-class BlocktopkWritten {
+class BlocktopkOutputLists {
  public:
   TERSOR_DEVICE void set(unsigned word, std::uint32_t value) { words_.set(word, value); }
   TERSOR_DEVICE float magnitude(unsigned index) const {

@@ -25,27 +25,27 @@ class BitWriter {
   BitWriter(std::uint32_t* words, unsigned bits) : words_(words), bits_(bits) {}
 
   void put(std::uint32_t number) {
-    waiting_ |= std::uint64_t{number} << fill_;
+    pending_ |= std::uint64_t{number} << fill_;
     fill_ += bits_;
-    if (fill_ >= 32) take_word();
+    if (fill_ >= 32) flush_word();
   }
 
   /// Fills with zeros up to `end`.
   void finish(std::uint32_t* end) {
-    if (fill_ != 0) take_word();
+    if (fill_ != 0) flush_word();
     std::fill(words_, end, 0u);
   }
 
  private:
-  void take_word() {
-    *words_++ = static_cast<std::uint32_t>(waiting_);
-    waiting_ >>= 32;
+  void flush_word() {
+    *words_++ = static_cast<std::uint32_t>(pending_);
+    pending_ >>= 32;
     fill_ -= std::min(fill_, 32u);
   }
 
   std::uint32_t* words_;
   const unsigned bits_;
-  std::uint64_t waiting_ = 0;
+  std::uint64_t pending_ = 0;
   unsigned fill_ = 0;
 };
 
@@ -56,11 +56,11 @@ class BitReader {
 
   std::uint32_t next() {
     if (fill_ < bits_) {
-      waiting_ |= std::uint64_t{*words_++} << fill_;
+      pending_ |= std::uint64_t{*words_++} << fill_;
       fill_ += 32;
     }
-    const auto number = static_cast<std::uint32_t>(waiting_) & ((1u << bits_) - 1);
-    waiting_ >>= bits_;
+    const auto number = static_cast<std::uint32_t>(pending_) & ((1u << bits_) - 1);
+    pending_ >>= bits_;
     fill_ -= bits_;
     return number;
   }
@@ -68,7 +68,7 @@ class BitReader {
  private:
   const std::uint32_t* words_;
   const unsigned bits_;
-  std::uint64_t waiting_ = 0;
+  std::uint64_t pending_ = 0;
   unsigned fill_ = 0;
 };
 
@@ -79,20 +79,20 @@ HWY_INLINE void for_each_index(const std::uint32_t* high, const std::uint32_t* l
                                const BlocktopkBlock& block, const Visitor& visit) {
   const std::size_t words = block.high_words();
   const unsigned low_bits = block.low_bits();
-  BitReader lows(low, low_bits);
+  BitReader low_parts(low, low_bits);
   std::uint32_t selected = 0;
   for (std::size_t word = 0; word < words; ++word)
     for (std::uint32_t ones = high[word]; ones != 0 && selected < block.selected;
          ones &= ones - 1) {
       const auto bit = static_cast<std::uint32_t>(32 * word) +
                        static_cast<std::uint32_t>(std::countr_zero(ones));
-      visit((bit - selected++) << low_bits | lows.next());
+      visit((bit - selected++) << low_bits | low_parts.next());
     }
 }
 
 /// Returns a sentence about the first invalid index in a block of `count` values, or null.
-HWY_INLINE const char* wrong_indices(const std::uint32_t* high, const std::uint32_t* low,
-                                     const BlocktopkBlock& block, std::size_t count) {
+HWY_INLINE const char* index_error(const std::uint32_t* high, const std::uint32_t* low,
+                                   const BlocktopkBlock& block, std::size_t count) {
   std::size_t ones = 0;
   for (std::size_t word = 0; word < block.high_words(); ++word)
     ones += static_cast<std::size_t>(std::popcount(high[word]));
@@ -111,7 +111,7 @@ HWY_INLINE const char* wrong_indices(const std::uint32_t* high, const std::uint3
 HWY_INLINE void write_lists(const BlocktopkSelected& selected, const BlocktopkBlock& block,
                             std::uint32_t* high, std::uint32_t* low, std::uint32_t* values) {
   const unsigned low_bits = block.low_bits();
-  BitWriter lows(low, low_bits), codes(values, block.value_bits());
+  BitWriter low_parts(low, low_bits), codes(values, block.value_bits());
   std::fill_n(high, block.high_words(), 0u);
   std::uint32_t word = 0, ones = 0;
   for (std::uint32_t j = 0; j < selected.count; ++j) {
@@ -120,10 +120,10 @@ HWY_INLINE void write_lists(const BlocktopkSelected& selected, const BlocktopkBl
     word = bit / 32;
     ones |= 1u << bit % 32;
     high[word] = ones;
-    lows.put(selected.index[j] & ((1u << low_bits) - 1));
+    low_parts.put(selected.index[j] & ((1u << low_bits) - 1));
     codes.put(selected.code[j]);
   }
-  lows.finish(low + block.low_words());
+  low_parts.finish(low + block.low_words());
   codes.finish(values + block.value_words());
 }
 

@@ -25,14 +25,14 @@ struct BlocktopkSearch {
   std::uint32_t low, high;
   std::uint32_t reach;  // number of keys that reach `low`
 
-  /// Narrows until at most `enough` keys reach `low`, or until `low` is the key number `wanted`.
+  /// Narrows until at most `max_count` keys reach `low`, or until `low` is the key number `wanted`.
   /// The first key tried is `guess`, if possible, the second one `step` further, then the middle.
   /// count(key) returns how many keys reach `key`.
   template <class Count>
-  TERSOR_DEVICE void narrow(std::uint32_t wanted, std::uint32_t enough, std::uint32_t guess,
+  TERSOR_DEVICE void narrow(std::uint32_t wanted, std::uint32_t max_count, std::uint32_t guess,
                             std::uint32_t step, const Count& count) {
     TERSOR_KEEP_LOOP
-    for (; reach > enough && high - low > 1; step = 0) {
+    for (; reach > max_count && high - low > 1; step = 0) {
       if (guess <= low || guess >= high) guess = low + (high - low) / 2;
       const std::uint32_t found = count(guess);
       const bool is_low = found >= wanted;
@@ -70,22 +70,23 @@ struct BlocktopkSelectedBits {
 
 class BlocktopkSelect {
  public:
-  /// Enough for any k up to kMostSearched, unless large values lie close together.
-  static constexpr unsigned kMostListed = 384;
+  /// Enough for any k up to kMaxSearched, unless large values lie close together.
+  static constexpr unsigned kMaxListed = 384;
   struct Shared {
-    SharedArray<float, kMostListed> value;
-    SharedArray<std::uint16_t, kMostListed> index;
+    SharedArray<float, kMaxListed> value;
+    SharedArray<std::uint16_t, kMaxListed> index;
     SharedArray<std::uint16_t, kBlocktopkGroups> group;          // index of its first value
     SharedArray<std::uint32_t, kBlocktopkValues / 32> selected;  // a bit per value
   };
 
   TERSOR_DEVICE BlocktopkSelect(const BlocktopkSlot& slot, Shared& shared)
       : slot_(slot), shared_(shared) {
-    for_own([&](unsigned group, unsigned first) {
-      float most = 0;
-      slot.for_group(
-          first, [&](unsigned, unsigned, float value) { most = larger_magnitude(most, value); });
-      maximum_[group] = bits_of(most);
+    for_each_own_group([&](unsigned group, unsigned first) {
+      float group_max = 0;
+      slot.for_each_in_group(first, [&](unsigned, unsigned, float value) {
+        group_max = larger_magnitude(group_max, value);
+      });
+      maximum_[group] = bits_of(group_max);
       largest_ = maximum_[group] > largest_ ? maximum_[group] : largest_;
     });
     largest_ = warp_.maximum(largest_);
@@ -98,36 +99,37 @@ class BlocktopkSelect {
   /// lowest indices win a tie. `guess` is a key from the block before, and is replaced. Contains
   /// barriers of the warp.
   TERSOR_DEVICE BlocktopkSelectedBits operator()(std::uint32_t wanted, std::uint32_t& guess) const {
-    std::uint32_t least = 1;
-    if (wanted <= kMostSearched) {
+    std::uint32_t min_key = 1;
+    if (wanted <= kMaxSearched) {
       const auto count = [&](std::uint32_t key) {
         unsigned count = 0;
-        for_own([&](unsigned group, unsigned) { count += maximum_[group] >= key; });
+        for_each_own_group([&](unsigned group, unsigned) { count += maximum_[group] >= key; });
         return warp_.add(count);
       };
-      BlocktopkSearch search{least, largest_ + 1, count(least)};
-      search.narrow(wanted, wanted + kSpare, guess, kStep, count);
-      least = guess = search.low;
-      const unsigned listed = list(least);
-      std::uint32_t first = least + kListedStep;
-      if (listed <= kMostListed)
-        return among(least, wanted, first, [&](const auto& visit) {
+      BlocktopkSearch search{min_key, largest_ + 1, count(min_key)};
+      search.narrow(wanted, wanted + kExtraKeys, guess, kStep, count);
+      min_key = guess = search.low;
+      const unsigned listed = list(min_key);
+      std::uint32_t first = min_key + kListedStep;
+      if (listed <= kMaxListed)
+        return select_among(min_key, wanted, first, [&](const auto& visit) {
           for (unsigned i = thread_; i < listed; i += kWarpThreads)
             visit(shared_.index.get(i), shared_.value.get(i));
         });
     }
-    return among(least, wanted, guess, [&](const auto& visit) {
+    return select_among(min_key, wanted, guess, [&](const auto& visit) {
       TERSOR_KEEP_LOOP
       for (unsigned at = 0; at < kBlocktopkValues; at += kUnitValues)
-        slot_.for_group(at + thread_ * BlocktopkSlot::kRow,
-                        [&](unsigned, unsigned index, float value) { visit(index, value); });
+        slot_.for_each_in_group(
+            at + thread_ * BlocktopkSlot::kRow,
+            [&](unsigned, unsigned index, float value) { visit(index, value); });
     });
   }
 
  private:
   /// Calls visit(group, index of its first value) for the groups of this thread.
   template <class Visit>
-  TERSOR_DEVICE void for_own(const Visit& visit) const {
+  TERSOR_DEVICE void for_each_own_group(const Visit& visit) const {
     TERSOR_UNROLL
     for (unsigned group = 0; group < BlocktopkSlot::kUnits; ++group)
       visit(group, group * kUnitValues + thread_ * BlocktopkSlot::kRow);
@@ -135,17 +137,17 @@ class BlocktopkSelect {
 
   /// More maxima than necessary may reach the key, because a few more values are cheaper than a
   /// longer search.
-  static constexpr unsigned kSpare = 8;
+  static constexpr unsigned kExtraKeys = 8;
   /// Above this k, too many values reach the key of the maxima.
-  static constexpr unsigned kMostSearched = kBlocktopkGroups * 3 / 4;
+  static constexpr unsigned kMaxSearched = kBlocktopkGroups * 3 / 4;
   /// Second steps of searches, an eighth and a 32nd of a power of two. They are about the
   /// difference of the maxima's keys in neighbouring blocks, and of the k-th keys.
   static constexpr std::uint32_t kStep = 1u << 20, kListedStep = 1u << 18;
 
-  /// Lists the values that reach `key`. Returns their number, or more than kMostListed.
+  /// Lists the values that reach `key`. Returns their number, or more than kMaxListed.
   TERSOR_DEVICE unsigned list(std::uint32_t key) const {
     unsigned groups = 0, listed = 0;
-    for_own([&](unsigned group, unsigned first) {
+    for_each_own_group([&](unsigned group, unsigned first) {
       const std::uint32_t all = warp_.ballot(maximum_[group] >= key);
       const unsigned at = groups + count_bits(all & ((1u << thread_) - 1));
       if (maximum_[group] >= key) shared_.group.set(at, static_cast<std::uint16_t>(first));
@@ -153,21 +155,21 @@ class BlocktopkSelect {
     });
     warp_.sync();
     TERSOR_KEEP_LOOP
-    for (unsigned at = 0; at < groups && listed <= kMostListed; at += kWarpThreads) {
+    for (unsigned at = 0; at < groups && listed <= kMaxListed; at += kWarpThreads) {
       const bool is_group = at + thread_ < groups;
       const unsigned first = is_group ? shared_.group.get(at + thread_) : 0;
       std::uint32_t reaching = 0;
       if (is_group)
-        slot_.for_group(first, [&](unsigned i, unsigned, float value) {
+        slot_.for_each_in_group(first, [&](unsigned i, unsigned, float value) {
           reaching |= reaches(value, key) ? 1u << i : 0u;
         });
       const unsigned own = count_bits(reaching), before = warp_.exclusive_sum(own);
       unsigned to = listed + before;
       listed += warp_.shuffle(before + own, kWarpThreads - 1);
-      for (; reaching != 0 && listed <= kMostListed; reaching &= reaching - 1, ++to) {
+      for (; reaching != 0 && listed <= kMaxListed; reaching &= reaching - 1, ++to) {
         const unsigned index =
-            first +
-            BlocktopkSlot::in_group(static_cast<unsigned>(__ffs(static_cast<int>(reaching))) - 1);
+            first + BlocktopkSlot::index_in_group(
+                        static_cast<unsigned>(__ffs(static_cast<int>(reaching))) - 1);
         shared_.index.set(to, static_cast<std::uint16_t>(index));
         shared_.value.set(to, slot_.get(index));
       }
@@ -180,14 +182,15 @@ class BlocktopkSelect {
   }
 
   /// Selects among the values for which for_each calls visit(index, value). At least `wanted`
-  /// values reach `least`, or the other values are zeros. The search begins at `guess` and replaces
-  /// `guess` by the k-th key.
+  /// values reach `min_key`, or the other values are zeros. The search begins at `guess` and
+  /// replaces `guess` by the k-th key.
   template <class ForEach>
-  TERSOR_DEVICE BlocktopkSelectedBits among(std::uint32_t least, std::uint32_t wanted,
-                                            std::uint32_t& guess, const ForEach& for_each) const {
-    const auto count_if = [&](const auto& holds) {
+  TERSOR_DEVICE BlocktopkSelectedBits select_among(std::uint32_t min_key, std::uint32_t wanted,
+                                                   std::uint32_t& guess,
+                                                   const ForEach& for_each) const {
+    const auto count_if = [&](const auto& predicate) {
       unsigned count = 0;
-      for_each([&](unsigned index, float value) { count += holds(index, value); });
+      for_each([&](unsigned index, float value) { count += predicate(index, value); });
       return warp_.add(count);
     };
     const auto count = [&](std::uint32_t key) {
@@ -197,20 +200,20 @@ class BlocktopkSelect {
     for (unsigned i = thread_; i < kBlocktopkValues / 32; i += kWarpThreads)
       shared_.selected.set(i, 0);
     warp_.sync();
-    BlocktopkSearch search{least, largest_ + 1, count(least)};
+    BlocktopkSearch search{min_key, largest_ + 1, count(min_key)};
     search.narrow(wanted, wanted, guess, kListedStep, count);
     guess = search.low;
     // Among equal keys, a low index counts as large.
     BlocktopkSearch ties{1, kBlocktopkValues + 1, search.reach};
-    const auto wins = [&](unsigned index, float value, std::uint32_t tie) {
+    const auto is_selected = [&](unsigned index, float value, std::uint32_t tie) {
       return reaches(value, search.low + 1) ||
              (reaches(value, search.low) && kBlocktopkValues - index >= tie);
     };
     ties.narrow(wanted, wanted, 0, 0, [&](std::uint32_t tie) {
-      return count_if([&](unsigned index, float value) { return wins(index, value, tie); });
+      return count_if([&](unsigned index, float value) { return is_selected(index, value, tie); });
     });
     for_each([&](unsigned index, float value) {
-      if (wins(index, value, ties.low)) shared_.selected.add(index / 32, 1u << index % 32);
+      if (is_selected(index, value, ties.low)) shared_.selected.add(index / 32, 1u << index % 32);
     });
     warp_.sync();
     std::uint32_t word[4];

@@ -190,7 +190,7 @@ class ListReader {
     const std::size_t first = bit_ / 32, quotients = head.all + 2 * std::size_t{head.big_steps};
     const std::size_t end =
         read_quotients(scratch_.words + 4 * first, size_ - first, quotients, scratch_.quotients);
-    if (end == kBrokenPlane) return "the unary codes of a block are damaged";
+    if (end == kInvalidPlane) return "the unary codes of a block are damaged";
     bit_ = (first + ceil_div(end, 32)) * 32;
     return nullptr;
   }

@@ -22,13 +22,13 @@ template <typename Word, unsigned kExponentBits, unsigned kMantissaBits>
 struct Fields {
   using Bits = Word;
   static constexpr unsigned kExponent = kExponentBits, kMantissa = kMantissaBits;
-  static constexpr unsigned kMostExponent = (1u << kExponentBits) - 1;
+  static constexpr unsigned kMaxExponent = (1u << kExponentBits) - 1;
   static constexpr Bits kMantissaMask = (Bits{1} << kMantissaBits) - 1;
   /// The rest is the mantissa below the sign, in whole bytes and further bits.
   static constexpr unsigned kBytes = (kMantissaBits + 1) / 8, kBits = (kMantissaBits + 1) % 8;
 
   static constexpr std::uint8_t exponent(Bits bits) {
-    return static_cast<std::uint8_t>(bits >> kMantissa & kMostExponent);
+    return static_cast<std::uint8_t>(bits >> kMantissa & kMaxExponent);
   }
   static constexpr Bits rest(Bits bits) {
     return static_cast<Bits>((bits & kMantissaMask) | (bits >> kExponent & (Bits{1} << kMantissa)));
@@ -48,7 +48,7 @@ decltype(auto) visit_fields(Dtype dtype, const Visitor& visitor) {
 
 constexpr std::size_t kPart = 64;                       // values; padded blocks have whole parts
 constexpr std::size_t kCacheLine = 64;                  // bytes of a line of the cache
-constexpr unsigned kMostLowBits = 4;                    // the largest k
+constexpr unsigned kMaxLowBits = 4;                     // the largest k
 constexpr std::size_t kPlaneBytes = kEntropyBlock / 8;  // of a bit per value
 using Plane = std::uint8_t[kPlaneBytes + kPackedSlack];
 using Numbers = std::uint8_t[kEntropyBlock + kPackedSlack];  // one byte per value
@@ -104,13 +104,13 @@ HWY_INLINE void look_up(const std::uint8_t* table, [[maybe_unused]] std::uint8_t
   const auto part = [&](unsigned i)
                         HWY_ATTR { return hn::LoadDup128(lanes, table + first + 16 * i); };
   const auto first_part = part(0), second = part(1), third = part(2), fourth = part(3);
-  const auto low = hn::Set(lanes, 15), least = hn::Set(lanes, first);
+  const auto low = hn::Set(lanes, 15), first_number = hn::Set(lanes, first);
   const auto high_bits = hn::Set(lanes, 0xc0);
   const auto bit4 = hn::Set(lanes, 16), bit5 = hn::Set(lanes, 32);
 #endif
   for (std::size_t i = 0; i < count; i += step) {
 #if !TERSOR_PORTABLE
-    const auto number = hn::Sub(hn::LoadU(lanes, numbers + i), least);
+    const auto number = hn::Sub(hn::LoadU(lanes, numbers + i), first_number);
     const auto outside = hn::BitCast(signeds, hn::And(number, high_bits));
     if (HWY_LIKELY(hn::AllTrue(signeds, hn::Eq(outside, hn::Zero(signeds))))) {
       const auto index = hn::And(number, low);
@@ -197,10 +197,10 @@ std::uint16_t encode_block(const void* values, std::size_t count, const EntropyT
   std::fill(ranks + count, ranks + padded, std::uint8_t{0});
 
   // The sum of all (rank >> k) follows from the sum of the ranks and the ones of the low planes.
-  alignas(64) Plane low[kMostLowBits];
+  alignas(64) Plane low[kMaxLowBits];
   std::size_t sum = sum_of(ranks, padded), best = sum, code_bits = sum + count;
   unsigned low_bits = 0;
-  for (unsigned bit = 0; bit < kMostLowBits; ++bit) {
+  for (unsigned bit = 0; bit < kMaxLowBits; ++bit) {
     sum = (sum - put_plane(ranks, padded, bit, low[bit])) / 2;
     const std::size_t size = sum + (bit + 1) * count;
     if (size >= best) break;  // the size is convex in the width
@@ -243,16 +243,16 @@ const char* decode_block(const std::byte* words, std::size_t size, std::size_t c
   const std::size_t padded = align_up(count, 64);
   std::uint32_t low_bits;
   std::memcpy(&low_bits, words, sizeof low_bits);
-  if (low_bits > kMostLowBits) return "a block has an unknown head";
+  if (low_bits > kMaxLowBits) return "a block has an unknown head";
   const std::size_t fixed = fixed_words<F>(padded, low_bits);
   if (size <= fixed) return "a block is too short";
   alignas(64) Numbers ranks;
-  const std::size_t end = take_quotients(words + 4 * fixed, size - fixed, count, ranks);
-  if (end == kBrokenPlane || ceil_div(end, 32) != size - fixed)
+  const std::size_t end = extract_quotients(words + 4 * fixed, size - fixed, count, ranks);
+  if (end == kInvalidPlane || ceil_div(end, 32) != size - fixed)
     return "the unary codes of a block are damaged";
-  std::uint8_t most = 0;
-  for (std::size_t i = 0; i < count; ++i) most = std::max(most, ranks[i]);
-  if (most > F::kMostExponent >> low_bits) return "a block has a rank without an exponent";
+  std::uint8_t max_rank = 0;
+  for (std::size_t i = 0; i < count; ++i) max_rank = std::max(max_rank, ranks[i]);
+  if (max_rank > F::kMaxExponent >> low_bits) return "a block has a rank without an exponent";
   if (values == nullptr) return nullptr;
 
   const std::byte* next = words + 4;

@@ -50,14 +50,14 @@ HWY_INLINE VI32 rounded(VF32 value, VI32 random) {
 }
 
 template <typename Accumulator>
-EncodingFound encode_as(const float* values, std::size_t count, const AccumulatorFormat& format,
-                        const Noise& noise, std::byte* accumulators) {
+EncodingCounts encode_as(const float* values, std::size_t count, const AccumulatorFormat& format,
+                         const Noise& noise, std::byte* accumulators) {
   const VF32 inverse = hn::Set(F32(), 1 / format.scale);
   const VF32 most = hn::Set(F32(), static_cast<float>(format.levels()));
   Input<float, kTile> tiles(values, count);
   Output<Accumulator, kTile> codes(accumulators, Store::kCached);
   WideNoise random(noise);
-  EncodingFound found;
+  EncodingCounts found;
   for (std::size_t first = 0; first < count; first += kTile) {
     const std::size_t valid = std::min(kTile, count - first);
     const float* tile = tiles.tile(first);
@@ -67,9 +67,9 @@ EncodingFound encode_as(const float* values, std::size_t count, const Accumulato
       const VF32 value = load_values(tile + i);
       const VF32 wanted = hn::Mul(value, inverse);
       found.not_finite += kLanes - hn::CountTrue(F32(), hn::IsFinite(value));
-      found.cut += hn::CountTrue(F32(), hn::Gt(hn::Abs(wanted), most));
-      const VF32 cut = hn::Max(hn::Min(wanted, most), hn::Neg(most));
-      store_accumulators(rounded(cut, random.at(i)), target + i);
+      found.clamped += hn::CountTrue(F32(), hn::Gt(hn::Abs(wanted), most));
+      const VF32 clamped = hn::Max(hn::Min(wanted, most), hn::Neg(most));
+      store_accumulators(rounded(clamped, random.at(i)), target + i);
     }
     codes.commit(valid);
   }
@@ -113,9 +113,9 @@ auto visit_width(unsigned accumulator_bits, Visitor&& visitor) {
   return visitor(std::int32_t{});
 }
 
-EncodingFound accumulators_encode_on(const float* values, std::size_t count,
-                                     const AccumulatorFormat& format, const Noise& noise,
-                                     std::byte* accumulators) {
+EncodingCounts accumulators_encode_on(const float* values, std::size_t count,
+                                      const AccumulatorFormat& format, const Noise& noise,
+                                      std::byte* accumulators) {
   const DefaultFloatMode mode;
   return visit_width(format.accumulator_bits, [&](auto accumulator) {
     return encode_as<decltype(accumulator)>(values, count, format, noise, accumulators);
@@ -151,7 +151,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-TERSOR_DISPATCHED(EncodingFound, accumulators_encode,
+TERSOR_DISPATCHED(EncodingCounts, accumulators_encode,
                   (const float* values, std::size_t count, const AccumulatorFormat& format,
                    const Noise& noise, std::byte* accumulators),
                   (values, count, format, noise, accumulators))

@@ -13,13 +13,13 @@
 namespace tersor::kernels {
 
 /// Counts of exceptional values.
-struct EncodingFound {
-  std::size_t cut = 0;         // values clamped to the largest code
+struct EncodingCounts {
+  std::size_t clamped = 0;     // values clamped to the largest code
   std::size_t not_finite = 0;  // values without a meaningful code
 };
-EncodingFound accumulators_encode(const float* values, std::size_t count,
-                                  const AccumulatorFormat& format, const Noise& noise,
-                                  std::byte* accumulators);
+EncodingCounts accumulators_encode(const float* values, std::size_t count,
+                                   const AccumulatorFormat& format, const Noise& noise,
+                                   std::byte* accumulators);
 
 void accumulators_decode(const std::byte* accumulators, std::size_t count,
                          const AccumulatorFormat& format, float* values);

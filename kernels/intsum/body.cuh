@@ -114,10 +114,10 @@ struct IntsumFlagKernel : IntsumBlocksKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     for_each(block, [&](std::size_t at) {
-      const bool is =
+      const bool flagged =
           encodes ? is_flagged(bits_of(load(maxima_to_scales + at))) : load_input(flags + at) != 0;
-      if (encodes) store(flags + at, static_cast<Flag>(is));
-      store(maxima_to_scales + at, known_scale(is, scale));
+      if (encodes) store(flags + at, static_cast<Flag>(flagged));
+      store(maxima_to_scales + at, fixed_scale(flagged, scale));
     });
   }
 };
@@ -131,11 +131,11 @@ TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale, flo
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i) {
     std::int32_t code;
-    const float cut = p[i] < -most ? -most : p[i] > most ? most : p[i];
+    const float clamped = p[i] < -most ? -most : p[i] > most ? most : p[i];
     if constexpr (kKind == NoiseKind::kNone)
-      code = nearest_code(nearest_sum(cut, scale.inverse));
+      code = nearest_code(nearest_sum(clamped, scale.inverse));
     else
-      code = stochastic_code(cut, scale.inverse, noise.at(chunk, i));
+      code = stochastic_code(clamped, scale.inverse, noise.at(chunk, i));
     codes[i] = scale.poisoned ? 0u : static_cast<std::uint32_t>(code);
     left[i] = p[i] - float_of_small(code) * scale.scale;
   }
@@ -180,9 +180,9 @@ struct IntsumEncodeKernel : UnitKernel {
     const bool inactive = is_inactive(segment);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      const bool goes_on = chunk * kChunkValues<kRow> % kIntsumBlock != 0;
-      own[chunk] = goes_on ? own[chunk - 1] : BlockScale{0.0f, 0.0f, false};
-      if (goes_on || !has_block(position, chunk)) continue;
+      const bool continues_block = chunk * kChunkValues<kRow> % kIntsumBlock != 0;
+      own[chunk] = continues_block ? own[chunk - 1] : BlockScale{0.0f, 0.0f, false};
+      if (continues_block || !has_block(position, chunk)) continue;
       own[chunk] = own_scale(load_input(scales + block_of(segment, position, chunk)), factor);
       own[chunk].poisoned |= inactive;
     }

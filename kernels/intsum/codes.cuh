@@ -38,11 +38,11 @@ TERSOR_DEVICE void store_bytes(const std::uint32_t (&codes)[kRow], const CodeRow
     if (i < row.position.left) store(to + i, static_cast<std::uint8_t>(codes[i]));
 }
 
-/// Stores words with the codes of `kOf` values each.
-template <unsigned kOf, unsigned kWords, unsigned kRow>
+/// Stores words with the codes of `kValuesPerWord` values each.
+template <unsigned kValuesPerWord, unsigned kWords, unsigned kRow>
 TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_whole,
                                const CodeRow<kRow>& row) {
-  auto* to = row.template at<std::uint32_t>(row.position.first / kOf);
+  auto* to = row.template at<std::uint32_t>(row.position.first / kValuesPerWord);
   if (is_whole) {
     RowBytes<sizeof words> bytes;
     std::memcpy(&bytes, words, sizeof words);
@@ -50,7 +50,7 @@ TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_who
   }
   TERSOR_UNROLL
   for (unsigned i = 0; i < kWords; ++i)
-    if (i * kOf < row.position.left) store(to + i, words[i]);
+    if (i * kValuesPerWord < row.position.left) store(to + i, words[i]);
 }
 
 /// Stores a row of codes. Codes after the segment's end are 0.
@@ -78,18 +78,19 @@ TERSOR_DEVICE void load_bytes(const CodeRow<kRow>& row, float (&sums)[kRow]) {
     sums[i] = i < row.position.left ? float_of_small(load(from + i)) : 0.0f;
 }
 
-/// Loads words with the codes of `kOf` values each. Words after the segment's end are 0.
-template <unsigned kOf, unsigned kWords, unsigned kRow>
+/// Loads words with the codes of `kValuesPerWord` values each. Words after the segment's end are 0.
+template <unsigned kValuesPerWord, unsigned kWords, unsigned kRow>
 TERSOR_DEVICE void load_words(const CodeRow<kRow>& row, bool is_whole,
                               std::uint32_t (&words)[kWords]) {
-  const auto* from = row.template at<const std::uint32_t>(row.position.first / kOf);
+  const auto* from = row.template at<const std::uint32_t>(row.position.first / kValuesPerWord);
   if (is_whole) {
     const auto bytes = RowBytes<sizeof words>::template load_from<Load::kInput>(from);
     std::memcpy(words, &bytes, sizeof words);
     return;
   }
   TERSOR_UNROLL
-  for (unsigned i = 0; i < kWords; ++i) words[i] = i * kOf < row.position.left ? load(from + i) : 0;
+  for (unsigned i = 0; i < kWords; ++i)
+    words[i] = i * kValuesPerWord < row.position.left ? load(from + i) : 0;
 }
 
 template <unsigned kRow>

@@ -116,9 +116,9 @@ void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale,
                         AccumulatorBits accumulator_bits, std::byte* flags) {
   visit_flags(accumulator_bits, flags, [&](auto* flag) {
     for (float& block : maxima_to_scales) {
-      const bool is = is_flagged(bits_of(block));
-      *flag++ = is;
-      block = known_scale(is, scale);
+      const bool flagged = is_flagged(bits_of(block));
+      *flag++ = flagged;
+      block = fixed_scale(flagged, scale);
     }
   });
 }
@@ -126,7 +126,7 @@ void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale,
 void intsum_flagged_scales(const std::byte* flags, AccumulatorBits accumulator_bits, float scale,
                            std::span<float> scales) {
   visit_flags(accumulator_bits, const_cast<std::byte*>(flags), [&](const auto* flag) {
-    for (float& block : scales) block = known_scale(*flag++ != 0, scale);
+    for (float& block : scales) block = fixed_scale(*flag++ != 0, scale);
   });
 }
 

@@ -26,10 +26,11 @@ unsigned code_bytes(AccumulatorBits accumulator_bits) {
   return static_cast<unsigned>(dtype_bytes(intsum_dtype(accumulator_bits)));
 }
 
-/// Queues the launches of an encode. The callback `before(position)` runs before each launch.
-template <class Kernel, class Before>
+/// Queues the launches of an encode. The callback `prepare_launch(position)` runs before each
+/// launch.
+template <class Kernel, class Prepare>
 void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call,
-                   AccumulatorBits accumulator_bits, const Before& before) {
+                   AccumulatorBits accumulator_bits, const Prepare& prepare_launch) {
   kernel.words = words_of_call(call);
   for_each_table(
       kernel.table, call.segments, sizes_of(accumulator_bits),
@@ -37,7 +38,7 @@ void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call,
         return IntsumEncodeEntry{entry_of(call, i, offset.codes), offset.maxima};
       },
       [&](LaunchPosition position) {
-        before(position);
+        prepare_launch(position);
         launch_units(queue, kernel);
       });
 }
@@ -45,12 +46,12 @@ void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call,
 template <NoiseKind kKind, class Kernel>
 void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call,
                   AccumulatorBits accumulator_bits) {
-  constexpr bool kAdvances = kKind == NoiseKind::kNone;  // no kernel reads the step
+  constexpr bool kAdvancesStep = kKind == NoiseKind::kNone;  // no kernel reads the step
   prepare_next_words(queue, call);
   launch_encode(queue, kernel, call, accumulator_bits, [&](LaunchPosition position) {
-    kernel.next = kAdvances && position.is_last ? next_words_of_call(call) : NextWords{};
+    kernel.next = kAdvancesStep && position.is_last ? next_words_of_call(call) : NextWords{};
   });
-  if (!kAdvances && call.words_out != nullptr)
+  if (!kAdvancesStep && call.words_out != nullptr)
     queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 
@@ -70,7 +71,7 @@ void launch_flags(Queue& queue, const Execution& execution, std::span<const Segm
 }
 
 template <class Call>
-void launch_known_scales(Queue& queue, const Call& call, const IntsumOptions& options,
+void launch_fixed_scales(Queue& queue, const Call& call, const IntsumOptions& options,
                          std::byte* codes, bool encodes) {
   const auto launch = options.accumulator_bits == AccumulatorBits::k8 ? launch_flags<std::uint8_t>
                                                                       : launch_flags<std::uint32_t>;
@@ -107,7 +108,7 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
   Queue queue(call.execution.stream);
   if (options.scale > 0) {
     launch_maxima(queue, call, factor, call.execution.round_state.data());
-    launch_known_scales(queue, call, options, codes.pointer(), true);
+    launch_fixed_scales(queue, call, options, codes.pointer(), true);
   }
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
@@ -129,7 +130,7 @@ void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
   Queue queue(call.execution.stream);
   const AccumulatorBits accumulator_bits = options.accumulator_bits;
   if (options.scale > 0)
-    launch_known_scales(queue, call, options, const_cast<std::byte*>(codes.pointer()), false);
+    launch_fixed_scales(queue, call, options, const_cast<std::byte*>(codes.pointer()), false);
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     IntsumDecodeKernel<T> kernel;
     kernel.codes = codes.pointer();

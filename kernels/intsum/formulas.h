@@ -32,9 +32,9 @@ TERSOR_BODY float shared_scale(std::uint32_t maximum, float levels) {
 
 /// Two functions for blocks whose scale is given in the spec. The function is_flagged returns true
 /// if the block contains a non-finite value, given the block's largest magnitude. The function
-/// known_scale returns the block's scale: NaN if any rank flagged the block.
+/// fixed_scale returns the block's scale: NaN if any rank flagged the block.
 TERSOR_BODY bool is_flagged(std::uint32_t absmax_bits) { return absmax_bits >= kInfinityBits; }
-TERSOR_BODY float known_scale(bool is_flagged, float scale) {
+TERSOR_BODY float fixed_scale(bool is_flagged, float scale) {
   return is_flagged ? float_of(kNanBits) : scale;
 }
 
@@ -53,7 +53,7 @@ TERSOR_BODY BlockScale own_scale(float scale, float factor) {
 struct IntsumFormat {
   using Scale = F32Scale;
   static constexpr std::size_t kBlock = kIntsumBlock;
-  static constexpr bool kCuts = true;
+  static constexpr bool kClamps = true;
   static constexpr bool kStochastic = true;
 };
 struct IntsumBytes : IntsumFormat {

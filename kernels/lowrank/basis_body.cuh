@@ -85,14 +85,14 @@ struct LowrankDirectionsKernel : LowrankColumnKernel {
       const LowrankMatrix& matrix = segment.matrix;
       const float* memory =
           segment.memory_in == nullptr ? nullptr : segment.memory_in + j * matrix.columns;
-      const float most = memory == nullptr ? 0 : largest_number(block, shared, memory, matrix);
+      const float most = memory == nullptr ? 0 : largest_magnitude(block, shared, memory, matrix);
       const PowerOfTwo power = to_unit(most);
       float* column = matrix.workspace_of(workspace) + matrix.right_at(j);
       for_each_value(block, matrix.column_stride(), [&](std::size_t c) {
         float value = 0;
         if (c < matrix.columns)
           value = most != 0 ? power(load_input(memory + c))
-                            : lowrank_drawn(std::uint64_t{c} * matrix.rank + j, segment.parameter);
+                            : lowrank_random(std::uint64_t{c} * matrix.rank + j, segment.parameter);
         store(column + c, value);
       });
     });
@@ -101,8 +101,8 @@ struct LowrankDirectionsKernel : LowrankColumnKernel {
  private:
   /// Returns the largest magnitude of a column, ignoring NaNs. Contains barriers.
   template <class Block>
-  TERSOR_DEVICE static float largest_number(const Block& block, Shared& shared, const float* column,
-                                            const LowrankMatrix& matrix) {
+  TERSOR_DEVICE static float largest_magnitude(const Block& block, Shared& shared,
+                                               const float* column, const LowrankMatrix& matrix) {
     float most = 0;
     for_each_value(block, matrix.columns, [&](std::size_t c) {
       const float magnitude = fabsf(load_input(column + c));
@@ -124,7 +124,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     for_each(block, [&](const LowrankColumnEntry& segment, unsigned) {
       const LowrankMatrix& matrix = segment.matrix;
       float* basis = matrix.basis_of(round_state);
-      take(block, matrix, projected + segment.offset, basis);
+      copy_padded(block, matrix, projected + segment.offset, basis);
       if (keep_finite(block, shared, matrix, basis)) orthonormalize(block, shared, matrix, basis);
     });
   }
@@ -132,8 +132,8 @@ struct LowrankBasisKernel : LowrankColumnKernel {
  private:
   /// Copies P with padded columns. Ends with a barrier.
   template <class Block>
-  TERSOR_DEVICE static void take(const Block& block, const LowrankMatrix& matrix, const float* from,
-                                 float* basis) {
+  TERSOR_DEVICE static void copy_padded(const Block& block, const LowrankMatrix& matrix,
+                                        const float* from, float* basis) {
     const std::size_t stride = matrix.row_stride();
     for (unsigned j = 0; j < matrix.rank; ++j)
       for_each_value(block, stride, [&](std::size_t i) {
@@ -158,11 +158,12 @@ struct LowrankBasisKernel : LowrankColumnKernel {
                                            const LowrankMatrix& matrix, float* basis) {
     const std::size_t count = matrix.row_stride();
     for (unsigned j = 0; j < matrix.rank; ++j)
-      bring_to_one(block, shared, basis + j * count, count);
+      scale_to_unit_magnitude(block, shared, basis + j * count, count);
     for (unsigned step = 0; step < 2 * matrix.rank; ++step) {
       const unsigned j = step % matrix.rank;
       const float* column = basis + j * count;
-      normalize(block, shared, basis + j * count, count, step < matrix.rank ? 0.0f : kLowrankLeast);
+      normalize(block, shared, basis + j * count, count,
+                step < matrix.rank ? 0.0f : kLowrankMinLength);
       for (unsigned k = j + 1 + block.warp_rank(); k < matrix.rank; k += block.warps()) {
         float* later = basis + k * count;
         add(block.warp(), -product(block.warp(), column, later, count), column, later, count);
@@ -174,27 +175,27 @@ struct LowrankBasisKernel : LowrankColumnKernel {
   /// Scales a column to bring the largest magnitude into [1, 2), and returns the old magnitude as
   /// bits. Ends with a barrier.
   template <class Block>
-  TERSOR_DEVICE static std::uint32_t bring_to_one(const Block& block, Shared& shared, float* column,
-                                                  std::size_t count) {
+  TERSOR_DEVICE static std::uint32_t scale_to_unit_magnitude(const Block& block, Shared& shared,
+                                                             float* column, std::size_t count) {
     const std::uint32_t most = largest(block, shared, column, count);
     scale(block, to_unit(float_of(most)), column, count);
     return most;
   }
 
-  /// Scales a column to length 1, or to zeros if its length is at most `least`. Ends with a
+  /// Scales a column to length 1, or to zeros if its length is at most `min_length`. Ends with a
   /// barrier.
   template <class Block>
   TERSOR_DEVICE static void normalize(const Block& block, Shared& shared, float* column,
-                                      std::size_t count, float least) {
-    const std::uint32_t most = bring_to_one(block, shared, column, count);
+                                      std::size_t count, float min_length) {
+    const std::uint32_t most = scale_to_unit_magnitude(block, shared, column, count);
     if (block.warp_rank() == 0) {
       const float squares = product(block.warp(), column, column, count);
       if (block.thread_rank() == 0) shared.product.set(0, squares);
     }
     block.sync();
     const float length = square_root(shared.product.get(0));
-    const bool counts = length * power_below(most) > least;
-    scale(block, {counts ? reciprocal(length) : 0.0f, 1.0f}, column, count);
+    const bool is_significant = length * power_below(most) > min_length;
+    scale(block, {is_significant ? reciprocal(length) : 0.0f, 1.0f}, column, count);
   }
 
   /// Multiplies a column by `factor`. Ends with a barrier.
@@ -244,13 +245,13 @@ struct LowrankRememberKernel : LowrankColumnKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     for_each(block, [&](const LowrankColumnEntry& segment, unsigned) {
-      const bool says_something = spread(block, segment);
+      const bool is_finite_nonzero = pad_columns(block, segment);
       const LowrankMatrix& matrix = segment.matrix;
       if (segment.memory_out == nullptr) return;
-      if (!says_something && segment.memory_in == segment.memory_out) return;
+      if (!is_finite_nonzero && segment.memory_in == segment.memory_out) return;
       for_each_value(block, matrix.rank * matrix.columns, [&](std::size_t i) {
-        store(segment.memory_out + i, says_something ? to_f32(load(values + segment.offset + i))
-                                                     : load(segment.memory_in + i));
+        store(segment.memory_out + i, is_finite_nonzero ? to_f32(load(values + segment.offset + i))
+                                                        : load(segment.memory_in + i));
       });
     });
   }
@@ -259,7 +260,7 @@ struct LowrankRememberKernel : LowrankColumnKernel {
   /// Copies W with padded columns. True if all values are finite and not all are zero. Contains
   /// barriers.
   template <class Block>
-  TERSOR_DEVICE bool spread(const Block& block, const LowrankColumnEntry& segment) const {
+  TERSOR_DEVICE bool pad_columns(const Block& block, const LowrankColumnEntry& segment) const {
     const LowrankMatrix& matrix = segment.matrix;
     const T* from = values + segment.offset;
     float* right = matrix.workspace_of(workspace);

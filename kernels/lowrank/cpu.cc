@@ -74,7 +74,7 @@ void project_row(const EncodeInput& sent, const LowrankShape& shape, std::size_t
 void lowrank_project_on(const EncodeInput& sent, const LowrankShape& shape, LowrankRange rows,
                         const float* directions, float* projected) {
   const DefaultFloatMode mode;
-  alignas(kCacheLine) float chains[kLowrankMostRank][kLowrankChains];
+  alignas(kCacheLine) float chains[kLowrankMaxRank][kLowrankChains];
   visit_sent(sent, [&](auto gradient, auto residual) {
     for (std::size_t row = rows.first; row < rows.first + rows.count; ++row) {
       std::fill_n(chains[0], shape.rank * kLowrankChains, 0.0f);
@@ -116,7 +116,7 @@ inline std::uint32_t largest_bits(const float* values, std::size_t count) {
 
 /// Scales a column so that the largest magnitude is in [1, 2), and returns the old magnitude as
 /// bits.
-std::uint32_t bring_to_one(float* column, std::size_t count) {
+std::uint32_t scale_to_unit_magnitude(float* column, std::size_t count) {
   const std::uint32_t most = largest_bits(column, count);
   const PowerOfTwo power = to_unit(float_of(most));
   scale_column(column, power.first, count);
@@ -124,12 +124,12 @@ std::uint32_t bring_to_one(float* column, std::size_t count) {
   return most;
 }
 
-/// Scales a column to length 1, or to zeros if its length is at most `least`.
-void normalize(float* column, std::size_t count, float least) {
-  const std::uint32_t most = bring_to_one(column, count);
+/// Scales a column to length 1, or to zeros if its length is at most `min_length`.
+void normalize(float* column, std::size_t count, float min_length) {
+  const std::uint32_t most = scale_to_unit_magnitude(column, count);
   const float length = square_root(product(column, column, count));
-  const bool counts = length * power_below(most) > least;
-  scale_column(column, counts ? reciprocal(length) : 0.0f, count);
+  const bool is_significant = length * power_below(most) > min_length;
+  scale_column(column, is_significant ? reciprocal(length) : 0.0f, count);
 }
 
 /// If any value is not finite, sets all values to NaN and returns false. Finite inputs give finite
@@ -144,11 +144,11 @@ void lowrank_orthonormalize_on(const LowrankShape& shape, float* basis) {
   const DefaultFloatMode mode;
   const std::size_t stride = lowrank_stride(shape.rows);
   if (!keep_finite(basis, shape.rank * stride)) return;
-  for (std::size_t j = 0; j < shape.rank; ++j) bring_to_one(basis + j * stride, stride);
-  for (const float least : {0.0f, kLowrankLeast})
+  for (std::size_t j = 0; j < shape.rank; ++j) scale_to_unit_magnitude(basis + j * stride, stride);
+  for (const float min_length : {0.0f, kLowrankMinLength})
     for (std::size_t j = 0; j < shape.rank; ++j) {
       float* column = basis + j * stride;
-      normalize(column, stride, least);
+      normalize(column, stride, min_length);
       for (std::size_t later = j + 1; later < shape.rank; ++later) {
         float* other = basis + later * stride;
         add_column(other, -product(column, other, stride), column, stride);
@@ -158,7 +158,7 @@ void lowrank_orthonormalize_on(const LowrankShape& shape, float* basis) {
 
 /// Stores the first `count` of 64 values.
 template <typename T>
-HWY_INLINE void store_some(const Chains& values, T* target, std::size_t count) {
+HWY_INLINE void store_partial(const Chains& values, T* target, std::size_t count) {
   if (count >= kLowrankChains) return values.store(target);
   T padded[kLowrankChains];
   values.store(padded);
@@ -184,7 +184,7 @@ class Strip {
         shape_(arguments.shape),
         columns_(columns),
         stride_(lowrank_stride(shape_.rows)) {
-    std::fill_n(sums_[0], kLowrankMostRank * kLowrankStrip, 0.0f);
+    std::fill_n(sums_[0], kLowrankMaxRank * kLowrankStrip, 0.0f);
   }
 
   void add_rows() {
@@ -201,10 +201,11 @@ class Strip {
   }
 
   /// Writes the residual. If a sum overflowed f32, the residual keeps its old values.
-  void leave() {
+  void store_residual() {
     if constexpr (!std::is_same_v<E, NoValues>) {
-      const bool keeps = largest_bits(sums_[0], kLowrankMostRank * kLowrankStrip) >= kInfinityBits;
-      for (std::size_t row = 0; row < shape_.rows; ++row) keeps ? keep_row(row) : leave_row(row);
+      const bool keeps = largest_bits(sums_[0], kLowrankMaxRank * kLowrankStrip) >= kInfinityBits;
+      for (std::size_t row = 0; row < shape_.rows; ++row)
+        keeps ? keep_residual_row(row) : store_residual_row(row);
     }
   }
 
@@ -232,7 +233,7 @@ class Strip {
   void send_block(float* own, T* values, std::size_t count) {
     Chains sent = Chains::of(own);
     sent.scale(arguments_.factor);
-    store_some(sent, values, count);
+    store_partial(sent, values, count);
     for (std::size_t i = 0; i < std::min(count, kLowrankChains); ++i)
       if constexpr (std::is_same_v<T, Bf16>)
         own[i] = quotient(to_f32(values[i]), arguments_.factor);
@@ -242,14 +243,14 @@ class Strip {
 
   std::size_t offset_of(std::size_t row) const { return row * shape_.columns + columns_.first; }
 
-  void keep_row(std::size_t row) {
+  void keep_residual_row(std::size_t row) {
     const ErrorFeedback& feedback = arguments_.sent.feedback;
     if (feedback.residual_in == feedback.residual_out) return;
     std::copy_n(static_cast<const E*>(feedback.residual_in) + offset_of(row), columns_.count,
                 static_cast<E*>(feedback.residual_out) + offset_of(row));
   }
 
-  void leave_row(std::size_t row) {
+  void store_residual_row(std::size_t row) {
     E* residual = static_cast<E*>(arguments_.sent.feedback.residual_out) + offset_of(row);
     SentValues<G, E> values = row_values(row);
     for (std::size_t i = 0; i < columns_.count; i += kLowrankChains) {
@@ -259,7 +260,7 @@ class Strip {
           row_value(arguments_.basis + row, stride_, sums_[0] + i, kLowrankStrip, shape_.rank);
       for (std::size_t k = 0; k < kChainVectors; ++k)
         left.vectors[k] = hn::Sub(left.vectors[k], decoded.vectors[k]);
-      store_some(left, residual + i, columns_.count - i);
+      store_partial(left, residual + i, columns_.count - i);
     }
   }
 
@@ -267,7 +268,7 @@ class Strip {
   const LowrankShape& shape_;
   const LowrankRange columns_;
   const std::size_t stride_;
-  alignas(kCacheLine) float sums_[kLowrankMostRank][kLowrankStrip];
+  alignas(kCacheLine) float sums_[kLowrankMaxRank][kLowrankStrip];
   alignas(kCacheLine) float p_[kLowrankRows][kLowrankStrip];
 };
 
@@ -282,7 +283,7 @@ void lowrank_coefficients_on(const LowrankCoefficients& arguments, LowrankRange 
         strip.template send<Bf16>();
       else
         strip.template send<float>();
-      strip.leave();
+      strip.store_residual();
     }
   });
 }
@@ -304,7 +305,7 @@ void decode_row(const LowrankDecode& arguments, std::size_t row) {
     } else {
       value.scale(arguments.to.factor);
     }
-    store_some(value, output + i, shape.columns - i);
+    store_partial(value, output + i, shape.columns - i);
   }
 }
 
@@ -339,14 +340,14 @@ TERSOR_DISPATCHED(void, lowrank_decode, (const LowrankDecode& arguments, Lowrank
 namespace {
 
 /// Computes one column of Q. `memory` may be null.
-void take_direction(const float* memory, const LowrankShape& shape, std::size_t j,
-                    std::uint32_t parameter, float* column) {
+void compute_direction(const float* memory, const LowrankShape& shape, std::size_t j,
+                       std::uint32_t parameter, float* column) {
   float most = 0;
   for (std::size_t c = 0; memory != nullptr && c < shape.columns; ++c)
     most = std::max(most, std::fabs(memory[c]));
   if (most == 0) {
     for (std::size_t c = 0; c < shape.columns; ++c)
-      column[c] = lowrank_drawn(std::uint64_t{c} * shape.rank + j, parameter);
+      column[c] = lowrank_random(std::uint64_t{c} * shape.rank + j, parameter);
     return;
   }
   const PowerOfTwo power = to_unit(most);
@@ -361,8 +362,8 @@ void lowrank_directions(const float* memory, const LowrankShape& shape, std::uin
   const std::size_t stride = lowrank_stride(shape.columns);
   for (std::size_t j = 0; j < shape.rank; ++j) {
     float* column = directions + j * stride;
-    take_direction(memory == nullptr ? nullptr : memory + j * shape.columns, shape, j, parameter,
-                   column);
+    compute_direction(memory == nullptr ? nullptr : memory + j * shape.columns, shape, j, parameter,
+                      column);
     std::fill(column + shape.columns, column + stride, 0.0f);
   }
 }

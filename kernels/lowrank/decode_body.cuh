@@ -30,7 +30,7 @@ struct LowrankDecodeKernel : UnitKernel {
             load_values(matrix, matrix.basis_of(round_state) + row,
                         matrix.workspace_of(workspace) + column, values);
             TERSOR_UNROLL
-            for (unsigned i = 0; i < kLowrankAtOnce; ++i)
+            for (unsigned i = 0; i < kLowrankBatch; ++i)
               write(values[i], output, matrix.position(row + i, column, aligned));
           });
     });

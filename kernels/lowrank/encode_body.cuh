@@ -43,7 +43,7 @@ struct LowrankProjectKernel : UnitKernel {
   }
 
  private:
-  using Sums = float[kRows][kLowrankAtOnce][kLowrankRow];
+  using Sums = float[kRows][kLowrankBatch][kLowrankRow];
 
   template <class Warp>
   TERSOR_DEVICE void project(const Warp& warp, const LowrankEncodeEntry& segment,
@@ -51,13 +51,13 @@ struct LowrankProjectKernel : UnitKernel {
     const LowrankMatrix& matrix = segment.matrix;
     const unsigned half = warp.thread_rank() / kHalf, thread = warp.thread_rank() % kHalf;
     const std::size_t row = (unit / matrix.groups() * 2 + half) * kRows;
-    const unsigned first = unit % matrix.groups() * kLowrankAtOnce;
+    const unsigned first = unit % matrix.groups() * kLowrankBatch;
     Sums sums = {};
     if (!is_inactive(segment)) add_products(segment, row, first, thread, sums);
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRows; ++i) {
       TERSOR_UNROLL
-      for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+      for (unsigned j = 0; j < kLowrankBatch; ++j) {
         const float sum = tree_sum_between<kHalf, kLowrankRow>(warp, sums[i][j]);
         if (thread == 0 && row + i < matrix.rows && first + j < matrix.rank)
           store(projected + segment.offset + (first + j) * matrix.rows + row + i, canonical(sum));
@@ -78,7 +78,7 @@ struct LowrankProjectKernel : UnitKernel {
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRows; ++i) sent.load(row + i, column, p[i]);
       TERSOR_UNROLL
-      for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+      for (unsigned j = 0; j < kLowrankBatch; ++j) {
         const unsigned own = first + j < matrix.rank ? first + j : matrix.rank - 1;
         float direction[kLowrankRow];
         load_four(directions + matrix.right_at(own) + column, direction);
@@ -94,7 +94,8 @@ struct LowrankProjectKernel : UnitKernel {
 };
 
 /// True if a segment sends no coefficients in round 1.
-TERSOR_DEVICE bool is_silent(const LowrankEncodeEntry& segment, const float* round_state) {
+TERSOR_DEVICE bool sends_no_coefficients(const LowrankEncodeEntry& segment,
+                                         const float* round_state) {
   return is_inactive(segment) || !is_finite(load_input(segment.matrix.basis_of(round_state)));
 }
 
@@ -116,7 +117,7 @@ struct LowrankPartialKernel : UnitKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
-      if (!is_silent(segment, round_state)) write_unit(block.warp(), segment, unit);
+      if (!sends_no_coefficients(segment, round_state)) write_unit(block.warp(), segment, unit);
     });
   }
 
@@ -126,7 +127,7 @@ struct LowrankPartialKernel : UnitKernel {
                                 std::size_t unit) const {
     const LowrankMatrix& matrix = segment.matrix;
     const std::size_t strip = unit / matrix.groups(), strips = ceil_div(matrix.columns, kColumns);
-    const unsigned first = unit % matrix.groups() * kLowrankAtOnce;
+    const unsigned first = unit % matrix.groups() * kLowrankBatch;
     const std::size_t tile = strip / strips;
     const std::size_t column = strip % strips * kColumns + warp.thread_rank() * kLowrankRow;
     if (column >= matrix.column_stride()) return;
@@ -134,7 +135,7 @@ struct LowrankPartialKernel : UnitKernel {
     add_rows(segment, tile * kLowrankChains, column, first, sums);
     float* partial = matrix.workspace_of(workspace) + matrix.partial_at(tile, first) + column;
     TERSOR_UNROLL
-    for (unsigned j = 0; j < kLowrankAtOnce; ++j)
+    for (unsigned j = 0; j < kLowrankBatch; ++j)
       if (first + j < matrix.rank) store_four(sums[j], partial + matrix.right_at(j));
   }
 
@@ -145,12 +146,12 @@ struct LowrankPartialKernel : UnitKernel {
     const LowrankSentRows<G, E> sent(segment, words);
     TERSOR_KEEP_LOOP
     for (std::size_t row = begin; row < begin + kLowrankChains && row < matrix.rows;
-         row += kLowrankAtOnce) {
+         row += kLowrankBatch) {
       LowrankBlock p, basis;
       sent.load_block(row, column, p);
       load_basis(matrix, row, first, basis);
       TERSOR_UNROLL
-      for (unsigned i = 0; i < kLowrankAtOnce; ++i) add_row(p[i], basis, i, sums);
+      for (unsigned i = 0; i < kLowrankBatch; ++i) add_row(p[i], basis, i, sums);
     }
   }
 
@@ -158,7 +159,7 @@ struct LowrankPartialKernel : UnitKernel {
   TERSOR_DEVICE void load_basis(const LowrankMatrix& matrix, std::size_t row, unsigned first,
                                 LowrankBlock& basis) const {
     TERSOR_UNROLL
-    for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+    for (unsigned j = 0; j < kLowrankBatch; ++j) {
       const unsigned own = first + j < matrix.rank ? first + j : matrix.rank - 1;
       load_four(matrix.basis_of(round_state) + own * matrix.row_stride() + row, basis[j]);
     }
@@ -167,7 +168,7 @@ struct LowrankPartialKernel : UnitKernel {
   TERSOR_DEVICE static void add_row(const float (&p)[kLowrankRow], const LowrankBlock& basis,
                                     unsigned i, LowrankBlock& sums) {
     TERSOR_UNROLL
-    for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+    for (unsigned j = 0; j < kLowrankBatch; ++j) {
       TERSOR_UNROLL
       for (unsigned q = 0; q < kLowrankRow; ++q)
         sums[j][q] = fused_multiply_add(p[q], basis[j][i], sums[j][q]);
@@ -208,7 +209,7 @@ struct LowrankSendKernel : UnitKernel {
     float* own = matrix.workspace_of(workspace) + matrix.right_at(j) + column;
     if (column >= matrix.columns) return store(own, 0.0f);
     T* value = values + segment.offset + j * matrix.columns + column;
-    if (is_silent(segment, round_state))
+    if (sends_no_coefficients(segment, round_state))
       return store(value, from_f32<T>(is_inactive(segment) ? 0.0f : float_of(kNanBits)));
     float sum = 0;
     TERSOR_UNROLL_4
@@ -236,11 +237,11 @@ struct LowrankResidualKernel : UnitKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
       const LowrankArea area = LowrankArea::of(segment.matrix, unit);
-      if (is_silent(segment, round_state) ||
+      if (sends_no_coefficients(segment, round_state) ||
           !is_finite_in(block.warp(), segment.matrix, area.column))
-        keep(block.warp(), segment, area);
+        keep_residual(block.warp(), segment, area);
       else
-        leave(block.warp(), segment, area);
+        store_residual(block.warp(), segment, area);
     });
   }
 
@@ -260,20 +261,20 @@ struct LowrankResidualKernel : UnitKernel {
   }
 
   template <class Warp>
-  TERSOR_DEVICE void keep(const Warp& warp, const LowrankEncodeEntry& segment,
-                          const LowrankArea& area) const {
+  TERSOR_DEVICE void keep_residual(const Warp& warp, const LowrankEncodeEntry& segment,
+                                   const LowrankArea& area) const {
     const auto* in = static_cast<const E*>(segment.residual_in);
     auto* out = static_cast<E*>(segment.residual_out);
     if (in == out) return;
     area.for_each_block(warp, segment.matrix, [&](std::size_t row, std::size_t column) {
-      for (unsigned i = 0; i < kLowrankAtOnce; ++i)
+      for (unsigned i = 0; i < kLowrankBatch; ++i)
         copy_row<E, kLowrankRow>(in, out, segment.matrix.position(row + i, column, false));
     });
   }
 
   template <class Warp>
-  TERSOR_DEVICE void leave(const Warp& warp, const LowrankEncodeEntry& segment,
-                           const LowrankArea& area) const {
+  TERSOR_DEVICE void store_residual(const Warp& warp, const LowrankEncodeEntry& segment,
+                                    const LowrankArea& area) const {
     const LowrankMatrix& matrix = segment.matrix;
     const LowrankSentRows<G, E> sent(segment, words);
     auto* out = static_cast<E*>(segment.residual_out);
@@ -284,7 +285,7 @@ struct LowrankResidualKernel : UnitKernel {
       load_values(matrix, matrix.basis_of(round_state) + row,
                   matrix.workspace_of(workspace) + column, decoded);
       TERSOR_UNROLL
-      for (unsigned i = 0; i < kLowrankAtOnce; ++i) {
+      for (unsigned i = 0; i < kLowrankBatch; ++i) {
         TERSOR_UNROLL
         for (unsigned q = 0; q < kLowrankRow; ++q) p[i][q] = p[i][q] - decoded[i][q];
         store_row(p[i], out, matrix.position(row + i, column, aligned));

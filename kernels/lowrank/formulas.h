@@ -11,13 +11,13 @@
 
 namespace tersor::kernels {
 
-constexpr std::size_t kLowrankChains = 64;    // chains per sum; also the rows per chain of W
-constexpr std::size_t kLowrankMostRank = 32;  // largest value of the option
+constexpr std::size_t kLowrankChains = 64;   // chains per sum; also the rows per chain of W
+constexpr std::size_t kLowrankMaxRank = 32;  // largest value of the option
 constexpr std::uint64_t kLowrankKey = 0x6c6f7772616e6b21u;
 /// The minimum remaining length of a unit column in the second orthogonalisation pass. If less
 /// remains, the column lies in the span of earlier columns, except for rounding errors, and becomes
 /// 0. Otherwise its direction would count twice.
-constexpr float kLowrankLeast = 0.5f;
+constexpr float kLowrankMinLength = 0.5f;
 
 /// Returns the distance between columns of a matrix that is read in whole chains. Zeros fill the
 /// gap.
@@ -27,7 +27,7 @@ constexpr std::size_t lowrank_stride(std::size_t count) { return align_up(count,
 TERSOR_BODY float canonical(float value) { return value == value ? value : float_of(kNanBits); }
 
 /// Returns value `index` of the random directions of a cold start.
-TERSOR_BODY float lowrank_drawn(std::uint64_t index, std::uint32_t parameter) {
+TERSOR_BODY float lowrank_random(std::uint64_t index, std::uint32_t parameter) {
   const PhiloxWords words =
       philox({{static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
                0xffffffffu, parameter}},

@@ -16,10 +16,10 @@
 namespace tersor::kernels {
 
 constexpr unsigned kLowrankRow = 4;        // values per thread, neighbours in a row of the matrix
-constexpr unsigned kLowrankAtOnce = 4;     // rows of these, or columns of P and W, in registers
+constexpr unsigned kLowrankBatch = 4;      // rows of these, or columns of P and W, in registers
 constexpr unsigned kLowrankSegments = 40;  // per launch; the parameters then take < 4,096 bytes
 
-using LowrankBlock = float[kLowrankAtOnce][kLowrankRow];
+using LowrankBlock = float[kLowrankBatch][kLowrankRow];
 
 /// Returns a tree sum: s_i + s_(i + h) for h = half of all, ..., 2, 1. Value i = kValues · t + q is
 /// s[q] in thread t of kThreads threads. Every thread receives the sum. All threads of a warp must
@@ -50,8 +50,8 @@ struct LowrankMatrix {
 
   TERSOR_BODY std::size_t row_stride() const { return lowrank_stride(rows); }
   TERSOR_BODY std::size_t column_stride() const { return lowrank_stride(columns); }
-  /// Numbers of groups of kLowrankAtOnce directions, and of tiles of kLowrankChains rows.
-  TERSOR_BODY std::size_t groups() const { return ceil_div(rank, kLowrankAtOnce); }
+  /// Numbers of groups of kLowrankBatch directions, and of tiles of kLowrankChains rows.
+  TERSOR_BODY std::size_t groups() const { return ceil_div(rank, kLowrankBatch); }
   TERSOR_BODY std::size_t tiles() const { return ceil_div(rows, kLowrankChains); }
 
   template <typename T>
@@ -71,8 +71,8 @@ struct LowrankMatrix {
 
   /// Returns the position of one thread's values in a row. Values outside the matrix count as 0.
   TERSOR_DEVICE RowPosition position(std::size_t row, std::size_t column, bool aligned) const {
-    const bool is_there = row < rows && column < columns;
-    return {row * columns + column, is_there ? columns - column : 0, aligned};
+    const bool exists = row < rows && column < columns;
+    return {row * columns + column, exists ? columns - column : 0, aligned};
   }
   template <typename T>
   TERSOR_DEVICE bool is_aligned(const void* values) const {
@@ -123,7 +123,7 @@ class LowrankSentRows {
   /// Loads four values of each of four rows.
   TERSOR_DEVICE void load_block(std::size_t row, std::size_t column, LowrankBlock& p) const {
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kLowrankAtOnce; ++i) load(row + i, column, p[i]);
+    for (unsigned i = 0; i < kLowrankBatch; ++i) load(row + i, column, p[i]);
   }
 
  private:
@@ -138,11 +138,11 @@ TERSOR_DEVICE void load_values(const LowrankMatrix& matrix, const float* basis, 
                                LowrankBlock& values) {
   TERSOR_UNROLL_2
   for (unsigned j = 0; j < matrix.rank; ++j) {
-    float left[kLowrankAtOnce], coefficients[kLowrankRow];
+    float left[kLowrankBatch], coefficients[kLowrankRow];
     load_four(basis + j * matrix.row_stride(), left);
     load_four(right + j * matrix.column_stride(), coefficients);
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kLowrankAtOnce; ++i) {
+    for (unsigned i = 0; i < kLowrankBatch; ++i) {
       TERSOR_UNROLL
       for (unsigned q = 0; q < kLowrankRow; ++q)
         values[i][q] = j == 0 ? coefficients[q] * left[i]
@@ -179,7 +179,7 @@ struct LowrankArea {
       const std::size_t own = column + part + warp.thread_rank() * kLowrankRow;
       if (own >= matrix.columns) return;
       TERSOR_KEEP_LOOP
-      for (unsigned i = 0; i < kRows && row + i < matrix.rows; i += kLowrankAtOnce)
+      for (unsigned i = 0; i < kRows && row + i < matrix.rows; i += kLowrankBatch)
         visit(row + i, own);
     }
   }

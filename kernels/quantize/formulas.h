@@ -61,7 +61,7 @@ struct QuantizeFormat {
   using Scale = F32Scale;
   static constexpr std::size_t kBlock = Layout::kBlock;  // values per scale
   static constexpr unsigned kBits = Layout::kBits;       // bits per code
-  static constexpr bool kCuts = false;                   // True if p is clamped before coding
+  static constexpr bool kClamps = false;                 // True if p is clamped before coding
   static constexpr bool kStochastic = true;              // True if the codec has both roundings
   static constexpr float kZero = 0.0f;                   // the start of a reduction's sum
 };

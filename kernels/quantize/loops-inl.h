@@ -72,7 +72,7 @@ HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual resi
 /// Returns the part of p to be coded.
 template <class Format>
 HWY_INLINE VF32 cut(VF32 p, VF32 most) {
-  if constexpr (Format::kCuts)
+  if constexpr (Format::kClamps)
     return hn::Clamp(p, hn::Neg(most), most);
   else
     return p;

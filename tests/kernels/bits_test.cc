@@ -145,7 +145,7 @@ TEST(Bits, RejectsCodesWithMoreThan255Zeros) {
         std::vector<std::uint8_t> found(count + kPackedSlack);
         const auto* bytes = reinterpret_cast<const std::byte*>(plane.data());
         const std::size_t end = unpack_quotients(bytes, plane.size(), count, found.data());
-        ASSERT_EQ(end, zeros > 255 ? kBrokenPlane : 32 * plane.size()) << zeros;
+        ASSERT_EQ(end, zeros > 255 ? kInvalidPlane : 32 * plane.size()) << zeros;
         if (zeros <= 255) ASSERT_EQ(found[9 * 32], zeros);
       }
   });
@@ -161,14 +161,14 @@ TEST(Bits, RejectsBrokenPlanes) {
       return end;
     };
     EXPECT_EQ(read({0b1011}, 3), 4u);
-    EXPECT_EQ(read({0b1011}, 4), kBrokenPlane) << "too few";
-    EXPECT_EQ(read({0b1011}, 2), kBrokenPlane) << "a one after the last code";
-    EXPECT_EQ(read({0x80000001}, 1), kBrokenPlane) << "a one in the padding";
+    EXPECT_EQ(read({0b1011}, 4), kInvalidPlane) << "too few";
+    EXPECT_EQ(read({0b1011}, 2), kInvalidPlane) << "a one after the last code";
+    EXPECT_EQ(read({0x80000001}, 1), kInvalidPlane) << "a one in the padding";
     EXPECT_EQ(read({1, 1}, 1), 1u) << "later words belong to the caller";
     EXPECT_EQ(read({0, 0, 0, 0, 0, 0, 0, 0x80000000}, 1), 256u) << "255";
-    EXPECT_EQ(read({0, 0, 0, 0, 0, 0, 0, 0, 1}, 1), kBrokenPlane) << "256";
-    EXPECT_EQ(read({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80}, 1), kBrokenPlane) << "far more";
-    EXPECT_EQ(read({}, 1), kBrokenPlane);
+    EXPECT_EQ(read({0, 0, 0, 0, 0, 0, 0, 0, 1}, 1), kInvalidPlane) << "256";
+    EXPECT_EQ(read({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80}, 1), kInvalidPlane) << "far more";
+    EXPECT_EQ(read({}, 1), kInvalidPlane);
     EXPECT_EQ(read({}, 0), 0u);
   });
 }
@@ -186,7 +186,7 @@ TEST(Bits, ArbitraryPlanesMatchReferenceWithinBounds) {
       const auto* bytes = reinterpret_cast<const std::byte*>(plane.data());
       const std::size_t end = unpack_quotients(bytes, words, count, found.data());
       ASSERT_EQ(read_quotients(bytes, words, count, wanted.data()), end) << seed;
-      if (end != kBrokenPlane) {
+      if (end != kInvalidPlane) {
         found.resize(count);
         ASSERT_EQ(found, wanted) << seed;
       }
