@@ -101,7 +101,7 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
         overflows +=
             kernels::cast_loops<Format>().encode({.sent = sent,
                                                   .output = {.values = raw, .store = store},
-                                                  .travel = kernels::Travel::kRaw,
+                                                  .wire_form = kernels::WireForm::kRaw,
                                                   .factor = factor});
     });
     return overflows;
@@ -113,7 +113,7 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
       kernels::cast_loops<Format>().decode({.payloads = {&raw, 1},
                                             .count = slice.count,
                                             .to = decoded_of(call, slice, store),
-                                            .travel = kernels::Travel::kRaw});
+                                            .wire_form = kernels::WireForm::kRaw});
     });
   }
 
@@ -122,9 +122,9 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
     Round round{.exchanges = {Exchange::kTwoShot, Exchange::kGather},
                 .native_dtype = raw_dtype(request.dtype),
                 .native_count = values_of(request.segments)};
-    const bool as_short = round.native_dtype == wire_dtype(request.dtype);
+    const bool is_wire_type = round.native_dtype == wire_dtype(request.dtype);
     if (!this->has_feedback() && rounding_ == Rounding::kNearest)
-      round.exchanges.insert(as_short ? round.exchanges.begin() : round.exchanges.end(),
+      round.exchanges.insert(is_wire_type ? round.exchanges.begin() : round.exchanges.end(),
                              Exchange::kNativeSum);
     return {round};
   }

@@ -28,7 +28,7 @@ constexpr bool kHasCodes = sizeof(typename Format::Scale::Stored) == 1;
 struct NoCodes {};
 
 template <class Format>
-constexpr std::size_t kQuantizeSections = kernels::kHasWhole<Format> ? 3 : 2;
+constexpr std::size_t kQuantizeSections = kernels::kHasSegmentScale<Format> ? 3 : 2;
 
 template <class Format>
 class QuantizeCodec final
@@ -40,7 +40,7 @@ class QuantizeCodec final
   using typename Base::Sections, typename Base::Source, typename Base::Target;
 
   static constexpr kernels::Store kLarge = kernels::Store::kStreaming;
-  static constexpr bool kMeasures = kernels::kHasWhole<Format>;
+  static constexpr bool kMeasures = kernels::kHasSegmentScale<Format>;
   static constexpr std::size_t kCut = Format::kBlock;
 
   QuantizeCodec(CodecSpec spec, Rounding rounding)

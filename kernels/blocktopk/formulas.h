@@ -30,7 +30,7 @@ struct BlocktopkScale {
 /// Returns the mean of `selected` magnitudes. `selected` must be at least 1.
 TERSOR_BODY BlocktopkScale blocktopk_sign_scale(float sum, std::uint32_t selected) {
   const float mean = sum * reciprocal(static_cast<float>(selected));
-  return {mean < kSmallestScale ? 0.0f : mean, 0.0f};
+  return {mean < kMinScale ? 0.0f : mean, 0.0f};
 }
 
 TERSOR_BODY BlocktopkScale blocktopk_int4_scale(std::uint32_t absmax_bits) {

@@ -165,7 +165,7 @@ struct CastCoder {
   using Unit = CastUnit<Wire, E, kKind, kRow>;
   using Order = RunOrder;
   using Policy = RunsPolicy<kKind == NoiseKind::kAny ? kCastResident.any
-                            : Unit::kFeedback        ? kCastResident.fed
+                            : Unit::kFeedback        ? kCastResident.feedback
                                                      : kCastResident.encode>;
   struct Shared {};
 

@@ -38,11 +38,11 @@ void launch_cast(Queue& queue, Kernel& kernel, const CastDestination& to, const 
                                     cast_sizes(DtypeOf<Wire>::value, to.padding));
 }
 
-/// Calls the visitor with the kind of random bytes that a call needs. `kMayShow` is false if
+/// Calls the visitor with the kind of random bytes that a call needs. `kUsesNoise` is false if
 /// rounding cannot change values.
-template <bool kMayShow, class Call, typename Visitor>
+template <bool kUsesNoise, class Call, typename Visitor>
 void visit_cast_noise(Rounding rounding, const Call& call, Visitor&& visitor) {
-  if constexpr (kMayShow)
+  if constexpr (kUsesNoise)
     visit_noise(rounding, call.segments, visitor);
   else
     visitor(Constant<NoiseKind::kNone>{});
@@ -80,8 +80,8 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
 template <class Format>
 void cast_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame) {
   visit_sent(call, [&]<typename G, typename E>(G, E) {
-    constexpr bool kMayShow = kMayRound<Format, G, !std::is_same_v<E, NoResidual>>;
-    visit_cast_noise<kMayShow>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
+    constexpr bool kUsesNoise = kCanRound<Format, G, !std::is_same_v<E, NoResidual>>;
+    visit_cast_noise<kUsesNoise>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
       encode_as<Format, typename Format::template Wire<G>, G, E, kKind>(framed(frame), call);
     });
   });

@@ -15,17 +15,24 @@ namespace tersor::kernels {
 /// Minimum blocks per multiprocessor, by architecture: the maximum without register spills.
 struct CastResident {
   unsigned from;
-  unsigned encode;  // without feedback
-  unsigned fed;     // encode with feedback
+  unsigned encode;    // without feedback
+  unsigned feedback;  // encode with feedback
   unsigned copy, decode, reduce;
   unsigned random;  // reduce with noise
   unsigned any;     // encode and reduce with NoiseKind::kAny: two counters per value
 };
 constexpr CastResident kCastTuning[] = {
-    {.from = 0, .encode = 4, .fed = 3, .copy = 4, .decode = 4, .reduce = 3, .random = 2, .any = 1},
+    {.from = 0,
+     .encode = 4,
+     .feedback = 3,
+     .copy = 4,
+     .decode = 4,
+     .reduce = 3,
+     .random = 2,
+     .any = 1},
     {.from = 1200,
      .encode = 3,
-     .fed = 3,
+     .feedback = 3,
      .copy = 4,
      .decode = 4,
      .reduce = 3,

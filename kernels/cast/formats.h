@@ -66,7 +66,7 @@ using CastStored =
 /// True if a format's rounding can change p of a gradient. If p is the gradient and has the wire's
 /// own type, rounding changes nothing.
 template <class Format, typename Gradient, bool kFeedback>
-constexpr bool kMayRound = Format::kHasRounding &&
+constexpr bool kCanRound = Format::kHasRounding &&
                            (kFeedback ||
                             !std::is_same_v<typename Format::template Wire<Gradient>, Gradient>);
 

@@ -17,7 +17,7 @@ namespace tersor::kernels {
 
 /// How values are sent: kFramed in a frame as the format's wire type, kRaw as raw values of type
 /// `Raw`.
-enum class Travel : std::uint8_t { kFramed, kRaw };
+enum class WireForm : std::uint8_t { kFramed, kRaw };
 
 /// The output for values to send.
 struct CastOutput {
@@ -31,7 +31,7 @@ struct CastOutput {
 struct CastEncode {
   EncodeInput sent;
   CastOutput output;
-  Travel travel = Travel::kFramed;  // kRaw: without a residual
+  WireForm wire_form = WireForm::kFramed;  // kRaw: without a residual
   float factor = 1;  // without a residual, p · factor is written (a mean); may be in place
   Noise noise = {};  // nearest rounding if factor is not 1
 };
@@ -43,7 +43,7 @@ struct CastDecode {
   std::span<const void* const> payloads;  // each with `count` values of the wire or raw type
   std::size_t count;
   DecodeOutput to;
-  Travel travel = Travel::kFramed;
+  WireForm wire_form = WireForm::kFramed;
 };
 
 /// Computes the sum of the payloads, in order from +0, by fma(value, factor, sum), plus

@@ -44,9 +44,9 @@ struct NoNoise {
 
 /// Calls the visitor with the type of a call's noise. If rounding cannot change values, the type is
 /// NoNoise.
-template <bool kMayShow, typename Visitor>
+template <bool kUsesNoise, typename Visitor>
 decltype(auto) visit_cast_noise(const Noise& noise, Visitor&& visitor) {
-  if constexpr (kMayShow)
+  if constexpr (kUsesNoise)
     if (noise.rounding == Rounding::kStochastic) return visitor(std::type_identity<WideNoise>{});
   return visitor(std::type_identity<NoNoise>{});
 }
@@ -198,16 +198,16 @@ std::size_t encode(const CastEncode& arguments) {
   return visit_sent(arguments.sent, [&]<typename G, typename E>(G, E) -> std::size_t {
     using Wire = typename Format::template Wire<G>;
     if constexpr (std::is_same_v<E, NoValues>) {
-      if (arguments.travel == Travel::kRaw && !std::is_same_v<Wire, Raw<Format, G>>)
+      if (arguments.wire_form == WireForm::kRaw && !std::is_same_v<Wire, Raw<Format, G>>)
         return cast_encode_range<Raw<Format, G>, G, E>(arguments);
       if (Format::kLossless && arguments.factor == 1)
         return copy_range<G>(arguments.sent, arguments.output), 0;
     }
-    constexpr bool kMayShow = kMayRound<Format, G, !std::is_same_v<E, NoValues>>;
-    return visit_cast_noise<kMayShow>(arguments.noise,
-                                      [&]<class Random>(std::type_identity<Random>) {
-                                        return cast_encode_range<Wire, G, E, Random>(arguments);
-                                      });
+    constexpr bool kUsesNoise = kCanRound<Format, G, !std::is_same_v<E, NoValues>>;
+    return visit_cast_noise<kUsesNoise>(arguments.noise,
+                                        [&]<class Random>(std::type_identity<Random>) {
+                                          return cast_encode_range<Wire, G, E, Random>(arguments);
+                                        });
   });
 }
 
@@ -216,7 +216,7 @@ void decode(const CastDecode& arguments) {
   const DefaultFloatMode mode;
   visit_gradient_dtype(arguments.to.dtype, [&]<typename T>(T) {
     using Wire = typename Format::template Wire<T>;
-    if (arguments.travel == Travel::kRaw && !std::is_same_v<Wire, Raw<Format, T>>)
+    if (arguments.wire_form == WireForm::kRaw && !std::is_same_v<Wire, Raw<Format, T>>)
       return cast_decode_range<Raw<Format, T>, T>(arguments);
     cast_decode_range<Wire, T>(arguments);
   });

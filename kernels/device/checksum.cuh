@@ -92,16 +92,16 @@ TERSOR_DEVICE std::uint64_t times_far_powers(std::uint64_t sum, std::uint64_t st
 class ColumnPair {
  public:
   /// Adds four rows. The number of existing bytes from the first row's address on is `left`.
-  template <bool kWhole>
+  template <bool kFull>
   TERSOR_DEVICE void add(const std::byte* from, const ThreadWeights::Quad* weights, unsigned left) {
     const auto quad = load(weights);
     Words64 words[kChecksumProducts] = {};
     TERSOR_UNROLL
     for (unsigned k = 0; k < kChecksumProducts; ++k) {
-      if (kWhole || k * kWarpBytes < left)
+      if (kFull || k * kWarpBytes < left)
         words[k] = load(reinterpret_cast<const Words64*>(from + k * kWarpBytes));
       // Without this, nvcc would use 64-bit multiplications where the load may be skipped.
-      if (!kWhole) asm("" : "+r"(words[k].word[0]), "+r"(words[k].word[1]));
+      if (!kFull) asm("" : "+r"(words[k].word[0]), "+r"(words[k].word[1]));
     }
     TERSOR_UNROLL
     for (unsigned i = 0; i < 2; ++i) {

@@ -201,7 +201,7 @@ struct IntsumEncodeKernel : UnitKernel {
       store_codes<kRow>(row, accumulator_bits,
                         {codes + segment.offset * code_bytes, position.row(chunk, false)});
     }
-    ResidualRows<E, kRow>::of(segment).store_left(position, own, left);
+    ResidualRows<E, kRow>::of(segment).store_remainder(position, own, left);
   }
 };
 

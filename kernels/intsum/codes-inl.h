@@ -22,7 +22,7 @@ constexpr std::size_t code_bytes<IntsumPairs>(std::size_t count) {
 }
 
 template <>
-struct VectorCodes<IntsumPairs> : WholeVectorCodes {
+struct VectorCodes<IntsumPairs> : IntegerVectorCodes {
 #if TERSOR_PORTABLE
 
   static HWY_INLINE void store(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index) {
@@ -76,7 +76,7 @@ struct VectorCodes<IntsumPairs> : WholeVectorCodes {
 };
 
 template <>
-struct VectorCodes<IntsumWords> : WholeVectorCodes {
+struct VectorCodes<IntsumWords> : IntegerVectorCodes {
   static HWY_INLINE void store(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index) {
     auto* words = reinterpret_cast<std::int32_t*>(block) + index;
     for (std::size_t k = 0; k < kVectors; ++k) hn::StoreU(codes[k], I32(), words + k * kLanes);

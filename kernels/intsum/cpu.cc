@@ -44,7 +44,7 @@ void codes_range(const IntsumEncode& arguments) {
                                  {.codes = arguments.codes, .store = arguments.store},
                                  arguments.levels);
   const float* scales = arguments.scales;
-  quantizer.run([&](std::size_t first, float* space, ReadTile<Format, E>& tile) HWY_ATTR {
+  quantizer.run([&](std::size_t first, float* space, InputTile<Format, E>& tile) HWY_ATTR {
     tile.p = blocks.at(first, space, [](VF32, std::size_t) HWY_ATTR {});
     tile.residual = blocks.residual();
     tile.scale[0] = own_scale(*scales++, arguments.factor);

@@ -27,7 +27,7 @@ TERSOR_BODY std::uint32_t sent_maximum(std::uint32_t absmax_bits, float factor) 
 TERSOR_BODY float shared_scale(std::uint32_t maximum, float levels) {
   if (maximum >= kInfinityBits) return float_of(kNanBits);
   const float scale = quotient(float_of(maximum), levels);
-  return scale < kSmallestScale ? 0.0f : scale;
+  return scale < kMinScale ? 0.0f : scale;
 }
 
 /// Two functions for blocks whose scale is given in the spec. The function is_flagged returns true
@@ -45,7 +45,7 @@ TERSOR_BODY float fixed_scale(bool is_flagged, float scale) {
 TERSOR_BODY BlockScale own_scale(float scale, float factor) {
   if (!is_finite(scale)) return {scale, 0.0f, true};
   const float own = quotient(scale, factor);
-  if (!is_finite(own) || own < kSmallestScale) return {0.0f, 0.0f, false};
+  if (!is_finite(own) || own < kMinScale) return {0.0f, 0.0f, false};
   return {own, reciprocal(own), false};
 }
 

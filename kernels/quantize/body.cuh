@@ -91,8 +91,8 @@ struct QuantizeSumCoder {
                                            const UnitPosition<kRow>& position, const List& list,
                                            float factor, Rows<kRow>& sum) {
     const QuantizedRows<Format, kRow> rows(position, segment.offset);
-    if (position.is_whole()) return add_frames<UnitKind::kWhole>(rows, list, factor, sum);
-    add_frames<UnitKind::kPart>(rows, list, factor, sum);
+    if (position.is_whole()) return add_frames<UnitKind::kFull>(rows, list, factor, sum);
+    add_frames<UnitKind::kPartial>(rows, list, factor, sum);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const std::size_t left = position.row(chunk, false).left;

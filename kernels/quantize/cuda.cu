@@ -55,7 +55,7 @@ template <class Format>
 void quantize_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
   visit_sent(call, [&]<typename G, typename E>(G, E) {
-    if constexpr (kHasWhole<Format>) {
+    if constexpr (kHasSegmentScale<Format>) {
       LargestSentKernel<G, E, kShortListSegments> largest;
       launch_largest<decltype(largest), typename Format::Layout>(queue, largest, call, frame);
     }
@@ -79,7 +79,7 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
             kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
                                                 launches_of(kernel.table, call.segments));
             kernel.factor = call.factor;
-            if constexpr (kHasWhole<Format>) {
+            if constexpr (kHasSegmentScale<Format>) {
               LargestSumKernel<Format, E, segments(), frames()> largest;
               largest.list = kernel.list;
               largest.factor = call.factor;
@@ -99,7 +99,7 @@ void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected)
     visit_decode(call, [&](auto mode, auto segments, auto frames) {
       QuantizeDecodeKernel<Format, T, mode(), segments(), frames()> kernel;
       Launches launches = launches_of(kernel.table, call.segments);
-      if constexpr (kHasWhole<Format>)
+      if constexpr (kHasSegmentScale<Format>)
         if (call.window_first) {  // is checked first, because NaNs would fill the whole segment
           kernel.reader.first = *call.window_first;
           kernel.reader.end = *call.window_first + call.outputs[0].count();

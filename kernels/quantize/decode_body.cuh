@@ -14,8 +14,8 @@
 
 namespace tersor::kernels {
 
-/// kWhole if all rows of a unit are within the segment, else kPart.
-enum class UnitKind : std::uint8_t { kWhole, kPart };
+/// kFull if all rows of a unit are within the segment, else kPartial.
+enum class UnitKind : std::uint8_t { kFull, kPartial };
 
 /// The positions of this thread's codes and scales of a unit, the same in every frame.
 template <class Format, unsigned kRow>
@@ -55,7 +55,7 @@ class QuantizedRows {
   TERSOR_DEVICE void load(const std::byte* payload, Rows<kRow>& codes,
                           float (&scales)[kUnitChunks<kRow>]) const {
     const auto* scale = reinterpret_cast<const typename Scale::Stored*>(payload + scales_);
-    const auto whole = whole_of<Format>(payload + sections_);
+    const auto segment_scale = segment_scale_of<Format>(payload + sections_);
     const std::byte* from = payload + codes_;
     const unsigned end = position_.values();
     TERSOR_UNROLL
@@ -63,11 +63,12 @@ class QuantizedRows {
       const bool shares = Format::kBlock > kChunk && chunk % 2 == 1;
       RowBytes<kRowCodeBytes<Format, kRow>> row = {};
       scales[chunk] = shares ? scales[chunk - 1] : 0.0f;
-      if (kUnit == UnitKind::kWhole || position_.index(chunk) < end) {
+      if (kUnit == UnitKind::kFull || position_.index(chunk) < end) {
         row = decltype(row)::template load_from<Load::kInput>(from +
                                                               chunk * kChunk * Format::kBits / 8);
         if (!shares)
-          scales[chunk] = Scale::value(load_input(scale + chunk * kChunk / Format::kBlock), whole);
+          scales[chunk] =
+              Scale::value(load_input(scale + chunk * kChunk / Format::kBlock), segment_scale);
       }
       RowCodes<Format>::template values<kRow>(row, codes[chunk]);
     }
@@ -87,10 +88,10 @@ struct DecodeWindow {
 
   TERSOR_DEVICE bool has(std::uint64_t index) const { return index >= first && index < end; }
   /// True if some or all of the values [begin, stop) are missing.
-  TERSOR_DEVICE bool cuts(std::uint64_t begin, std::uint64_t stop) const {
+  TERSOR_DEVICE bool excludes_any(std::uint64_t begin, std::uint64_t stop) const {
     return begin < first || stop > end;
   }
-  TERSOR_DEVICE bool misses(std::uint64_t begin, std::uint64_t stop) const {
+  TERSOR_DEVICE bool excludes_all(std::uint64_t begin, std::uint64_t stop) const {
     return stop <= first || begin >= end;
   }
 };
@@ -98,22 +99,22 @@ struct DecodeWindow {
 struct NoWindow {
   static constexpr std::uint64_t first = 0;
   TERSOR_DEVICE static constexpr bool has(std::uint64_t) { return true; }
-  TERSOR_DEVICE static constexpr bool cuts(std::uint64_t, std::uint64_t) { return false; }
-  TERSOR_DEVICE static constexpr bool misses(std::uint64_t, std::uint64_t) { return false; }
+  TERSOR_DEVICE static constexpr bool excludes_any(std::uint64_t, std::uint64_t) { return false; }
+  TERSOR_DEVICE static constexpr bool excludes_all(std::uint64_t, std::uint64_t) { return false; }
 };
 
 /// Decodes to values of type T. See DecodeFrames.
 template <class Format, typename T, DecodeMode kMode>
-struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWindow> {
+struct QuantizeReader : std::conditional_t<kHasSegmentScale<Format>, DecodeWindow, NoWindow> {
   using Order = RangeOrder;
-  using Policy = QuantizeDecodePolicy<kMode, kHasWhole<Format>>;
+  using Policy = QuantizeDecodePolicy<kMode, kHasSegmentScale<Format>>;
   using Value = T;
   using Tile = DecodeTile<Format, T>;
   using Sections = QuantizedSections<Format>;
   static constexpr bool kSumsCodes = true;
   static constexpr bool kAdds = kMode == DecodeMode::kAdd;
   static constexpr unsigned kRow = Tile::kRow, kRows = Tile::kRows;
-  using Window = std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWindow>;
+  using Window = std::conditional_t<kHasSegmentScale<Format>, DecodeWindow, NoWindow>;
 
   template <class Block, class List>
   class Pass {
@@ -125,14 +126,14 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
           list_(list),
           factor_(factor),
           valid_(valid),
-          takes_tiles_(valid && list.frames == 1) {}
+          decodes_tiles_(valid && list.frames == 1) {}
 
     template <class Sums>
     TERSOR_DEVICE void decode(const DecodeEntry& segment, std::size_t first, const Sums& sums) {
       bool codes_summed = false;
-      if (window_.misses(first, first + kTileValues)) return;
-      if (takes_tiles_ && segment.count - first >= kTileValues &&
-          !window_.cuts(first, first + kTileValues) &&
+      if (window_.excludes_all(first, first + kTileValues)) return;
+      if (decodes_tiles_ && segment.count - first >= kTileValues &&
+          !window_.excludes_any(first, first + kTileValues) &&
           is_aligned_for<T, kRow>(output_of(segment))) {
         codes_summed = decode_tile(segment, first, sums);
       } else {
@@ -167,7 +168,7 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
       auto* to = base_address(output_of(segment) + first + tile().index());
       typename Tile::Rows rows;
       tile().load(payload + codes, payload + sections.scale_of(first),
-                  whole_of<Format>(payload + segment.offset), rows);
+                  segment_scale_of<Format>(payload + segment.offset), rows);
       Bytes old[kAdds ? kRows : 1];
       TERSOR_UNROLL
       for (unsigned row = 0; kAdds && row < kRows; ++row)
@@ -207,10 +208,10 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
       const UnitPosition<kRow> position{first, segment.count, block_.warp().thread_rank()};
       T* output = output_of(segment);
       const bool aligned = is_aligned_for<T, kRow>(output);
-      const bool cut = window_.cuts(first, first + position.values());
+      const bool partial = window_.excludes_any(first, first + position.values());
       Rows<kRow> sum;
       if constexpr (kAdds) {
-        if (cut)
+        if (partial)
           for_each_in_window(position, sum, [&](std::size_t at, float& value) {
             value = to_f32(load(output + at));
           });
@@ -223,10 +224,10 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
       if (!valid_)
         fill_rows<kRow>(sum, float_of(kNanBits));
       else if (position.is_whole())
-        add_frames<UnitKind::kWhole>(rows, sum);
+        add_frames<UnitKind::kFull>(rows, sum);
       else
-        add_frames<UnitKind::kPart>(rows, sum);
-      if (cut)
+        add_frames<UnitKind::kPartial>(rows, sum);
+      if (partial)
         for_each_in_window(position, sum, [&](std::size_t at, float value) {
           store(output + at, from_f32<T>(value));
         });
@@ -259,7 +260,7 @@ struct QuantizeReader : std::conditional_t<kHasWhole<Format>, DecodeWindow, NoWi
     const Block& block_;
     const List& list_;
     float factor_;
-    bool valid_, takes_tiles_;
+    bool valid_, decodes_tiles_;
     ThreadColumns<typename Tile::WordLayout> thread_columns_;
   };
 

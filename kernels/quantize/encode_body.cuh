@@ -137,7 +137,7 @@ struct QuantizeCoder {
           for (unsigned i = 0; i < kRow; ++i) p[row][i] = values[i] - decoded[i];
         }
       }
-      if constexpr (kFeedback) store_left(segment, first, scale.poisoned, p);
+      if constexpr (kFeedback) store_remainder(segment, first, scale.poisoned, p);
       if (sum.is_enabled()) add_codes(segment, first, codes, words, sum);
     }
 
@@ -163,8 +163,8 @@ struct QuantizeCoder {
     }
 
     /// Stores the remainder as the new residual. Poisoned blocks keep the old residual.
-    TERSOR_DEVICE void store_left(const EncodeEntry& segment, std::size_t first, bool poisoned,
-                                  const float (&left)[kRows][kRow]) const {
+    TERSOR_DEVICE void store_remainder(const EncodeEntry& segment, std::size_t first, bool poisoned,
+                                       const float (&left)[kRows][kRow]) const {
       using Bytes = RowBytes<kRow * sizeof(E)>;
       const std::size_t at = first + tile().index(0);
       E* to = base_address(static_cast<E*>(segment.residual_out) + at);

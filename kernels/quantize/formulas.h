@@ -31,7 +31,7 @@ constexpr float kNearestMagic = 12582912.0f;            // 1.5 · 2^23
 constexpr std::uint32_t kNearestBits = 0x4b400000u;     // bits of kNearestMagic
 constexpr float kStochasticMagic = 49152.0f;            // 1.5 · 2^15
 constexpr std::uint32_t kStochasticBits = 0x47400000u;  // bits of kStochasticMagic
-constexpr float kSmallestScale = 0x1p-100f;
+constexpr float kMinScale = 0x1p-100f;
 
 /// The scale of a block. If `poisoned` is true, all codes are 0 and the residual is kept. A scale
 /// of 0 has the inverse 0. The formulas below then give code 0 and residual p.
@@ -42,16 +42,16 @@ struct BlockScale {
   std::uint32_t code = 0;  // the stored scale, if `scale` has a second factor
 };
 
-/// How a payload stores scales: as f32, unless a format has another Scale. Whole is a number of the
-/// segment that all scales share, computed from the segment's largest magnitude.
-struct NoWhole {
-  TERSOR_BODY static NoWhole of(float) { return {}; }
+/// How a payload stores scales: as f32, unless a format has another Scale. SegmentScale is a number
+/// of the segment that all scales share, computed from the segment's largest magnitude.
+struct NoSegmentScale {
+  TERSOR_BODY static NoSegmentScale of(float) { return {}; }
 };
 struct F32Scale {
   using Stored = float;
-  using Whole = NoWhole;
+  using SegmentScale = NoSegmentScale;
   TERSOR_BODY static Stored stored(const BlockScale& block) { return block.scale; }
-  TERSOR_BODY static float value(Stored scale, Whole) { return scale; }
+  TERSOR_BODY static float value(Stored scale, SegmentScale) { return scale; }
 };
 
 /// The base class of a format.
@@ -69,19 +69,21 @@ struct QuantizeFormat {
 /// True if a segment begins with the largest magnitude of its finite values. Kernels that encode
 /// then read the values twice.
 template <class Format>
-constexpr bool kHasWhole = !std::is_same_v<typename Format::Scale::Whole, NoWhole>;
+constexpr bool kHasSegmentScale =
+    !std::is_same_v<typename Format::Scale::SegmentScale, NoSegmentScale>;
 
-/// Returns the scale of a block. A format may define its own rule as Format::block_scale. `whole`
-/// belongs to the segment.
+/// Returns the scale of a block. A format may define its own rule as Format::block_scale.
+/// `segment_scale` belongs to the segment.
 template <typename Format>
 TERSOR_BODY BlockScale block_scale(std::uint32_t absmax_bits,
-                                   [[maybe_unused]] typename Format::Scale::Whole whole = {}) {
+                                   [[maybe_unused]]
+                                   typename Format::Scale::SegmentScale segment_scale = {}) {
   if (absmax_bits >= kInfinityBits) return {float_of(kNanBits), 0.0f, true};
-  if constexpr (requires { Format::block_scale(absmax_bits, whole); }) {
-    return Format::block_scale(absmax_bits, whole);
+  if constexpr (requires { Format::block_scale(absmax_bits, segment_scale); }) {
+    return Format::block_scale(absmax_bits, segment_scale);
   } else {
     const float q = float_of(absmax_bits) * (1.0f / Format::kLevels);
-    if (q < kSmallestScale) return {0.0f, 0.0f, false};
+    if (q < kMinScale) return {0.0f, 0.0f, false};
     return {q, reciprocal(q), false};
   }
 }

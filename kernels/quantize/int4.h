@@ -25,7 +25,7 @@ struct Int4Format : QuantizeFormat<Int4Layout> {
 #if defined(__CUDACC__)
 
 template <>
-struct RowCodes<Int4Format> : WholeRowCodes<Int4Format> {
+struct RowCodes<Int4Format> : IntegerRowCodes<Int4Format> {
   static constexpr bool kShifted = true;
 
   /// Packs nibbles by Horner's rule, biased by 8 to avoid borrows between nibbles.
@@ -174,7 +174,7 @@ struct Int4Numbers {
 };
 
 template <>
-struct VectorCodes<Int4Format> : WholeVectorCodes, NibbleCodes {
+struct VectorCodes<Int4Format> : IntegerVectorCodes, NibbleCodes {
   static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
     NibbleCodes::load<Int4Numbers>(block, index, values);
   }

@@ -26,7 +26,7 @@ struct Int8Format : QuantizeFormat<Int8Layout> {
 #if defined(__CUDACC__)
 
 template <>
-struct RowCodes<Int8Format> : WholeRowCodes<Int8Format> {
+struct RowCodes<Int8Format> : IntegerRowCodes<Int8Format> {
   static constexpr bool kShifted = false;
 
   template <unsigned kByte, unsigned kRow>
@@ -56,7 +56,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 template <>
-struct VectorCodes<Int8Format> : WholeVectorCodes {
+struct VectorCodes<Int8Format> : IntegerVectorCodes {
   static HWY_INLINE void store(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index) {
     store_bytes(codes, block + index);
   }

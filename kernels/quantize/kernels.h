@@ -19,8 +19,8 @@ struct QuantizeOutput {
   void* scales;  // as the format stores scales
   std::byte* codes;
   Store store = Store::kCached;
-  StreamedWords* words = nullptr;  // checksum of the codes; null: no checksum
-  const void* whole = nullptr;     // the segment's largest magnitude, f32, if the format has one
+  StreamedWords* words = nullptr;         // checksum of the codes; null: no checksum
+  const void* segment_maximum = nullptr;  // largest magnitude, f32, if the format has one
 };
 
 /// Encodes one range. Value pointers need only the alignment of their element type.
@@ -34,12 +34,12 @@ struct QuantizeEncode {
 struct QuantizedView {
   QuantizedView() = default;
   QuantizedView(const void* scales, const std::byte* codes) : scales(scales), codes(codes) {}
-  QuantizedView(const void* whole, const void* scales, const std::byte* codes)
-      : scales(scales), codes(codes), whole(whole) {}
+  QuantizedView(const void* segment_maximum, const void* scales, const std::byte* codes)
+      : scales(scales), codes(codes), segment_maximum(segment_maximum) {}
 
   const void* scales = nullptr;
   const std::byte* codes = nullptr;
-  const void* whole = nullptr;  // as in QuantizeOutput
+  const void* segment_maximum = nullptr;  // as in QuantizeOutput
 };
 
 /// Decodes the sum of the payloads, in order, times `factor`. The sum is in f32, rounded once to

@@ -39,7 +39,7 @@ std::uint32_t largest_of_sums(const QuantizeReduce& arguments) {
   Absmax absmax;
   for (std::size_t first = 0; first < arguments.count; first += kValues) {
     const Pointer<const E> residual = residuals.tile(first);
-    payloads.visit(first, arguments.factor, FromZero<Format>(), [&](const auto& sum_of) HWY_ATTR {
+    payloads.visit(first, arguments.factor, ZeroStart<Format>(), [&](const auto& sum_of) HWY_ATTR {
       for (std::size_t i = 0; i < kValues; i += kGroup) {
         VF32 sum[kVectors];
         sum_of(i, sum);
@@ -55,26 +55,26 @@ std::uint32_t largest_of_sums(const QuantizeReduce& arguments) {
 template <class Format>
 std::uint32_t largest_sent(const EncodeInput& sent) {
   const DefaultFloatMode mode;
-  std::uint32_t most = 0;
+  std::uint32_t largest = 0;
   visit_sent(sent,
-             [&]<typename G, typename E>(G, E) { most = largest_of_range<Format, G, E>(sent); });
-  return most;
+             [&]<typename G, typename E>(G, E) { largest = largest_of_range<Format, G, E>(sent); });
+  return largest;
 }
 
 template <class Format>
 std::uint32_t largest_sum(const QuantizeReduce& arguments) {
   const DefaultFloatMode mode;
-  std::uint32_t most = 0;
+  std::uint32_t largest = 0;
   visit_residual(arguments.feedback, [&](auto residual) {
-    most = largest_of_sums<Format, decltype(residual)>(arguments);
+    largest = largest_of_sums<Format, decltype(residual)>(arguments);
   });
-  return most;
+  return largest;
 }
 
 template <class Format>
 QuantizeLoops loops_of() {
   QuantizeLoops loops = {encode<Format>, decode<Format>, reduce<Format>, nullptr, nullptr};
-  if constexpr (kHasWhole<Format>) {
+  if constexpr (kHasSegmentScale<Format>) {
     loops.largest_sent = largest_sent<Format>;
     loops.largest_sum = largest_sum<Format>;
   }

@@ -28,8 +28,8 @@ class Absmax {
 
   /// Adds the k-th vector. Four alternating maxima avoid a dependency between consecutive vectors.
   HWY_INLINE void update(VF32 value, std::size_t k) {
-    const VI32 no_sign = hn::Set(I32(), 0x7fffffff);
-    maxima_[k % 4] = hn::Max(maxima_[k % 4], hn::And(hn::BitCast(I32(), value), no_sign));
+    const VI32 magnitude_mask = hn::Set(I32(), 0x7fffffff);
+    maxima_[k % 4] = hn::Max(maxima_[k % 4], hn::And(hn::BitCast(I32(), value), magnitude_mask));
   }
 
   HWY_INLINE std::uint32_t bits() const {
@@ -63,7 +63,7 @@ struct TileOutput {
 
 /// Stores the remainder of p after coding.
 template <typename Residual>  // a pointer, or Absent
-HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual residual) {
+HWY_INLINE VI32 store_remainder(const Coded& coded, VF32 p, VF32 scale, Residual residual) {
   if constexpr (!std::is_same_v<Residual, NoValues>)
     store_values(hn::Sub(p, hn::Mul(coded.values, scale)), residual);
   return coded.codes;
@@ -71,7 +71,7 @@ HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual resi
 
 /// Returns the part of p to be coded.
 template <class Format>
-HWY_INLINE VF32 cut(VF32 p, VF32 most) {
+HWY_INLINE VF32 clamped(VF32 p, VF32 most) {
   if constexpr (Format::kClamps)
     return hn::Clamp(p, hn::Neg(most), most);
   else
@@ -100,16 +100,18 @@ HWY_INLINE void quantize_tile(const float* p, const TileScales<Format>& scales, 
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
         const std::size_t block = block_of<Format>(at);
-        codes[k] = store_left(Codes::nearest(cut<Format>(value, most[block]), inverse[block]),
-                              value, scale[block], out.residual_out + at);
+        codes[k] =
+            store_remainder(Codes::nearest(clamped<Format>(value, most[block]), inverse[block]),
+                            value, scale[block], out.residual_out + at);
       }
     } else if constexpr (Format::kStochastic) {
       TERSOR_GROUP_LOOP
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
         const VI32 random = hn::PromoteTo(I32(), hn::LoadU(narrow, out.noise + at));
-        codes[k] = store_left(Codes::stochastic(cut<Format>(value, most[0]), inverse[0], random),
-                              value, scale[0], out.residual_out + at);
+        codes[k] =
+            store_remainder(Codes::stochastic(clamped<Format>(value, most[0]), inverse[0], random),
+                            value, scale[0], out.residual_out + at);
       }
     }
     Codes::store(codes, out.codes, i);
@@ -118,7 +120,7 @@ HWY_INLINE void quantize_tile(const float* p, const TileScales<Format>& scales, 
 
 /// The input of a tile's coding.
 template <class Format, typename E>
-struct ReadTile {
+struct InputTile {
   const float* p;
   Pointer<const E> residual;
   TileScales<Format> scale;
@@ -132,7 +134,7 @@ struct ReadTile {
 
 /// Writes a tile. Poisoned blocks get codes 0 and keep their residual.
 template <class Format, typename E>
-HWY_NOINLINE void quantize_poisoned(ReadTile<Format, E> tile, float levels,
+HWY_NOINLINE void quantize_poisoned(InputTile<Format, E> tile, float levels,
                                     const TileOutput<E>& out) {
   constexpr std::size_t kBlock = Format::kBlock;
   alignas(kCacheLine) float p[kTile<Format>];
@@ -164,7 +166,7 @@ class Quantizer {
             const QuantizeOutput& output, float levels = 0)
       : count_(count),
         levels_(levels),
-        batch_(output.store == Store::kStreaming ? 1 : kMostTiles),
+        batch_(output.store == Store::kStreaming ? 1 : kMaxTiles),
         noise_(noise),
         codes_(output.codes, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
@@ -183,9 +185,9 @@ class Quantizer {
 
  private:
   static constexpr std::size_t kValues = kTile<Format>;
-  static constexpr std::size_t kMostTiles = 8;
+  static constexpr std::size_t kMaxTiles = 8;
 
-  HWY_INLINE void write(std::size_t first, const ReadTile<Format, E>& tile) {
+  HWY_INLINE void write(std::size_t first, const InputTile<Format, E>& tile) {
     const std::size_t count = std::min(kValues, count_ - first);
     const TileOutput<E> out{codes_.tile(code_bytes<Format>(count)), residual_.tile(count),
                             noise_.at(first, kValues)};
@@ -203,8 +205,8 @@ class Quantizer {
   NoiseBytes noise_;
   Output<std::byte, code_bytes<Format>(kValues), StreamSum> codes_;
   Output<E, kValues> residual_;
-  ReadTile<Format, E> tiles_[kMostTiles];
-  alignas(kCacheLine) float sums_[kMostTiles][kValues];
+  InputTile<Format, E> tiles_[kMaxTiles];
+  alignas(kCacheLine) float sums_[kMaxTiles][kValues];
 };
 
 /// Computes p = a · g + b · e, tile by tile.
@@ -253,19 +255,19 @@ class ScaleWriter {
   using Scale = typename Format::Scale;
 
   ScaleWriter(const QuantizeOutput& output, std::size_t count)
-      : whole_(whole_of<Format>(output.whole)),
+      : segment_scale_(segment_scale_of<Format>(output.segment_maximum)),
         next_(static_cast<typename Scale::Stored*>(output.scales)),
         end_(next_ + ceil_div(count, Format::kBlock)) {}
 
   HWY_INLINE void write(const TileMaxima<Format>& maxima, TileScales<Format>& scales) {
     for (std::size_t block = 0; block < kScales<Format>; ++block) {
-      scales[block] = block_scale<Format>(maxima.of[block].bits(), whole_);
+      scales[block] = block_scale<Format>(maxima.of[block].bits(), segment_scale_);
       if (block == 0 || next_ != end_) *next_++ = Scale::stored(scales[block]);
     }
   }
 
  private:
-  const typename Scale::Whole whole_;
+  const typename Scale::SegmentScale segment_scale_;
   typename Scale::Stored* next_;
   typename Scale::Stored* const end_;
 };
@@ -277,7 +279,7 @@ void encode_range(const QuantizeEncode& arguments) {
   Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback, arguments.output);
   ScaleWriter<Format> scales(arguments.output, sent.count);
   quantizer.run(
-      [&](std::size_t first, float* space, ReadTile<Format, E>& tile) HWY_ATTR TERSOR_INLINED {
+      [&](std::size_t first, float* space, InputTile<Format, E>& tile) HWY_ATTR TERSOR_INLINED {
         TileMaxima<Format> maxima;
         tile.p = blocks.at(first, space,
                            [&](VF32 value, std::size_t k) HWY_ATTR { maxima.update(value, k); });
@@ -295,14 +297,14 @@ void decode_range(const QuantizeDecode& arguments) {
   Input<T, kValues> old_values(to.output, arguments.count);
   Output<T, kValues> output(to.output, adds ? Store::kCached : to.store);
   // -0, because adding to -0 keeps every first value unchanged.
-  const VF32 none = hn::Set(F32(), payloads.ranks() == 0 ? 0.0f : -0.0f);
+  const VF32 initial = hn::Set(F32(), payloads.ranks() == 0 ? 0.0f : -0.0f);
   for (std::size_t first = 0; first < arguments.count; first += kValues) {
     const std::size_t count = std::min(kValues, arguments.count - first);
     const T* old = adds ? old_values.tile(first) : nullptr;
     T* values = output.tile(count);
     payloads.template visit<kOne>(
         first, to.factor,
-        [&](std::size_t i) HWY_ATTR { return adds ? load_values(old + i) : none; },
+        [&](std::size_t i) HWY_ATTR { return adds ? load_values(old + i) : initial; },
         [&](const auto& sum_of) HWY_ATTR {
           for (std::size_t i = 0; i < kValues; i += kGroup) {
             VF32 sum[kVectors];
@@ -318,14 +320,14 @@ void decode_range(const QuantizeDecode& arguments) {
 
 /// The start of a reduction's sum.
 template <class Format>
-struct FromZero {
+struct ZeroStart {
   HWY_INLINE VF32 operator()(std::size_t) const { return hn::Set(F32(), Format::kZero); }
 };
 
 template <class Format, typename E>
 void reduce_range(const QuantizeReduce& arguments) {
   constexpr std::size_t kValues = kTile<Format>;
-  constexpr std::size_t kAhead = 1024;  // values
+  constexpr std::size_t kPrefetchDistance = 1024;  // values
   const Factors factors(arguments.feedback);
   const bool prefetches = arguments.output.store == Store::kStreaming;
   Payloads<Format> payloads(arguments.payloads, arguments.count);
@@ -333,11 +335,11 @@ void reduce_range(const QuantizeReduce& arguments) {
   Quantizer<Format, E> quantizer(arguments.count, arguments.noise, arguments.feedback,
                                  arguments.output);
   ScaleWriter<Format> scales(arguments.output, arguments.count);
-  quantizer.run([&](std::size_t first, float* space, ReadTile<Format, E>& tile) HWY_ATTR {
+  quantizer.run([&](std::size_t first, float* space, InputTile<Format, E>& tile) HWY_ATTR {
     tile.p = space;
     tile.residual = residuals.tile(first);
-    if (prefetches) residuals.prefetch(first + kAhead);
-    payloads.visit(first, arguments.factor, FromZero<Format>(), [&](const auto& sum_of) HWY_ATTR {
+    if (prefetches) residuals.prefetch(first + kPrefetchDistance);
+    payloads.visit(first, arguments.factor, ZeroStart<Format>(), [&](const auto& sum_of) HWY_ATTR {
       TileMaxima<Format> maxima;
       for (std::size_t i = 0; i < kValues; i += kGroup) {
         VF32 sum[kVectors];

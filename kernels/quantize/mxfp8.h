@@ -24,7 +24,7 @@ struct MxFormat : QuantizeFormat<Mxfp8Layout> {
 
   /// The scale is 2^-kLargestPower times the power of two at or below the largest magnitude. Scale
   /// 2^-127 divides like 2^-126, as in torchao.
-  TERSOR_BODY static BlockScale block_scale(std::uint32_t absmax_bits, NoWhole) {
+  TERSOR_BODY static BlockScale block_scale(std::uint32_t absmax_bits, NoSegmentScale) {
     const std::uint32_t power = absmax_bits >> 23;
     const std::uint32_t scale = power > kLargestPower ? power - kLargestPower : 0u;
     const std::uint32_t divisor = scale > 1 ? scale : 1u;

@@ -18,12 +18,12 @@ struct Nvfp4Scale {
 
   /// The scale of a segment's scales: the segment's largest finite magnitude gets the largest scale
   /// and the largest code. Smaller scales than 2^-100 count as 0.
-  struct Whole {
+  struct SegmentScale {
     float scale, inverse;
 
-    TERSOR_BODY static Whole of(float largest) {
+    TERSOR_BODY static SegmentScale of(float largest) {
       const float scale = quotient(largest, E4m3::kLargest * E2m1::kLargest);
-      if (scale < kSmallestScale) return {0.0f, 0.0f};
+      if (scale < kMinScale) return {0.0f, 0.0f};
       return {scale, quotient(1.0f, scale)};
     }
   };
@@ -31,8 +31,8 @@ struct Nvfp4Scale {
   TERSOR_BODY static Stored stored(const BlockScale& block) {
     return static_cast<Stored>(block.poisoned ? E4m3::kSpecial : block.code);
   }
-  TERSOR_BODY static float value(Stored scale, Whole whole) {
-    return whole.scale * small_value<E4m3>(scale);
+  TERSOR_BODY static float value(Stored scale, SegmentScale segment_scale) {
+    return segment_scale.scale * small_value<E4m3>(scale);
   }
 };
 
@@ -43,15 +43,18 @@ struct Nvfp4Format : QuantizeFormat<Nvfp4Layout> {
       "four-bit floats, an eight-bit float per 16 values, an f32 per tensor (torchao's bytes)";
   static constexpr std::uint16_t kId = kNvfp4CodecId;
   static constexpr bool kStochastic = false;
-  static constexpr float kZero = -0.0f;        // keeps the sign of a code
-  static constexpr float kSmallest = 0x1p-6f;  // the smallest scale: the smallest normal e4m3
+  static constexpr float kZero = -0.0f;             // keeps the sign of a code
+  static constexpr float kMinBlockScale = 0x1p-6f;  // the smallest scale: the smallest normal e4m3
 
-  TERSOR_BODY static BlockScale block_scale(std::uint32_t absmax_bits, Scale::Whole whole) {
-    if (whole.scale == 0) return {0.0f, 0.0f, false};
-    const float wanted = quotient(quotient(float_of(absmax_bits), E2m1::kLargest), whole.scale);
+  TERSOR_BODY static BlockScale block_scale(std::uint32_t absmax_bits,
+                                            Scale::SegmentScale segment_scale) {
+    if (segment_scale.scale == 0) return {0.0f, 0.0f, false};
+    const float wanted =
+        quotient(quotient(float_of(absmax_bits), E2m1::kLargest), segment_scale.scale);
     float scale;
-    const std::uint32_t code = small_code<E4m3>(wanted > kSmallest ? wanted : kSmallest, scale);
-    return {whole.scale * scale, quotient(whole.inverse, scale), false, code};
+    const std::uint32_t code =
+        small_code<E4m3>(wanted > kMinBlockScale ? wanted : kMinBlockScale, scale);
+    return {segment_scale.scale * scale, quotient(segment_scale.inverse, scale), false, code};
   }
 };
 

@@ -25,10 +25,11 @@ constexpr std::size_t code_bytes(std::size_t count) {
 
 /// Returns the number of a segment from the segment's largest magnitude.
 template <class Format>
-HWY_INLINE typename Format::Scale::Whole whole_of([[maybe_unused]] const void* largest) {
+HWY_INLINE typename Format::Scale::SegmentScale segment_scale_of(
+    [[maybe_unused]] const void* largest) {
   float magnitude = 0;
-  if constexpr (kHasWhole<Format>) std::memcpy(&magnitude, largest, sizeof magnitude);
-  return Format::Scale::Whole::of(magnitude);
+  if constexpr (kHasSegmentScale<Format>) std::memcpy(&magnitude, largest, sizeof magnitude);
+  return Format::Scale::SegmentScale::of(magnitude);
 }
 
 /// The payloads of a range. Codes are accessed in whole tiles.
@@ -48,14 +49,14 @@ class Payloads {
   HWY_INLINE auto visit(std::size_t first, float factor, const Start& start, const Visit& visit) {
     Position position{0, first, factor};
     if constexpr (kOne) return visit(sum<1>(position, start));
-    for (; position.rank + kMost < ranks(); position.rank += kMost) add(position, start);
+    for (; position.rank + kMaxRanks < ranks(); position.rank += kMaxRanks) add(position, start);
     if (ranks() == 0) return visit(sum<0>(position, start));
-    if (kMost != 1 && ranks() - position.rank == 1) return visit(sum<1>(position, start));
-    if constexpr (kMost == 4) {
+    if (kMaxRanks != 1 && ranks() - position.rank == 1) return visit(sum<1>(position, start));
+    if constexpr (kMaxRanks == 4) {
       if (ranks() - position.rank == 2) return visit(sum<2>(position, start));
       if (ranks() - position.rank == 3) return visit(sum<3>(position, start));
     }
-    return visit(sum<kMost>(position, start));
+    return visit(sum<kMaxRanks>(position, start));
   }
 
  private:
@@ -63,7 +64,7 @@ class Payloads {
   static constexpr std::size_t kTileValues = kTile<Format>;
   // Ranks whose scales fit into registers next to the sum. One for small scales, because the code
   // of these formats is large.
-  static constexpr std::size_t kMost = sizeof(typename Scale::Stored) == 1 ? 1 : 4;
+  static constexpr std::size_t kMaxRanks = sizeof(typename Scale::Stored) == 1 ? 1 : 4;
 
   /// A tile and the first rank to add.
   struct Position {
@@ -95,8 +96,8 @@ class Payloads {
 
     const Start& start;
     const float* before;  // sum of earlier ranks; null: no earlier ranks
-    const std::byte* codes[kMost];
-    VF32 scale[kMost][kScales<Format>];  // times the factor
+    const std::byte* codes[kMaxRanks];
+    VF32 scale[kMaxRanks][kScales<Format>];  // times the factor
   };
 
   template <std::size_t kRanks, class Start>
@@ -111,10 +112,10 @@ class Payloads {
                          : padded(codes, count_ - position.first, padded_[i]);
       const auto* scales =
           static_cast<const typename Scale::Stored*>(view.scales) + position.first / Format::kBlock;
-      const auto whole = whole_of<Format>(view.whole);
+      const auto segment_scale = segment_scale_of<Format>(view.segment_maximum);
       for (std::size_t block = 0; block < kScales<Format>; ++block) {
         const bool exists = block == 0 || position.first + block * Format::kBlock < count_;
-        const float scale = exists ? Scale::value(scales[block], whole) : 0.0f;
+        const float scale = exists ? Scale::value(scales[block], segment_scale) : 0.0f;
         sum.scale[i][block] = hn::Set(F32(), scale * position.factor);
       }
     }
@@ -123,7 +124,7 @@ class Payloads {
 
   template <class Start>
   HWY_NOINLINE void add(const Position& position, const Start& start) {
-    const auto sum_of = sum<kMost>(position, start);
+    const auto sum_of = sum<kMaxRanks>(position, start);
     for (std::size_t i = 0; i < kTileValues; i += kGroup) {
       VF32 sum[kVectors];
       sum_of(i, sum);
@@ -145,8 +146,8 @@ class Payloads {
 
   const std::span<const QuantizedView> views_;
   const std::size_t count_;
-  alignas(kCacheLine) TileCodes padded_[kMost];
-  alignas(kCacheLine) float sums_[kTileValues];  // of more than kMost ranks
+  alignas(kCacheLine) TileCodes padded_[kMaxRanks];
+  alignas(kCacheLine) float sums_[kTileValues];  // of more than kMaxRanks ranks
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

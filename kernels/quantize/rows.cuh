@@ -18,15 +18,16 @@ constexpr unsigned kRowCodeBytes = kRow* Format::kBits / 8;
 /// Returns the number of a segment, from the largest magnitude at the start of the segment's
 /// sections.
 template <class Format>
-TERSOR_DEVICE typename Format::Scale::Whole whole_of([[maybe_unused]] const std::byte* sections) {
+TERSOR_DEVICE typename Format::Scale::SegmentScale segment_scale_of(
+    [[maybe_unused]] const std::byte* sections) {
   float largest = 0;
-  if constexpr (kHasWhole<Format>) largest = load(reinterpret_cast<const float*>(sections));
-  return Format::Scale::Whole::of(largest);
+  if constexpr (kHasSegmentScale<Format>) largest = load(reinterpret_cast<const float*>(sections));
+  return Format::Scale::SegmentScale::of(largest);
 }
 
 /// Returns bytes picked from two words: nibble i of `selector` selects byte 0 to 7 of high:low.
-TERSOR_DEVICE std::uint32_t byte_permute(std::uint32_t low, std::uint32_t high,
-                                         std::uint32_t selector) {
+TERSOR_DEVICE std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high,
+                                          std::uint32_t selector) {
   return __byte_perm(low, high, selector);
 }
 
@@ -34,8 +35,8 @@ TERSOR_DEVICE std::uint32_t byte_permute(std::uint32_t low, std::uint32_t high,
 template <unsigned kByte>
 TERSOR_DEVICE std::uint32_t gather_bytes(const std::uint32_t* word) {
   constexpr std::uint32_t kPair = kByte | (kByte + 4) << 4;
-  return byte_permute(byte_permute(word[0], word[1], kPair), byte_permute(word[2], word[3], kPair),
-                      0x5410);
+  return permute_bytes(permute_bytes(word[0], word[1], kPair),
+                       permute_bytes(word[2], word[3], kPair), 0x5410);
 }
 
 /// Converts an integer of at most 22 bits to float, exactly and without a conversion instruction.
@@ -47,7 +48,7 @@ TERSOR_DEVICE float float_of_small(std::int32_t value) {
 /// 2^23.
 template <unsigned kBias>
 TERSOR_DEVICE float float_of_byte(std::uint32_t word, unsigned index) {
-  return float_of(byte_permute(word, 0x4b000000u, 0x7440u + index)) - (8388608.0f + kBias);
+  return float_of(permute_bytes(word, 0x4b000000u, 0x7440u + index)) - (8388608.0f + kBias);
 }
 
 /// Returns byte `kByte` of each word as a row.
@@ -77,7 +78,7 @@ constexpr std::uint32_t kSumBase = kByte == 0 ? kNearestBits : kStochasticBits >
 /// begins at byte kByte. If RowCodes<Format>::kShifted is true, the codes begin at bit 0 of each
 /// word.
 template <class Format>
-struct WholeRowCodes {
+struct IntegerRowCodes {
   template <NoiseKind kKind, unsigned kRow>
   TERSOR_DEVICE static auto code(const float (&p)[kRow], const BlockScale& scale,
                                  const RowNoise<kKind, kRow>& noise, unsigned chunk,

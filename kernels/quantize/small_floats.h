@@ -28,20 +28,20 @@ struct E2m1 {
 
 /// The bits of the smallest normal value, as an f32.
 template <class Small>
-constexpr std::uint32_t kLeastNormal = (128 - Small::kBias) << 23;
+constexpr std::uint32_t kMinNormal = (128 - Small::kBias) << 23;
 
 /// Returns the code of a magnitude, and sets `value` to the code's value. Adding `magic` leaves the
 /// digits that the code keeps.
 template <class Small>
 TERSOR_BODY std::uint32_t small_code(float magnitude, float& value) {
-  constexpr unsigned kDropped = 23 - Small::kDigits;
-  const float most = magnitude < Small::kLargest ? magnitude : Small::kLargest;
-  std::uint32_t power = bits_of(most) & kInfinityBits;
-  power = power > kLeastNormal<Small> ? power : kLeastNormal<Small>;
-  const float magic = float_of(power + (kDropped << 23));
-  const float sum = most + magic;
+  constexpr unsigned kDroppedBits = 23 - Small::kDigits;
+  const float clamped = magnitude < Small::kLargest ? magnitude : Small::kLargest;
+  std::uint32_t power = bits_of(clamped) & kInfinityBits;
+  power = power > kMinNormal<Small> ? power : kMinNormal<Small>;
+  const float magic = float_of(power + (kDroppedBits << 23));
+  const float sum = clamped + magic;
   value = sum - magic;
-  return ((power - kLeastNormal<Small>) >> kDropped) + (bits_of(sum) - bits_of(magic));
+  return ((power - kMinNormal<Small>) >> kDroppedBits) + (bits_of(sum) - bits_of(magic));
 }
 
 /// Returns the value of a code. Higher bits of `code` are ignored.
@@ -49,10 +49,9 @@ template <class Small>
 TERSOR_BODY float small_value(std::uint32_t code) {
   const std::uint32_t sign = (code >> (Small::kBits - 1) & 1u) << 31;
   const std::uint32_t magnitude = code & ((1u << (Small::kBits - 1)) - 1);
-  const std::uint32_t bits =
-      (magnitude << (23 - Small::kDigits)) + kLeastNormal<Small> - (1u << 23);
+  const std::uint32_t bits = (magnitude << (23 - Small::kDigits)) + kMinNormal<Small> - (1u << 23);
   // Subnormal codes: `bits` is half of the smallest normal value, plus half of the code's value.
-  const float subnormal = 2.0f * float_of(bits) - float_of(kLeastNormal<Small>);
+  const float subnormal = 2.0f * float_of(bits) - float_of(kMinNormal<Small>);
   const float value = magnitude < 1u << Small::kDigits ? subnormal : float_of(bits);
   const std::uint32_t special = magnitude >= Small::kSpecial ? kInfinityBits : 0u;
   return float_of(bits_of(value) | special | sign);
@@ -61,11 +60,11 @@ TERSOR_BODY float small_value(std::uint32_t code) {
 /// e8m0: a power of two, or NaN as 255.
 struct E8m0Scale {
   using Stored = std::uint8_t;
-  using Whole = NoWhole;
+  using SegmentScale = NoSegmentScale;
   TERSOR_BODY static Stored stored(const BlockScale& block) {
     return static_cast<Stored>(bits_of(block.scale) >> 23);
   }
-  TERSOR_BODY static float value(Stored scale, Whole = {}) {
+  TERSOR_BODY static float value(Stored scale, SegmentScale = {}) {
     const std::uint32_t edge = scale == 0 || scale == 255 ? 1u << 22 : 0u;  // 2^-127 or NaN
     return float_of(std::uint32_t{scale} << 23 | edge);
   }

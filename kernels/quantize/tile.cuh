@@ -57,7 +57,7 @@ template <class Format>
 TERSOR_DEVICE BlockScale tile_scale(std::uint32_t absmax_bits) {
   const bool poisoned = absmax_bits >= kInfinityBits;
   const float q = float_of(absmax_bits) * (1.0f / Format::kLevels);
-  const bool codes = !poisoned && q >= kSmallestScale;
+  const bool codes = !poisoned && q >= kMinScale;
   return {poisoned ? float_of(kNanBits)
           : codes  ? q
                    : 0.0f,
@@ -163,9 +163,9 @@ struct DecodeTile {
   };
 
   /// Loads the codes from `codes` and the scales from `scales`, the addresses of the tile's first
-  /// ones. `whole` belongs to the segment.
+  /// ones. `segment_scale` belongs to the segment.
   TERSOR_DEVICE void load(const std::byte* codes, const std::byte* scales,
-                          typename Format::Scale::Whole whole, Rows& rows) const {
+                          typename Format::Scale::SegmentScale segment_scale, Rows& rows) const {
     const std::byte* from = base_address(codes + index() * kBits / 8);
     using Scale = typename Format::Scale;
     const auto* scale = reinterpret_cast<const typename Scale::Stored*>(scales);
@@ -179,7 +179,7 @@ struct DecodeTile {
       const unsigned block = row * kStep / Format::kBlock;
       const bool shares = row != 0 && block == (row - 1) * kStep / Format::kBlock;
       rows.scales[row] =
-          shares ? rows.scales[row - 1] : Scale::value(load_input(scale + block), whole);
+          shares ? rows.scales[row - 1] : Scale::value(load_input(scale + block), segment_scale);
     }
   }
 

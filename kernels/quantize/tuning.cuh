@@ -14,18 +14,18 @@ namespace tersor::kernels {
 struct QuantizeResident {
   unsigned from;  // first architecture of this row, as in __CUDA_ARCH__
   // Encode and decode, in blocks of 128 threads:
-  unsigned plain;   // encode without feedback and noise, codes of 8 bits
-  unsigned plain4;  // the same, narrower codes: sums of four columns
-  unsigned fed;     // encode with feedback
-  unsigned random;  // encode with NoiseKind::kUnits
-  unsigned any;     // encode with NoiseKind::kAny: one counter per value
+  unsigned plain;     // encode without feedback and noise, codes of 8 bits
+  unsigned plain4;    // the same, narrower codes: sums of four columns
+  unsigned feedback;  // encode with feedback
+  unsigned random;    // encode with NoiseKind::kUnits
+  unsigned any;       // encode with NoiseKind::kAny: one counter per value
   unsigned decode;
   unsigned added;  // decode with DecodeMode::kAdd
   // Reduce, and the kernels of intsum, in blocks of 256 threads:
   unsigned reduced;
   unsigned reduced_any;
   unsigned units;  // encode without feedback; decode
-  unsigned units_fed;
+  unsigned units_feedback;
   unsigned units_any;
 };
 
@@ -35,7 +35,7 @@ constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
      .plain = 8,
      .plain4 = 7,
-     .fed = 4,
+     .feedback = 4,
      .random = 6,
      .any = 2,
      .decode = 8,
@@ -43,12 +43,12 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .reduced = 3,
      .reduced_any = 2,
      .units = 4,
-     .units_fed = 3,
+     .units_feedback = 3,
      .units_any = 1},
     {.from = 900,
      .plain = 8,
      .plain4 = 7,
-     .fed = 5,
+     .feedback = 5,
      .random = 6,
      .any = 3,
      .decode = 8,
@@ -56,12 +56,12 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .reduced = 3,
      .reduced_any = 2,
      .units = 4,
-     .units_fed = 3,
+     .units_feedback = 3,
      .units_any = 2},
     {.from = 1000,
      .plain = 8,
      .plain4 = 7,
-     .fed = 4,
+     .feedback = 4,
      .random = 6,
      .any = 2,
      .decode = 8,
@@ -69,7 +69,7 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .reduced = 3,
      .reduced_any = 1,
      .units = 4,
-     .units_fed = 3,
+     .units_feedback = 3,
      .units_any = 1},
 };
 constexpr QuantizeResident kQuantizeResident = tuning_of(kQuantizeTuning);
@@ -79,11 +79,12 @@ template <class Format, typename E, NoiseKind kKind>
 struct QuantizeEncodePolicy {
   static constexpr unsigned kThreads = 128;
   static constexpr unsigned kRounds = 8;  // per block at most; a warp processes a tile per round
-  static constexpr unsigned kResident = kKind == NoiseKind::kAny         ? kQuantizeResident.any
-                                        : !std::is_same_v<E, NoResidual> ? kQuantizeResident.fed
-                                        : kKind == NoiseKind::kUnits     ? kQuantizeResident.random
-                                        : Format::kBits == 8             ? kQuantizeResident.plain
-                                                                         : kQuantizeResident.plain4;
+  static constexpr unsigned kResident = kKind == NoiseKind::kAny ? kQuantizeResident.any
+                                        : !std::is_same_v<E, NoResidual>
+                                            ? kQuantizeResident.feedback
+                                        : kKind == NoiseKind::kUnits ? kQuantizeResident.random
+                                        : Format::kBits == 8         ? kQuantizeResident.plain
+                                                                     : kQuantizeResident.plain4;
   static constexpr unsigned kQuads = 1;
 };
 
@@ -98,9 +99,10 @@ struct QuantizeDecodePolicy {
 
 /// Resident blocks of kernels that encode in units.
 template <typename E, NoiseKind kKind>
-constexpr unsigned kEncodeResident = kKind == NoiseKind::kAny        ? kQuantizeResident.units_any
-                                     : std::is_same_v<E, NoResidual> ? kQuantizeResident.units
-                                                                     : kQuantizeResident.units_fed;
+constexpr unsigned kEncodeResident =
+    kKind == NoiseKind::kAny        ? kQuantizeResident.units_any
+    : std::is_same_v<E, NoResidual> ? kQuantizeResident.units
+                                    : kQuantizeResident.units_feedback;
 template <NoiseKind kKind>
 constexpr unsigned kReduceResident =
     kKind == NoiseKind::kAny ? kQuantizeResident.reduced_any : kQuantizeResident.reduced;

@@ -104,9 +104,9 @@ struct ResidualRows {
   }
 
   /// Stores the remainder of p as the new residual. Poisoned blocks keep the old residual.
-  TERSOR_DEVICE void store_left(const UnitPosition<kRow>& position,
-                                const BlockScale (&scales)[kUnitChunks<kRow>],
-                                const Rows<kRow>& left) const {
+  TERSOR_DEVICE void store_remainder(const UnitPosition<kRow>& position,
+                                     const BlockScale (&scales)[kUnitChunks<kRow>],
+                                     const Rows<kRow>& left) const {
     if constexpr (kFeedback) {
       bool poisoned = false;
       TERSOR_UNROLL
@@ -150,17 +150,18 @@ struct QuantizeUnit {
     std::uint32_t maxima[kUnitChunks<kRow>];
     block_maxima<Format, kRow>(warp, p, maxima);
     BlockScale scales[kUnitChunks<kRow>];
-    const auto whole = whole_of<Format>(sections);
+    const auto segment_scale = segment_scale_of<Format>(sections);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const bool shares = Format::kBlock > kChunkValues<kRow> && chunk % 2 == 1;
-      scales[chunk] = shares ? scales[chunk - 1]
-                             : block_scale<Format>(keeps ? kInfinityBits : maxima[chunk], whole);
+      scales[chunk] =
+          shares ? scales[chunk - 1]
+                 : block_scale<Format>(keeps ? kInfinityBits : maxima[chunk], segment_scale);
     }
     store_scales(scales);
     Rows<kRow> left;
     quantize(p, scales, noise, left);
-    residual.store_left(position, scales, left);
+    residual.store_remainder(position, scales, left);
     pad_scales();
   }
 

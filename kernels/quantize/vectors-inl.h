@@ -58,7 +58,7 @@ template <class Format>
 struct VectorCodes;
 
 /// Integer codes.
-struct WholeVectorCodes {
+struct IntegerVectorCodes {
   static HWY_INLINE Coded nearest(VF32 p, VF32 inverse) {
     const VF32 magic = hn::Set(F32(), kNearestMagic);
     const VF32 sum = fused(p, inverse, magic);
