@@ -23,7 +23,7 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   using Base = SlicedCodec<CastCodec<Format>, const void*, 1>;
   using typename Base::Sections, typename Base::Source, typename Base::Target;
 
-  static constexpr kernels::Store kLarge = kernels::Store::kStreaming;
+  static constexpr kernels::Store kLargeStore = kernels::Store::kStreaming;
 
   CastCodec(CodecSpec spec, Rounding rounding)
       : Base(std::move(spec), Format::kId), rounding_(rounding) {}
@@ -48,9 +48,9 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   }
   void check_raw_sent() const {
     if (this->has_feedback())
-      throw_unable(*this, "has no native exchange: raw values have no error feedback");
+      throw_unsupported(*this, "has no native exchange: raw values have no error feedback");
     if (rounding_ != Rounding::kNearest)
-      throw_unable(*this, "has no native exchange: a transport rounds its sums to nearest");
+      throw_unsupported(*this, "has no native exchange: a transport rounds its sums to nearest");
   }
 
   void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {

@@ -136,7 +136,7 @@ class MemoryCheck {
       else
         spans_.read(what, list[i].pointer(), list[i].bytes());
       same_memory(what, i, list[i]);
-      if (is_asked_about(i, list.size())) pointer_of(what, i, list[i]);
+      if (is_checked(i, list.size())) pointer_of(what, i, list[i]);
     }
   }
 
@@ -163,7 +163,7 @@ class MemoryCheck {
 
   void active_words(std::span<const Segment> segments) const {
     for (std::size_t i = 0; i < segments.size(); ++i)
-      if (is_asked_about(i, segments.size())) pointer("the word active", segments[i].active, i);
+      if (is_checked(i, segments.size())) pointer("the word active", segments[i].active, i);
   }
 
   void written(const char* what, ByteSpan bytes) {
@@ -196,16 +196,16 @@ class MemoryCheck {
   }
 
   /// Call this last. Checks that written memory overlaps only a state's own `in`.
-  void apart() const {
+  void disjoint() const {
     if (const std::string overlap = spans_.overlap(); !overlap.empty()) fail(codec_, overlap);
   }
 
  private:
   /// Asking the runtime about a pointer takes longer than encoding a small segment. Only some
   /// entries of long lists are checked.
-  static bool is_asked_about(std::size_t index, std::size_t entries) {
-    constexpr std::size_t kAsked = 16;
-    return index % ceil_div(entries, kAsked) == 0 || index + 1 == entries;
+  static bool is_checked(std::size_t index, std::size_t entries) {
+    constexpr std::size_t kCheckedEntries = 16;
+    return index % ceil_div(entries, kCheckedEntries) == 0 || index + 1 == entries;
   }
 
   /// An entry of a list.
@@ -218,7 +218,7 @@ class MemoryCheck {
     for (const ConstValueSpan& span : {in, ConstValueSpan(out)}) {
       if (span.empty()) continue;
       same_memory(what, at.index, span);
-      if (is_asked_about(at.index, at.entries)) pointer_of(what, at.index, span);
+      if (is_checked(at.index, at.entries)) pointer_of(what, at.index, span);
     }
   }
 
@@ -263,7 +263,7 @@ void check_one_memory(const Codec& codec, const EncodeCall& call, ByteSpan frame
   check.words(call.words, call.words_out);
   check.execution(call.execution);
   check.written("the frame", frame);
-  check.apart();
+  check.disjoint();
 }
 
 void check_one_memory(const Codec& codec, const DecodeCall& call) {
@@ -272,7 +272,7 @@ void check_one_memory(const Codec& codec, const DecodeCall& call) {
   check.memories(call.memories);
   check.execution(call.execution);
   check.frames(call.frames);
-  check.apart();
+  check.disjoint();
 }
 
 void check_one_memory(const Codec& codec, const ReduceCall& call, ByteSpan frame) {
@@ -282,7 +282,7 @@ void check_one_memory(const Codec& codec, const ReduceCall& call, ByteSpan frame
   check.execution(call.execution);
   check.frames(call.frames);
   check.written("the frame", frame);
-  check.apart();
+  check.disjoint();
 }
 
 void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan raw_values) {
@@ -337,11 +337,11 @@ void fail(const Codec& codec, const std::string& what) {
   throw InvalidArgumentError("codec " + codec.spec().text() + ": " + what);
 }
 
-void throw_unable(const Codec& codec, const char* what) {
+void throw_unsupported(const Codec& codec, const char* what) {
   throw InvalidArgumentError("codec " + codec.spec().text() + " " + what);
 }
 
-void throw_frameless(const Codec& codec) {
+void throw_no_frames(const Codec& codec) {
   fail(codec, "the codec has no frames; it sends only raw values, which a transport adds");
 }
 

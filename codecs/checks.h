@@ -70,10 +70,10 @@ void check_memories(const Codec& codec, std::span<const Segment> segments,
 /// Throws "codec NAME: what".
 [[noreturn]] void fail(const Codec& codec, const std::string& what);
 
-/// throw_unable: throws "codec NAME what" for an unsupported call. throw_frameless: throws for a
-/// call with frames if the codec sends only raw values.
-[[noreturn]] void throw_unable(const Codec& codec, const char* what);
-[[noreturn]] void throw_frameless(const Codec& codec);
+/// throw_unsupported: throws "codec NAME what" for an unsupported call. throw_no_frames: throws for
+/// a call with frames if the codec sends only raw values.
+[[noreturn]] void throw_unsupported(const Codec& codec, const char* what);
+[[noreturn]] void throw_no_frames(const Codec& codec);
 
 /// Checks for codecs that send only raw values: a factor above 0, no window, and a round from
 /// `first` to `last`.

@@ -9,7 +9,8 @@ namespace {
 const encoding::CodeSource& source_of(const Codec& codec) {
   const auto* source = dynamic_cast<const encoding::CodeSource*>(&codec);
   if (source == nullptr)
-    encoding::throw_unable(codec, "has no codes for other programs; use mxfp8 or nvfp4, or decode");
+    encoding::throw_unsupported(codec,
+                                "has no codes for other programs; use mxfp8 or nvfp4, or decode");
   return *source;
 }
 

@@ -19,7 +19,7 @@ unsigned threads_of(const Execution& execution) {
 }
 
 // Larger sizes in bytes would overflow.
-constexpr std::size_t kMostValues = std::size_t{1} << 48;
+constexpr std::size_t kMaxValues = std::size_t{1} << 48;
 
 void check_request(const Codec& codec, const PlanRequest& request) {
   check_memory(codec, request.memory);
@@ -32,7 +32,7 @@ void check_request(const Codec& codec, const PlanRequest& request) {
                                std::to_string(request.segments.size()));
   std::size_t values = 0;
   for (const Segment& segment : request.segments) {
-    if (segment.count > kMostValues - values)
+    if (segment.count > kMaxValues - values)
       throw InvalidArgumentError("a frame holds at most 2^48 values");
     values += segment.count;
   }

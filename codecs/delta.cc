@@ -28,13 +28,14 @@ void for_each_block(const MatchedTensor& matched, Threads* threads, DeltaScratch
   const DeltaView& view = matched.view;
   const DeltaBlock whole{
       view.tensor.dtype, {view.head.classes, view.head.first_class}, 0, view.count, matched.values};
-  share(view.head.blocks, threads, [&](std::size_t task, std::size_t begin, std::size_t end) {
-    const std::byte* words = view.blocks + 4 * view.first_word(begin);
-    for (std::size_t i = begin; i < end; ++i) {
-      visit(block_at(whole, i), view.size(i), words, scratch_pool.of(task));
-      words += 4 * view.words(i);
-    }
-  });
+  parallel_for(view.head.blocks, threads,
+               [&](std::size_t task, std::size_t begin, std::size_t end) {
+                 const std::byte* words = view.blocks + 4 * view.first_word(begin);
+                 for (std::size_t i = begin; i < end; ++i) {
+                   visit(block_at(whole, i), view.size(i), words, scratch_pool.of(task));
+                   words += 4 * view.words(i);
+                 }
+               });
 }
 
 /// Adds up the values and the changes of all blocks without writing. Calls keep(block, its words,
@@ -146,7 +147,7 @@ void PreparedDelta::write(std::span<const ByteSpan> values, Threads* threads) {
   check_overlap(tensors_, values);
   if (!blocks_.empty() && blocks_.front().written)
     throw InvalidArgumentError("delta: the prepared delta was written before");
-  share(blocks_.size(), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
+  parallel_for(blocks_.size(), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       Block& block = blocks_[i];
       const unsigned width = delta_dtype_bytes(tensors_[block.tensor].dtype);

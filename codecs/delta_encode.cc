@@ -98,12 +98,12 @@ void append_tensor(const DeltaTensor& tensor, const std::byte* base, const std::
   const std::size_t blocks = ceil_div(count, kDeltaBlock);
   std::vector<std::uint16_t> sizes(blocks);
   std::vector<std::vector<std::byte>> parts(
-      most_tasks(options.threads == nullptr ? 1 : options.threads->count()));
+      max_tasks(options.threads == nullptr ? 1 : options.threads->count()));
   DeltaHead head{.classes = static_cast<std::uint8_t>(whole.classes.count),
                  .first_class = static_cast<std::uint16_t>(whole.classes.first),
                  .blocks = static_cast<std::uint32_t>(blocks)};
   std::mutex mutex;
-  share(blocks, options.threads, [&](std::size_t task, std::size_t begin, std::size_t end) {
+  parallel_for(blocks, options.threads, [&](std::size_t task, std::size_t begin, std::size_t end) {
     DeltaScratch& scratch = scratch_pool.of(task);
     std::uint64_t changed = 0, base_sum = 0, result_sum = 0;
     for (std::size_t i = begin; i < end; ++i) {

@@ -67,7 +67,7 @@ std::uint64_t checksum_of(const kernels::DeltaBlock& block, const std::byte* val
 class DeltaScratchPool {
  public:
   explicit DeltaScratchPool(Threads* threads)
-      : scratches_(most_tasks(threads == nullptr ? 1 : threads->count())) {}
+      : scratches_(max_tasks(threads == nullptr ? 1 : threads->count())) {}
 
   kernels::DeltaScratch& of(std::size_t task) {
     if (!scratches_[task])

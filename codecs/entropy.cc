@@ -21,7 +21,7 @@
 namespace tersor::encoding {
 namespace {
 
-constexpr std::size_t kMostValueBytes = 4;
+constexpr std::size_t kMaxValueBytes = 4;
 
 class EntropyCodec final : public FrameCodec {
  public:
@@ -36,9 +36,10 @@ class EntropyCodec final : public FrameCodec {
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {
     if (request.memory == Memory::kDevice)
-      throw_unable(*this, "encodes host memory only: copy the values to the host, or use none");
+      throw_unsupported(*this,
+                        "encodes host memory only: copy the values to the host, or use none");
     return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments, request.dtype),
-            .workspace_bytes = Scratch::bytes(request.contributions, most_tasks(request.threads))};
+            .workspace_bytes = Scratch::bytes(request.contributions, max_tasks(request.threads))};
   }
 
   std::vector<Round> plan_rounds(const PlanRequest&) const override {
@@ -126,7 +127,7 @@ class EntropyCodec final : public FrameCodec {
       return {reinterpret_cast<EntropyView*>(memory_), frames_};
     }
     std::byte* block(std::size_t task, std::size_t frame) const {
-      return of_task(task) + frame * kEntropyBlock * kMostValueBytes;
+      return of_task(task) + frame * kEntropyBlock * kMaxValueBytes;
     }
     std::span<const void*> payloads(std::size_t task) const {
       return {reinterpret_cast<const void**>(of_task(task) + frames_ * kBlockBytes), frames_};
@@ -136,7 +137,7 @@ class EntropyCodec final : public FrameCodec {
     }
 
    private:
-    static constexpr std::size_t kBlockBytes = kEntropyBlock * kMostValueBytes;
+    static constexpr std::size_t kBlockBytes = kEntropyBlock * kMaxValueBytes;
     static constexpr std::size_t views_bytes(std::size_t frames) {
       return align_up(frames * sizeof(EntropyView), kWorkspaceAlignment);
     }
@@ -190,13 +191,13 @@ class EntropyCodec final : public FrameCodec {
       const EntropyLayout layout{call.segments[i].count, dtype_of(call)};
       for (std::size_t frame = 0; frame < views.size(); ++frame)
         if (const char* wrong = views[frame].read(used_payload(call.frames[frame]), layout))
-          throw_wrong_indices(frame, views.size(), i, wrong);
+          throw_invalid_indices(frame, views.size(), i, wrong);
       visit(i, layout);
     }
     for (std::size_t frame = 0; frame < views.size(); ++frame)
       if (views[frame].end != used_payload(call.frames[frame]).size())
-        throw_wrong_indices(frame, views.size(), call.segments.size(),
-                            "bytes follow the last segment");
+        throw_invalid_indices(frame, views.size(), call.segments.size(),
+                              "bytes follow the last segment");
   }
 
   static ConstByteSpan used_payload(ConstByteSpan frame) {
@@ -215,22 +216,23 @@ class EntropyCodec final : public FrameCodec {
   static void visit_blocks(const Call& call, const Scratch& scratch, std::size_t segment,
                            const EntropyLayout& layout, const Visitor& visit) {
     FirstFault fault;
-    share(layout.blocks(), call.execution.threads,
-          [&](std::size_t task, std::size_t begin, std::size_t end) {
-            const std::span<EntropyView> views = scratch.views();
-            std::uint64_t* words = scratch.words(task);
-            for (std::size_t i = 0; i < views.size(); ++i) {
-              words[i] = views[i].first_word(layout, begin);
-              scratch.payloads(task)[i] = scratch.block(task, i);
-            }
-            for (std::size_t block = begin; block < end; ++block) {
-              const Slice slice = block_slice(segment, layout, block);
-              Blocks blocks{scratch, layout, task, block, slice.count};
-              if (!visit(slice, blocks)) return fault.add(blocks.frame, segment, blocks.fault);
-              for (std::size_t i = 0; i < views.size(); ++i)
-                words[i] += views[i].words(layout, block);
-            }
-          });
+    parallel_for(layout.blocks(), call.execution.threads,
+                 [&](std::size_t task, std::size_t begin, std::size_t end) {
+                   const std::span<EntropyView> views = scratch.views();
+                   std::uint64_t* words = scratch.words(task);
+                   for (std::size_t i = 0; i < views.size(); ++i) {
+                     words[i] = views[i].first_word(layout, begin);
+                     scratch.payloads(task)[i] = scratch.block(task, i);
+                   }
+                   for (std::size_t block = begin; block < end; ++block) {
+                     const Slice slice = block_slice(segment, layout, block);
+                     Blocks blocks{scratch, layout, task, block, slice.count};
+                     if (!visit(slice, blocks))
+                       return fault.add(blocks.frame, segment, blocks.fault);
+                     for (std::size_t i = 0; i < views.size(); ++i)
+                       words[i] += views[i].words(layout, block);
+                   }
+                 });
     fault.check(call.frames.size());
   }
 
@@ -285,7 +287,7 @@ class EntropyCodec final : public FrameCodec {
     EntropyWriter writer = writer_of(call, frame, sum);
     std::atomic<std::uint64_t> overflows{0};
     for_each_segment(call, scratch, [&](std::size_t segment, const EntropyLayout& layout) {
-      std::byte* const places = writer.places(layout);
+      std::byte* const value_space = writer.value_space(layout);
       visit_blocks(call, scratch, segment, layout, [&](const Slice& block, Blocks& blocks) {
         for (std::size_t i = 0; i < call.frames.size(); ++i)
           if (!blocks.decode(i, blocks.block(i))) return false;
@@ -295,10 +297,11 @@ class EntropyCodec final : public FrameCodec {
              .count = block.count,
              .factor = call.factor,
              .feedback = feedback_of(call.states, block, words, kernels::Store::kCached),
-             .output = {places + block.first * dtype_bytes(call.dtype), kernels::Store::kCached}});
+             .output = {value_space + block.first * dtype_bytes(call.dtype),
+                        kernels::Store::kCached}});
         return true;
       });
-      writer.write(layout, places);
+      writer.write(layout, value_space);
     });
     seal(call, words, overflows, writer, frame);
   }
@@ -342,15 +345,16 @@ class EntropyCodec final : public FrameCodec {
       }
       const std::byte* values = from.values;
       if (values == nullptr && layout.count != 0) {
-        std::byte* const places = writer.places(layout);
-        share(layout.blocks(), writer.threads,
-              [&](std::size_t, std::size_t begin, std::size_t end) {
-                for (std::size_t block = begin; block < end; ++block) {
-                  const Slice slice = block_slice(i, layout, block);
-                  overflows += from.fill(slice, places + slice.first * dtype_bytes(writer.dtype));
-                }
-              });
-        values = places;
+        std::byte* const value_space = writer.value_space(layout);
+        parallel_for(
+            layout.blocks(), writer.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
+              for (std::size_t block = begin; block < end; ++block) {
+                const Slice slice = block_slice(i, layout, block);
+                overflows +=
+                    from.fill(slice, value_space + slice.first * dtype_bytes(writer.dtype));
+              }
+            });
+        values = value_space;
       }
       writer.write(layout, values);
     }

@@ -19,7 +19,7 @@
 namespace tersor::encoding {
 
 /// The table of a segment is made from blocks 0, 16, 32, ...
-inline constexpr std::size_t kCountedBlocks = 16;
+inline constexpr std::size_t kHistogramStride = 16;
 
 /// The sections of a segment in a frame.
 struct EntropyView {
@@ -102,7 +102,7 @@ struct EntropyWriter {
   std::size_t used = 0;
 
   /// Returns the memory for the unchanged values of the next segment. Blocks are coded in place.
-  std::byte* places(const EntropyLayout& layout) const {
+  std::byte* value_space(const EntropyLayout& layout) const {
     return payload.data() + used + layout.most_offset();
   }
 
@@ -113,7 +113,7 @@ struct EntropyWriter {
     used += bytes;
   }
 
-  /// Encodes the values of a segment, which may lie in `places`.
+  /// Encodes the values of a segment, which may lie in `value_space`.
   void write(const EntropyLayout& layout, const std::byte* values) {
     if (layout.count == 0) return;
     std::byte* const table_at = payload.data() + used;
@@ -124,11 +124,11 @@ struct EntropyWriter {
     std::byte* const blocks = sizes + layout.sizes_bytes() + layout.starts_bytes();
     const std::size_t value_bytes = dtype_bytes(dtype);
     const std::size_t tasks =
-        std::min(layout.blocks(), most_tasks(threads == nullptr ? 1 : threads->count()));
+        std::min(layout.blocks(), max_tasks(threads == nullptr ? 1 : threads->count()));
     // Tasks write to the places of their first blocks, and one thread moves the blocks together.
-    std::byte* const areas = tasks > 1 ? places(layout) : blocks;
-    share(layout.blocks(), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
-      std::byte* next = areas + begin * kEntropyBlock * value_bytes;
+    std::byte* const task_areas = tasks > 1 ? value_space(layout) : blocks;
+    parallel_for(layout.blocks(), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
+      std::byte* next = task_areas + begin * kEntropyBlock * value_bytes;
       for (std::size_t block = begin; block < end; ++block) {
         const Slice slice = block_slice(0, layout, block);
         const std::uint16_t size = kernels::entropy_encode(values + slice.first * value_bytes,
@@ -147,7 +147,7 @@ struct EntropyWriter {
       const std::size_t begin = task * layout.blocks() / tasks;
       const std::size_t end = (task + 1) * layout.blocks() / tasks;
       const std::size_t bytes = 4 * view.words(layout, begin, end);
-      if (tasks > 1) std::memmove(next, areas + begin * kEntropyBlock * value_bytes, bytes);
+      if (tasks > 1) std::memmove(next, task_areas + begin * kEntropyBlock * value_bytes, bytes);
       next += bytes;
     }
     write_starts(layout, view, sizes + layout.sizes_bytes());
@@ -168,7 +168,7 @@ struct EntropyWriter {
   static std::pair<kernels::EntropyTable, std::size_t> table_of(const EntropyLayout& layout,
                                                                 const std::byte* values) {
     std::uint32_t counts[256] = {};
-    for (std::size_t block = 0; block < layout.blocks(); block += kCountedBlocks) {
+    for (std::size_t block = 0; block < layout.blocks(); block += kHistogramStride) {
       const Slice slice = block_slice(0, layout, block);
       kernels::entropy_count(values + slice.first * dtype_bytes(layout.dtype), slice.count,
                              layout.dtype, counts);

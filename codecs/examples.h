@@ -18,6 +18,6 @@ struct OptionValues {
 };
 
 /// Numbers without a default are left out.
-std::vector<OptionValues> option_values(const CodecInfo& codec, std::span<const double> shares);
+std::vector<OptionValues> option_values(const CodecInfo& codec, std::span<const double> fractions);
 
 }  // namespace tersor::encoding

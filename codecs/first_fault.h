@@ -20,7 +20,7 @@ class FirstFault {
 
   /// Throws WireError if a fault was added.
   void check(std::size_t frames) const {
-    if (text_ != nullptr) throw_wrong_indices(frame_, frames, segment_, text_);
+    if (text_ != nullptr) throw_invalid_indices(frame_, frames, segment_, text_);
   }
 
  private:

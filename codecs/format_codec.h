@@ -131,7 +131,7 @@ class FormatCodec : public Codec {
           },
           [&] { own().host_encode(call, header, frame); });
     }
-    throw_frameless(*this);
+    throw_no_frames(*this);
   }
 
   void do_decode(const DecodeCall& call) const final {
@@ -143,7 +143,7 @@ class FormatCodec : public Codec {
       };
       return run(call, on_device, [&] { own().host_decode(call, expected); });
     }
-    throw_frameless(*this);
+    throw_no_frames(*this);
   }
 
   void do_reduce(const ReduceCall& call, ByteSpan frame) const final {
@@ -155,8 +155,8 @@ class FormatCodec : public Codec {
       };
       return run(call, on_device, [&] { own().host_reduce(call, header, frame); });
     }
-    if constexpr (!FrameFormat<Own>) throw_frameless(*this);
-    throw_unable(*this, "does not reduce frames; gather them and decode them all");
+    if constexpr (!FrameFormat<Own>) throw_no_frames(*this);
+    throw_unsupported(*this, "does not reduce frames; gather them and decode them all");
   }
 
   void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const final {
@@ -175,7 +175,7 @@ class FormatCodec : public Codec {
       return run(
           call, [&] { own().device_encode_raw(call, factor, values); }, on_host);
     }
-    throw_unable(*this, "has no raw values for a transport to add; encode frames");
+    throw_unsupported(*this, "has no raw values for a transport to add; encode frames");
   }
 
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const final {
@@ -186,7 +186,7 @@ class FormatCodec : public Codec {
           call, [&] { own().device_decode_raw(call, values); },
           [&] { own().host_decode_raw(call, values); });
     }
-    throw_unable(*this, "has no raw values for a transport to add; decode frames");
+    throw_unsupported(*this, "has no raw values for a transport to add; decode frames");
   }
 
   void do_absorb(const DecodeCall& call, ConstValueSpan values) const final {
@@ -198,7 +198,7 @@ class FormatCodec : public Codec {
             call, [&] { own().device_absorb(call, values); },
             [&] { own().host_absorb(call, values); });
       }
-    throw_unable(*this, "has one round; no sums to absorb");
+    throw_unsupported(*this, "has one round; no sums to absorb");
   }
 
  private:

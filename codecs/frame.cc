@@ -106,7 +106,7 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
   expect_bits("signature", found.signature, expected.signature);
 }
 
-[[noreturn]] void throw_other_step(std::uint32_t found, std::uint32_t first) {
+[[noreturn]] void throw_step_mismatch(std::uint32_t found, std::uint32_t first) {
   throw_mismatch(
       "step", std::to_string(found),
       std::to_string(first) + ", the step of the first frame: a call reads frames of one step");
@@ -116,7 +116,7 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
 /// header. Throws WireError if the payload is longer than the capacity or than the space.
 FrameHeader with_header_extra(FrameHeader expected, const FrameHeader& found, HeaderExtra extra,
                               std::size_t space) {
-  if (extra == HeaderExtra::kStep) carry_step(expected, step_in_header(found));
+  if (extra == HeaderExtra::kStep) write_step(expected, step_in_header(found));
   if (extra == HeaderExtra::kLength) {
     const std::uint64_t most = std::min<std::uint64_t>(expected.payload_bytes, space);
     if (found.payload_bytes > most || found.payload_bytes % kSectionAlignment != 0)
@@ -139,7 +139,7 @@ void expect_payload(std::size_t found, std::size_t expected) {
     throw WireError("frame header does not match the call");
   }
   if (fault.kind == FrameFault::kStep)
-    throw_other_step(step_in_header(fault.found), static_cast<std::uint32_t>(fault.detail));
+    throw_step_mismatch(step_in_header(fault.found), static_cast<std::uint32_t>(fault.detail));
   if (fault.kind == FrameFault::kChecksum)
     throw_mismatch("checksum", hexadecimal(fault.found.checksum), hexadecimal(fault.detail));
   throw WireError("frame has an unknown fault");
@@ -147,7 +147,7 @@ void expect_payload(std::size_t found, std::size_t expected) {
 
 /// Calls `check` and adds the frame's index in a list to a WireError.
 template <typename Check>
-void name_frame(std::size_t frame, std::size_t frames, const Check& check) {
+void add_frame_index(std::size_t frame, std::size_t frames, const Check& check) {
   try {
     check();
   } catch (const WireError& error) {
@@ -217,13 +217,13 @@ double number_in_header(const FrameHeader& header) {
   return number;
 }
 
-void carry_step(FrameHeader& header, std::uint32_t step) {
+void write_step(FrameHeader& header, std::uint32_t step) {
   std::memcpy(header.parameters, &step, sizeof step);
 }
 
 void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames) {
   for (std::size_t i = 0; i < frames.size(); ++i)
-    name_frame(i, frames.size(), [&] {
+    add_frame_index(i, frames.size(), [&] {
       // Throws, because the frame is too short.
       if (frames[i].size() < sizeof(FrameHeader)) read_frame_header(frames[i]);
       expect_payload(frames[i].size() - sizeof(FrameHeader), expected.payload_bytes);
@@ -234,13 +234,13 @@ void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> f
                    HeaderExtra extra) {
   std::uint32_t first_step = 0;
   for (std::size_t i = 0; i < frames.size(); ++i)
-    name_frame(i, frames.size(), [&] {
+    add_frame_index(i, frames.size(), [&] {
       const FrameHeader found = read_frame_header(frames[i]);
       const std::size_t space = payload_of(frames[i]).size();
       check_header(found, with_header_extra(expected, found, extra, space));
       if (i == 0) first_step = step_in_header(found);
       if (extra == HeaderExtra::kStep && step_in_header(found) != first_step)
-        throw_other_step(step_in_header(found), first_step);
+        throw_step_mismatch(step_in_header(found), first_step);
       expect_payload(space, found.payload_bytes);
       if (!has_checksum(found)) expect_bits("checksum", found.checksum, 0);
     });
@@ -248,7 +248,7 @@ void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> f
 
 void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums) {
   for (std::size_t i = 0; i < frames.size(); ++i)
-    name_frame(i, frames.size(), [&] {
+    add_frame_index(i, frames.size(), [&] {
       const FrameHeader found = read_frame_header(frames[i]);
       expect_bits("checksum", found.checksum,
                   checksum_of(found, payload_of(frames[i]).data(), sums[i]));
@@ -263,7 +263,7 @@ void check_checksum(ConstByteSpan frame, Threads* threads) {
 
 void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads) {
   for (std::size_t i = 0; i < frames.size(); ++i)
-    name_frame(i, frames.size(), [&] { check_checksum(frames[i], threads); });
+    add_frame_index(i, frames.size(), [&] { check_checksum(frames[i], threads); });
 }
 
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
@@ -272,8 +272,8 @@ void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> fr
   if (has_checksum(expected)) check_checksums(frames, threads);
 }
 
-void throw_wrong_indices(std::size_t frame, std::size_t frames, std::size_t segment,
-                         std::string_view what) {
+void throw_invalid_indices(std::size_t frame, std::size_t frames, std::size_t segment,
+                           std::string_view what) {
   throw WireError("frame " + std::to_string(frame) + " of " + std::to_string(frames) +
                   ", segment " + std::to_string(segment) + ": " + std::string(what));
 }
@@ -315,9 +315,9 @@ std::size_t frame_bytes(ConstByteSpan frame) {
 void throw_if_faulty(const FrameFault& fault) {
   if (fault.kind == FrameFault::kNone) return;
   if (fault.kind == FrameFault::kIndices)
-    encoding::throw_wrong_indices(fault.frame, fault.frames, fault.detail,
-                                  "the indices of its selected values are damaged");
-  encoding::name_frame(fault.frame, fault.frames, [&] { encoding::throw_fault(fault); });
+    encoding::throw_invalid_indices(fault.frame, fault.frames, fault.detail,
+                                    "the indices of its selected values are damaged");
+  encoding::add_frame_index(fault.frame, fault.frames, [&] { encoding::throw_fault(fault); });
 }
 
 }  // namespace tersor

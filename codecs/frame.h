@@ -29,7 +29,7 @@ enum class HeaderExtra : std::size_t { kNothing = 0, kStep = 4, kLength = ~std::
 
 /// Reads or writes the step in a header.
 std::uint32_t step_in_header(const FrameHeader& header);
-void carry_step(FrameHeader& header, std::uint32_t step);
+void write_step(FrameHeader& header, std::uint32_t step);
 
 /// The conversion between all of `parameters` and a number; the flags of the codec.
 PayloadFormat format_of_number(double number, unsigned codec_flags);
@@ -94,8 +94,8 @@ void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads);
 void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums);
 
 /// Throws WireError that names the frame of a list and its segment.
-[[noreturn]] void throw_wrong_indices(std::size_t frame, std::size_t frames, std::size_t segment,
-                                      std::string_view what);
+[[noreturn]] void throw_invalid_indices(std::size_t frame, std::size_t frames, std::size_t segment,
+                                        std::string_view what);
 
 /// Zeroes the bytes [begin, end) of a payload, the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);

@@ -12,13 +12,13 @@ class FrameCodec : public Codec {
   using Codec::Codec;
 
   void do_encode_native(const EncodeCall&, float, ValueSpan) const final {
-    throw_unable(*this, "has no raw values for a transport to add; encode frames");
+    throw_unsupported(*this, "has no raw values for a transport to add; encode frames");
   }
   void do_decode_native(const DecodeCall&, ConstValueSpan) const final {
-    throw_unable(*this, "has no raw values for a transport to add; decode frames");
+    throw_unsupported(*this, "has no raw values for a transport to add; decode frames");
   }
   void do_absorb(const DecodeCall&, ConstValueSpan) const final {
-    throw_unable(*this, "has one round; no sums to absorb");
+    throw_unsupported(*this, "has one round; no sums to absorb");
   }
 };
 

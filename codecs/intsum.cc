@@ -40,8 +40,8 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   }
 
   std::span<const Exchange> exchanges() const {
-    static constexpr std::array kBoth{Exchange::kNativeMaximum, Exchange::kNativeSum};
-    return std::span<const Exchange>(kBoth).subspan(has_fixed_scale() ? 1 : 0);
+    static constexpr std::array kExchanges{Exchange::kNativeMaximum, Exchange::kNativeSum};
+    return std::span<const Exchange>(kExchanges).subspan(has_fixed_scale() ? 1 : 0);
   }
 
   CodecTraits traits() const override { return {}; }

@@ -22,12 +22,13 @@ double CodecLoss::relative_error() const {
   return energy_lost == 0 ? 0 : std::sqrt(energy_lost / energy);
 }
 
-PlannedCodec plan_alone(std::string_view spec, PlanFor plan_for, std::size_t sharing_ranks) {
+PlannedCodec plan_without_feedback(std::string_view spec, PlanInput plan_input,
+                                   std::size_t nominal_ranks) {
   const std::string plain = with_feedback(spec, Feedback::kNone);
-  PlannedCodec alone(plain, plan_for);
+  PlannedCodec alone(plain, plan_input);
   if (alone.has_frames()) return alone;
-  plan_for.contributions = sharing_ranks;
-  return PlannedCodec(plain, plan_for);
+  plan_input.contributions = nominal_ranks;
+  return PlannedCodec(plain, plan_input);
 }
 
 CodecLoss measure_loss(const PlannedCodec& codec, ConstValueSpan gradient) {

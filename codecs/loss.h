@@ -9,7 +9,7 @@
 namespace tersor {
 
 /// Number of ranks for the levels of a codec without frames.
-inline constexpr std::size_t kSharingRanks = 8;
+inline constexpr std::size_t kNominalRanks = 8;
 
 /// The loss between p, the encoded value, and d, the decoded value. Sums are computed in double.
 struct CodecLoss {
@@ -20,9 +20,9 @@ struct CodecLoss {
   double relative_error() const;  ///< |p − d| / |p|; 0 if p is all zeros
 };
 
-/// Plans the codec without feedback. A codec without frames is planned for `sharing_ranks` ranks.
-PlannedCodec plan_alone(std::string_view spec, PlanFor plan_for,
-                        std::size_t sharing_ranks = kSharingRanks);
+/// Plans the codec without feedback. A codec without frames is planned for `nominal_ranks` ranks.
+PlannedCodec plan_without_feedback(std::string_view spec, PlanInput plan_input,
+                                   std::size_t nominal_ranks = kNominalRanks);
 
 /// Encodes and decodes once in host memory, without feedback or a codec memory.
 CodecLoss measure_loss(const PlannedCodec& codec, ConstValueSpan gradient);

@@ -29,9 +29,10 @@ constexpr Choice<Dtype, 2> kValuesChoice = {"values",
 /// threads.
 template <typename Visitor>
 void for_each_run(std::size_t count, std::size_t step, Threads* threads, const Visitor& visit) {
-  share(ceil_div(count, step), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
-    visit(kernels::LowrankRange{begin * step, std::min(end * step, count) - begin * step});
-  });
+  parallel_for(
+      ceil_div(count, step), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
+        visit(kernels::LowrankRange{begin * step, std::min(end * step, count) - begin * step});
+      });
 }
 
 /// True if all values are finite and not all are zero. The caller's float mode may treat small
@@ -55,8 +56,8 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   }
 
   std::span<const Exchange> exchanges() const {
-    static constexpr std::array kBoth{Exchange::kNativeSum, Exchange::kNativeSum};
-    return kBoth;
+    static constexpr std::array kExchanges{Exchange::kNativeSum, Exchange::kNativeSum};
+    return kExchanges;
   }
 
   CodecTraits traits() const override { return {.divisible = false, .needs_shape = true}; }

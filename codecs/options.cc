@@ -46,7 +46,7 @@ OptionReader::OptionReader(const CodecSpec& spec, const CodecInfo& codec)
     : spec_{spec.name, {}, spec.feedback}, canonical_{spec_} {
   for (const auto& [key, value] : spec.options) {
     const std::string& name = option_of(codec, key).name;
-    if (find(name) != nullptr) throw_wrong_value(name, value, "one value");
+    if (find(name) != nullptr) throw_invalid_value(name, value, "one value");
     spec_.options.emplace_back(name, value);
   }
 }
@@ -56,7 +56,7 @@ double OptionReader::read(const Number& number) {
   if (const std::string* text = find(number.key)) {
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
     const bool whole = error == std::errc() && end == text->data() + text->size();
-    if (!whole || !number.holds(value)) throw_wrong_value(number.key, *text, number.range());
+    if (!whole || !number.holds(value)) throw_invalid_value(number.key, *text, number.range());
   }
   if (number.holds(value)) keep(number.key, number_text(value));
   return value;
@@ -72,8 +72,8 @@ void OptionReader::keep(std::string_view key, std::string text) {
   canonical_.options.emplace_back(key, std::move(text));
 }
 
-void OptionReader::throw_wrong_value(std::string_view key, const std::string& text,
-                                     const std::string& help) const {
+void OptionReader::throw_invalid_value(std::string_view key, const std::string& text,
+                                       const std::string& help) const {
   throw InvalidArgumentError("codec " + spec_.name + ": " + std::string(key) + " cannot be \"" +
                              text + "\"; it takes " + help);
 }

@@ -76,7 +76,7 @@ class OptionReader {
         if (word != standard.first) keep(choice.key, *text);
         return value;
       }
-    throw_wrong_value(choice.key, *text, choice.option().help());
+    throw_invalid_value(choice.key, *text, choice.option().help());
   }
 
   /// Throws InvalidArgumentError for an invalid number; the message shows the range. The canonical
@@ -89,8 +89,8 @@ class OptionReader {
  private:
   const std::string* find(std::string_view key) const;
   void keep(std::string_view key, std::string text);
-  [[noreturn]] void throw_wrong_value(std::string_view key, const std::string& text,
-                                      const std::string& help) const;
+  [[noreturn]] void throw_invalid_value(std::string_view key, const std::string& text,
+                                        const std::string& help) const;
 
   CodecSpec spec_;  // without deprecated keys
   CodecSpec canonical_;

@@ -14,20 +14,20 @@ constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
 
 SegmentState in_place(ValueSpan residual) { return {residual, residual}; }
 
-PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
-    : codec_(make_codec(spec)), plan_for_(plan_for) {
-  segment_ = {.count = plan_for.count,
-              .parameter = plan_for.parameter,
-              .rows = plan_for.rows,
-              .columns = plan_for.columns};
-  const unsigned threads = plan_for.threads == nullptr ? 1 : plan_for.threads->count();
+PlannedCodec::PlannedCodec(std::string_view spec, const PlanInput& plan_input)
+    : codec_(make_codec(spec)), plan_input_(plan_input) {
+  segment_ = {.count = plan_input.count,
+              .parameter = plan_input.parameter,
+              .rows = plan_input.rows,
+              .columns = plan_input.columns};
+  const unsigned threads = plan_input.threads == nullptr ? 1 : plan_input.threads->count();
   plan_ = codec_->plan({.segments = {&segment_, 1},
-                        .dtype = plan_for.dtype,
-                        .contributions = plan_for.contributions,
-                        .memory = plan_for.memory,
+                        .dtype = plan_input.dtype,
+                        .contributions = plan_input.contributions,
+                        .memory = plan_input.memory,
                         .threads = threads});
-  workspace_ = Buffer(plan_.workspace_bytes, plan_for.memory);
-  round_state_ = Buffer(plan_.round_state_bytes, plan_for.memory);
+  workspace_ = Buffer(plan_.workspace_bytes, plan_input.memory);
+  round_state_ = Buffer(plan_.round_state_bytes, plan_input.memory);
 }
 
 bool PlannedCodec::allows(Exchange exchange) const {
@@ -35,11 +35,11 @@ bool PlannedCodec::allows(Exchange exchange) const {
 }
 
 Execution PlannedCodec::execution() const {
-  return {.threads = plan_for_.threads,
-          .stream = plan_for_.stream,
+  return {.threads = plan_input_.threads,
+          .stream = plan_input_.stream,
           .workspace = workspace_.span(),
           .round_state = round_state_.span(),
-          .memory = plan_for_.memory};
+          .memory = plan_input_.memory};
 }
 
 void PlannedCodec::encode(ConstValueSpan gradient, ByteSpan frame,
@@ -69,7 +69,7 @@ void PlannedCodec::decode(std::span<const ConstByteSpan> frames, ValueSpan outpu
 void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, ByteSpan frame,
                           const std::optional<SegmentState>& state, StateWords* words) const {
   codec_->reduce({.segments = {&segment_, 1},
-                  .dtype = plan_for_.dtype,
+                  .dtype = plan_input_.dtype,
                   .frames = frames,
                   .states = states(state),
                   .words = words,
@@ -87,7 +87,7 @@ void PlannedCodec::encode_native(ConstValueSpan gradient, std::size_t round, Val
                          .random = kRandom,
                          .identity = identity(round),
                          .execution = execution(),
-                         .contributions = plan_for_.contributions},
+                         .contributions = plan_input_.contributions},
                         factor, values);
 }
 
@@ -96,7 +96,7 @@ void PlannedCodec::decode_native(ValueSpan values, std::size_t round, ValueSpan 
                         .outputs = {&output, 1},
                         .identity = identity(round),
                         .execution = execution(),
-                        .contributions = plan_for_.contributions};
+                        .contributions = plan_input_.contributions};
   if (round + 1 == plan_.rounds.size())
     codec_->decode_native(back, values);
   else

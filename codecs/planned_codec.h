@@ -16,7 +16,7 @@
 namespace tersor {
 
 /// The input of a plan. All spans of later calls lie in `memory`.
-struct PlanFor {
+struct PlanInput {
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
   Checksum checksum = Checksum::kOn;
@@ -32,10 +32,10 @@ struct PlanFor {
 class PlannedCodec {
  public:
   /// Throws InvalidArgumentError as `make_codec` and `Codec::plan` do.
-  PlannedCodec(std::string_view spec, const PlanFor& plan_for);
+  PlannedCodec(std::string_view spec, const PlanInput& plan_input);
 
-  std::size_t count() const { return plan_for_.count; }
-  Dtype dtype() const { return plan_for_.dtype; }
+  std::size_t count() const { return plan_input_.count; }
+  Dtype dtype() const { return plan_input_.dtype; }
   const Codec& codec() const { return *codec_; }
   const Plan& plan() const { return plan_; }
   /// True if gradients are sent as frames; otherwise only as raw values.
@@ -44,7 +44,7 @@ class PlannedCodec {
   bool reduces() const { return allows(Exchange::kTwoShot); }
   bool allows(Exchange exchange) const;  ///< True if the last round allows this exchange.
   /// Returns a buffer for a frame in the planned memory.
-  Buffer frame() const { return Buffer(plan_.frame_bytes, plan_for_.memory); }
+  Buffer frame() const { return Buffer(plan_.frame_bytes, plan_input_.memory); }
 
   /// Uses feedback if there is a state. Advances the step in `words`, which must lie in the
   /// gradient's memory.
@@ -68,7 +68,7 @@ class PlannedCodec {
  private:
   Execution execution() const;
   FrameIdentity identity(std::size_t round = 0) const {
-    return {.checksum = plan_for_.checksum, .round = static_cast<std::uint8_t>(round)};
+    return {.checksum = plan_input_.checksum, .round = static_cast<std::uint8_t>(round)};
   }
 
   std::span<const SegmentState> states(const std::optional<SegmentState>& state) const {
@@ -76,7 +76,7 @@ class PlannedCodec {
   }
 
   std::shared_ptr<const Codec> codec_;
-  PlanFor plan_for_;
+  PlanInput plan_input_;
   Segment segment_;
   Plan plan_;
   Buffer workspace_, round_state_;

@@ -39,9 +39,9 @@ class QuantizeCodec final
       SlicedCodec<QuantizeCodec<Format>, kernels::QuantizedView, kQuantizeSections<Format>>;
   using typename Base::Sections, typename Base::Source, typename Base::Target;
 
-  static constexpr kernels::Store kLarge = kernels::Store::kStreaming;
+  static constexpr kernels::Store kLargeStore = kernels::Store::kStreaming;
   static constexpr bool kMeasures = kernels::kHasSegmentScale<Format>;
-  static constexpr std::size_t kCut = Format::kBlock;
+  static constexpr std::size_t kCutMultiple = Format::kBlock;
 
   QuantizeCodec(CodecSpec spec, Rounding rounding)
       : Base(std::move(spec), Format::kId), rounding_(rounding) {}

@@ -18,7 +18,7 @@ namespace tersor::encoding {
 namespace {
 
 /// The lists of a reduction. One per thread, so a call allocates nothing after the first.
-struct Lists {
+struct ReductionLists {
   std::vector<Segment> segments;
   std::vector<ValueSpan> sums;
   std::vector<ConstValueSpan> read_sums;
@@ -44,7 +44,7 @@ class ResultCodec final : public FrameCodec {
       : FrameCodec(std::move(spec), first->id()),
         first_(std::move(first)),
         result_(std::move(result)),
-        without_states_(without_feedback(*result_)) {}
+        stateless_(without_feedback(*result_)) {}
 
   CodecTraits traits() const override {
     CodecTraits traits = first_->traits();
@@ -85,11 +85,11 @@ class ResultCodec final : public FrameCodec {
   }
 
   const std::shared_ptr<const Codec> first_, result_;
-  const std::shared_ptr<const Codec> without_states_;  ///< for calls without states
+  const std::shared_ptr<const Codec> stateless_;  ///< for calls without states
 };
 
 /// Lists the sums in the workspace. The flags of inactive parameters concern only senders.
-void list_sums(const ReduceCall& call, Memory memory, Lists& lists) {
+void list_sums(const ReduceCall& call, Memory memory, ReductionLists& lists) {
   lists.segments.assign(call.segments.begin(), call.segments.end());
   lists.sums.clear();
   std::byte* at = call.execution.workspace.data() + kWordsBytes;
@@ -114,7 +114,7 @@ void copy_words(const StateWords* from, const StateWords* gradient, StateWords* 
 // Frames are added in f32. The sum is rounded to the gradient's dtype, because both codecs write
 // and read frames of this dtype. The gradient's factor does not apply to a sum.
 void ResultCodec::do_reduce(const ReduceCall& call, ByteSpan frame) const {
-  thread_local Lists lists;
+  thread_local ReductionLists lists;
   const Memory memory = memory_of(call);
   list_sums(call, memory, lists);
   Execution execution = call.execution;
@@ -128,7 +128,7 @@ void ResultCodec::do_reduce(const ReduceCall& call, ByteSpan frame) const {
   auto* const words = reinterpret_cast<StateWords*>(call.execution.workspace.data());
   StateWords* const next = call.words_out == nullptr ? nullptr : words + 1;
   if (call.words != nullptr) copy_words(call.words, nullptr, words, call, memory);
-  const Codec& owner = call.states.empty() ? *without_states_ : *result_;
+  const Codec& owner = call.states.empty() ? *stateless_ : *result_;
   owner.encode({.segments = lists.segments,
                 .gradients = lists.read_sums,
                 .states = call.states,
@@ -142,7 +142,7 @@ void ResultCodec::do_reduce(const ReduceCall& call, ByteSpan frame) const {
 }
 
 /// Throws InvalidArgumentError unless an owner can add frames of the codec.
-void check_adds(const Codec& codec, const CodecSpec& whole) {
+void check_reducible(const Codec& codec, const CodecSpec& whole) {
   const Segment segment{.count = CodecTraits{}.unit};
   if (!codec.traits().needs_shape) {
     const Plan plan = codec.plan({.segments = {&segment, 1}});
@@ -167,7 +167,7 @@ std::shared_ptr<const Codec> make_result_codec(const CodecSpec& spec) {
   result.feedback = spec.feedback;
   first.options.erase(option);
   auto sender = make_codec(first.text()), owner = make_codec(result.text());
-  for (const auto& codec : {sender, owner}) check_adds(*codec, spec);
+  for (const auto& codec : {sender, owner}) check_reducible(*codec, spec);
   CodecSpec canonical = sender->spec(), nested = owner->spec();
   nested.feedback = Feedback::kNone;
   canonical.options.emplace_back(kResultOption, nested.text());

@@ -74,7 +74,7 @@ class SlicedCodec : public FormatCodec<Own> {
 
   // Defaults that a codec may redefine:
   /// How kernels write the last section of payloads larger than the caches.
-  static constexpr kernels::Store kLarge = kernels::Store::kCached;
+  static constexpr kernels::Store kLargeStore = kernels::Store::kCached;
   /// The data in a frame's header that only the encoder knows.
   static constexpr HeaderExtra kHeaderExtra = HeaderExtra::kNothing;
   /// Values of a piece. A value takes at most one byte, so the pieces of a few payloads fit into
@@ -83,9 +83,9 @@ class SlicedCodec : public FormatCodec<Own> {
   /// True if the first section is a number of a whole segment: the bits of the largest magnitude
   /// that a measuring pass over all slices finds before encoding. Then `Own` has the functions
   /// largest_sent and largest_sum, and a segment is not cut. Other sections are cut at multiples of
-  /// kCut values.
+  /// kCutMultiple values.
   static constexpr bool kMeasures = false;
-  static constexpr std::size_t kCut = 1;
+  static constexpr std::size_t kCutMultiple = 1;
 
   std::size_t segment_bytes(const Segment& segment, Dtype dtype) const {
     std::size_t all = 0;
@@ -103,8 +103,8 @@ class SlicedCodec : public FormatCodec<Own> {
   }
 
   void host_encode(const EncodeCall& call, FrameHeader header, ByteSpan frame) const {
-    FrameWriter output(call, frame, bytes_of(call.gradients), Own::kLarge);
-    if (Own::kHeaderExtra == HeaderExtra::kStep) carry_step(header, output.words.step);
+    FrameWriter output(call, frame, bytes_of(call.gradients), Own::kLargeStore);
+    if (Own::kHeaderExtra == HeaderExtra::kStep) write_step(header, output.words.step);
     measure(call, output, [&](const auto& own, const Slice& slice) -> std::uint32_t {
       if (!is_active(call.segments[slice.segment])) return 0;
       return own.largest_sent(sent_of(call, slice, output.words, output.store));
@@ -112,7 +112,7 @@ class SlicedCodec : public FormatCodec<Own> {
     for_each_piece_of(call, output.sums_pieces(), [&](const Slice& piece) {
       const kernels::EncodeInput sent = sent_of(call, piece, output.words, output.store);
       write_piece(call, piece, output, [&](const Target& to, const Parts& parts) -> std::size_t {
-        if (!is_active(to.segment)) return write_nothing(to, parts);
+        if (!is_active(to.segment)) return write_inactive(to, parts);
         return this->own().encode_piece(call, header, sent, to);
       });
     });
@@ -121,12 +121,12 @@ class SlicedCodec : public FormatCodec<Own> {
 
   void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
     const FrameHeader header = checked_header(call, expected);
-    FrameSums sums(call, call.window_first ? Summed::kFirst : kSummed);
+    FrameSums sums(call, call.window_first ? SumTiming::kBeforeReads : kSumTiming);
     check_indices(call);
     if constexpr (Own::kMeasures)
       if (call.window_first) return decode_window(call, header);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
-    for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
+    for_each_piece_of(call, sums.is_enabled(), [&](const Slice& piece) {
       Views views(call.frames.size(), views_workspace(call), piece.task);
       this->own().decode_piece(header, read_piece(call, piece, sums, views),
                                decoded_of(call, piece, store));
@@ -136,15 +136,15 @@ class SlicedCodec : public FormatCodec<Own> {
 
   void host_reduce(const ReduceCall& call, const FrameHeader& expected, ByteSpan frame) const {
     const FrameHeader header = checked_header(call, expected);
-    FrameSums sums(call, kSummed);
+    FrameSums sums(call, kSumTiming);
     check_indices(call);
-    FrameWriter output(call, frame, bytes_of(call.frames), Own::kLarge);
+    FrameWriter output(call, frame, bytes_of(call.frames), Own::kLargeStore);
     measure(call, output, [&](const auto& own, const Slice& slice) {
       Views views(call.frames.size(), views_workspace(call), slice.task);
       const auto feedback = feedback_of(call.states, slice, output.words, output.store);
       return own.largest_sum(call, source_of(call, slice, views), feedback);
     });
-    for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
+    for_each_piece_of(call, sums.is_enabled(), [&](const Slice& piece) {
       Views views(call.frames.size(), views_workspace(call), piece.task);
       const Source from = read_piece(call, piece, sums, views);
       write_piece(call, piece, output, [&](const Target& to, const Parts&) {
@@ -206,7 +206,8 @@ class SlicedCodec : public FormatCodec<Own> {
   static constexpr bool kHasIndices = requires(const Own& own, const DecodeCall& call) {
     own.check_indices_of(call);
   };
-  static constexpr Summed kSummed = kHasIndices ? Summed::kFirst : Summed::kMeanwhile;
+  static constexpr SumTiming kSumTiming =
+      kHasIndices ? SumTiming::kBeforeReads : SumTiming::kDuringReads;
 
   static std::size_t sums_bytes(std::size_t frames) {
     return kHasIndices ? 0 : FrameSums::workspace_bytes(frames);
@@ -228,7 +229,7 @@ class SlicedCodec : public FormatCodec<Own> {
   static FrameHeader checked_header(const Call& call, FrameHeader expected) {
     check_headers(expected, call.frames, Own::kHeaderExtra);
     if (Own::kHeaderExtra == HeaderExtra::kStep)
-      carry_step(expected, step_in_header(read_frame_header(call.frames.front())));
+      write_step(expected, step_in_header(read_frame_header(call.frames.front())));
     return expected;
   }
 
@@ -238,10 +239,11 @@ class SlicedCodec : public FormatCodec<Own> {
   }
 
   template <typename Call, typename Visitor>
-  void for_each_piece_of(const Call& call, bool cut, const Visitor& visit) const {
+  void for_each_piece_of(const Call& call, bool split, const Visitor& visit) const {
     const std::size_t count = this->own().piece_count(dtype_of(call));
-    for_each_slice_of(
-        call, [&](const Slice& slice) { for_each_piece(slice, cut ? count : slice.count, visit); });
+    for_each_slice_of(call, [&](const Slice& slice) {
+      for_each_piece(slice, split ? count : slice.count, visit);
+    });
   }
 
   /// Adds parts to a sum. Adjacent parts, e.g. of a whole segment, are added in one call, because
@@ -301,16 +303,17 @@ class SlicedCodec : public FormatCodec<Own> {
   void decode_window(const DecodeCall& call, const FrameHeader& header) const {
     const ValueSpan& output = call.outputs[0];
     const std::size_t first = *call.window_first, end = first + output.count();
-    const std::size_t edge = std::min(align_up(first, Own::kCut), end);
+    const std::size_t edge = std::min(align_up(first, Own::kCutMultiple), end);
     const auto decode = [&](const Slice& slice, void* to) {
       Views views(call.frames.size(), views_workspace(call), slice.task);
       this->own().decode_piece(header, source_of(call, slice, views),
                                {to, output.dtype(), call.factor, call.mode});
     };
     if (first != edge) {
-      alignas(kSectionAlignment) std::array<std::byte, Own::kCut * sizeof(float)> block = {};
-      const std::size_t begin = first / Own::kCut * Own::kCut;
-      const std::size_t count = std::min(Own::kCut, call.segments[0].count - begin);
+      alignas(kSectionAlignment) std::array<std::byte, Own::kCutMultiple * sizeof(float)> block =
+          {};
+      const std::size_t begin = first / Own::kCutMultiple * Own::kCutMultiple;
+      const std::size_t count = std::min(Own::kCutMultiple, call.segments[0].count - begin);
       const ValueSpan part = output.subspan(0, edge - first);
       std::byte* copy = block.data() + (first - begin) * dtype_bytes(output.dtype());
       std::memcpy(copy, part.pointer(), part.bytes());
@@ -318,12 +321,13 @@ class SlicedCodec : public FormatCodec<Own> {
       std::memcpy(part.pointer(), copy, part.bytes());
     }
     const std::size_t slices = ceil_div(end - edge, kSliceCount);
-    share(slices, call.execution.threads, [&](std::size_t task, std::size_t from, std::size_t to) {
-      const std::size_t begin = edge + from * kSliceCount;
-      const std::size_t count = std::min((to - from) * kSliceCount, end - begin);
-      decode({.first = begin, .count = count, .task = task},
-             output.subspan(begin - first, count).pointer());
-    });
+    parallel_for(slices, call.execution.threads,
+                 [&](std::size_t task, std::size_t from, std::size_t to) {
+                   const std::size_t begin = edge + from * kSliceCount;
+                   const std::size_t count = std::min((to - from) * kSliceCount, end - begin);
+                   decode({.first = begin, .count = count, .task = task},
+                          output.subspan(begin - first, count).pointer());
+                 });
   }
 
   /// Calls write(target, parts) to write a piece, and sums the sections and their padding.
@@ -352,7 +356,7 @@ class SlicedCodec : public FormatCodec<Own> {
   }
 
   /// Sends zeros for an inactive segment.
-  static std::size_t write_nothing(const Target& to, const Parts& parts) {
+  static std::size_t write_inactive(const Target& to, const Parts& parts) {
     for (std::size_t i = 0; i < kCount; ++i) std::memset(to.sections[i].bytes, 0, parts[i].count);
     keep_residual(to.feedback, to.piece.count);
     return 0;

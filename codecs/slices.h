@@ -45,15 +45,15 @@ inline std::size_t slices_of(std::span<const Segment> segments) {
 }
 
 /// Returns the maximum number of tasks for a call on `threads` threads.
-constexpr std::size_t most_tasks(unsigned threads) {
+constexpr std::size_t max_tasks(unsigned threads) {
   return threads > 1 ? threads * kTasksPerThread : 1;
 }
 
 /// Divides `count` items into tasks of contiguous items and calls work(task, begin, end) on the
 /// available threads.
 template <typename Work>
-void share(std::size_t count, Threads* threads, const Work& work) {
-  const std::size_t tasks = std::min(count, most_tasks(threads == nullptr ? 1 : threads->count()));
+void parallel_for(std::size_t count, Threads* threads, const Work& work) {
+  const std::size_t tasks = std::min(count, max_tasks(threads == nullptr ? 1 : threads->count()));
   const auto run_task = [&](std::size_t task) {
     work(task, task * count / tasks, (task + 1) * count / tasks);
   };
@@ -86,9 +86,10 @@ void visit_slices(std::span<const Segment> segments, std::size_t begin, std::siz
 template <typename SegmentBytes, typename Visitor>
 void for_each_slice(std::span<const Segment> segments, Threads* threads,
                     const SegmentBytes& segment_bytes, const Visitor& visit) {
-  share(slices_of(segments), threads, [&](std::size_t task, std::size_t begin, std::size_t end) {
-    visit_slices(segments, begin, end, task, segment_bytes, visit);
-  });
+  parallel_for(slices_of(segments), threads,
+               [&](std::size_t task, std::size_t begin, std::size_t end) {
+                 visit_slices(segments, begin, end, task, segment_bytes, visit);
+               });
 }
 
 /// A task's view of all payloads: on the stack or, for many frames, in the task's part of the
@@ -98,12 +99,12 @@ class ViewList {
  public:
   /// Returns the workspace bytes for `frames` frames.
   static constexpr std::size_t workspace_bytes(std::size_t frames, unsigned threads) {
-    return frames <= kOnStack ? 0 : most_tasks(threads) * frames * sizeof(View);
+    return frames <= kInlineFrames ? 0 : max_tasks(threads) * frames * sizeof(View);
   }
 
   ViewList(std::size_t frames, ByteSpan workspace, std::size_t task)
-      : views_(frames <= kOnStack ? few_.data()
-                                  : reinterpret_cast<View*>(workspace.data()) + task * frames,
+      : views_(frames <= kInlineFrames ? inline_views_.data()
+                                       : reinterpret_cast<View*>(workspace.data()) + task * frames,
                frames) {}
   ViewList(const ViewList&) = delete;
   ViewList& operator=(const ViewList&) = delete;
@@ -112,9 +113,9 @@ class ViewList {
   std::span<const View> span() const { return views_; }
 
  private:
-  static constexpr std::size_t kOnStack = 64;
+  static constexpr std::size_t kInlineFrames = 64;
 
-  std::array<View, kOnStack> few_;
+  std::array<View, kInlineFrames> inline_views_;
   std::span<View> views_;
 };
 

@@ -26,7 +26,7 @@ bool is_word(std::string_view word) {
 }
 
 /// Removes the suffix from `rest`.
-Feedback take_feedback(std::string_view& rest, std::string_view text) {
+Feedback parse_feedback(std::string_view& rest, std::string_view text) {
   const auto plus = rest.find('+');
   if (plus == std::string_view::npos) return Feedback::kNone;
   if (rest.substr(plus) != kFeedbackSuffix)
@@ -70,7 +70,7 @@ std::string CodecSpec::text() const {
 CodecSpec parse_spec(std::string_view text) {
   CodecSpec spec;
   std::string_view rest = text;
-  spec.feedback = take_feedback(rest, text);
+  spec.feedback = parse_feedback(rest, text);
   const auto colon = rest.find(':');
   spec.name = rest.substr(0, colon);
   if (!is_word(spec.name)) throw_malformed(text, "the name is missing or malformed");

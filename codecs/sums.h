@@ -101,11 +101,11 @@ class FrameWriter {
 };
 
 /// When frames are summed: before any read, or during the reads.
-enum class Summed { kFirst, kMeanwhile };
+enum class SumTiming { kBeforeReads, kDuringReads };
 
 /// A call with kAdd must not damage its outputs. Frames are therefore summed before any write.
-inline bool sums_first(const DecodeCall& call) { return call.mode == DecodeMode::kAdd; }
-inline bool sums_first(const ReduceCall&) { return false; }
+inline bool sums_before_reads(const DecodeCall& call) { return call.mode == DecodeMode::kAdd; }
+inline bool sums_before_reads(const ReduceCall&) { return false; }
 
 /// The sums of a call's input frames: on the stack, or for many frames at the start of the
 /// workspace. Without checksums, nothing is summed.
@@ -113,18 +113,18 @@ class FrameSums {
  public:
   /// Returns the workspace bytes for `frames` frames.
   static constexpr std::size_t workspace_bytes(std::size_t frames) {
-    return frames <= kOnStack ? 0 : align_up(frames * sizeof(PayloadSum), kWorkspaceAlignment);
+    return frames <= kInlineFrames ? 0 : align_up(frames * sizeof(PayloadSum), kWorkspaceAlignment);
   }
 
   /// Throws WireError if frames are summed first and a checksum is wrong.
   template <class Call>  // DecodeCall or ReduceCall
-  FrameSums(const Call& call, Summed summed)
+  FrameSums(const Call& call, SumTiming timing)
       : frames_(call.frames),
-        is_on_(call.identity.checksum == Checksum::kOn && summed == Summed::kMeanwhile &&
-               !sums_first(call)),
+        is_enabled_(call.identity.checksum == Checksum::kOn && timing == SumTiming::kDuringReads &&
+                    !sums_before_reads(call)),
         sums_(reinterpret_cast<PayloadSum*>(
-            frames_.size() <= kOnStack ? few_ : call.execution.workspace.data())) {
-    if (is_on_)
+            frames_.size() <= kInlineFrames ? inline_sums_ : call.execution.workspace.data())) {
+    if (is_enabled_)
       std::uninitialized_default_construct_n(sums_, frames_.size());
     else if (call.identity.checksum == Checksum::kOn)
       check_checksums(frames_, call.execution.threads);
@@ -133,11 +133,11 @@ class FrameSums {
   FrameSums& operator=(const FrameSums&) = delete;
 
   /// True if pieces must be summed during the reads.
-  bool is_on() const { return is_on_; }
+  bool is_enabled() const { return is_enabled_; }
 
   /// Sums the words [begin, end) of all payloads, in bytes.
   void add(std::size_t begin, std::size_t end) {
-    if (!is_on_) return;
+    if (!is_enabled_) return;
     for (std::size_t i = 0; i < frames_.size(); ++i)
       if (const ConstByteSpan payload = payload_of(frames_[i]); !is_short(payload.size()))
         sums_[i].add(payload.data() + begin, begin, end - begin);
@@ -146,7 +146,7 @@ class FrameSums {
   /// Call this after all `add` calls. If a checksum is wrong, calls `poison` and throws WireError.
   template <typename Poison>
   void check(const Poison& poison) const {
-    if (!is_on_) return;
+    if (!is_enabled_) return;
     try {
       check_checksums(frames_, {sums_, frames_.size()});
     } catch (const WireError&) {
@@ -156,12 +156,13 @@ class FrameSums {
   }
 
  private:
-  static constexpr std::size_t kOnStack = 64;
+  static constexpr std::size_t kInlineFrames = 64;
   static_assert(std::is_trivially_destructible_v<PayloadSum>);  // never destroyed
 
   const std::span<const ConstByteSpan> frames_;
-  const bool is_on_;
-  alignas(PayloadSum) std::byte few_[kOnStack * sizeof(PayloadSum)];  // uninitialised memory
+  const bool is_enabled_;
+  // Uninitialised memory.
+  alignas(PayloadSum) std::byte inline_sums_[kInlineFrames * sizeof(PayloadSum)];
   PayloadSum* const sums_;
 };
 

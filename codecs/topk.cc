@@ -13,7 +13,7 @@
 namespace tersor::encoding {
 namespace {
 
-constexpr std::size_t kWorkspacePart = 64;  // alignment of the workspace's parts
+constexpr std::size_t kPartAlignment = 64;  // alignment of the workspace's parts
 
 constexpr Number kTopkDensity = {.key = "density", .above = 0, .most = 1, .standard = 0.01};
 constexpr Choice<TopkValues, 3> kTopkValues = {
@@ -60,8 +60,8 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
 
   void host_encode(const EncodeCall& call, const FrameHeader& header, ByteSpan frame) const {
     const StateWords words = words_of(call);
-    Threads alone;
-    Threads& threads = call.execution.threads == nullptr ? alone : *call.execution.threads;
+    Threads single_thread;
+    Threads& threads = call.execution.threads == nullptr ? single_thread : *call.execution.threads;
     ByteSpan rest = payload_of(frame);
     for (std::size_t i = 0; i < call.segments.size(); ++i) {
       const ByteSpan payload = rest.first(layout_of(call.segments[i]).bytes());
@@ -75,8 +75,8 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
   void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
     check_frames(expected, call.frames, call.execution.threads);
     check_indices(call);
-    Threads alone;
-    Threads& threads = call.execution.threads == nullptr ? alone : *call.execution.threads;
+    Threads single_thread;
+    Threads& threads = call.execution.threads == nullptr ? single_thread : *call.execution.threads;
     std::size_t offset = 0;
     for (std::size_t i = 0; i < call.segments.size(); ++i) {
       decode_segment(call, i, offset, threads);
@@ -116,7 +116,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
   }
 
   static std::size_t views_bytes(std::size_t frames) {
-    return align_up(Views::workspace_bytes(frames, 1), kWorkspacePart);
+    return align_up(Views::workspace_bytes(frames, 1), kPartAlignment);
   }
 
   static void pad(ByteSpan payload, const TopkLayout& layout) {
@@ -172,7 +172,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
         const auto view = sections<kernels::TopkPayloadView>(
             payload_of(call.frames[frame]).subspan(offset), layout);
         const char* wrong = kernels::topk_validate(view, layout.count, layout.selected);
-        if (wrong != nullptr) throw_wrong_indices(frame, call.frames.size(), i, wrong);
+        if (wrong != nullptr) throw_invalid_indices(frame, call.frames.size(), i, wrong);
       }
       offset += layout.bytes();
     }

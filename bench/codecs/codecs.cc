@@ -53,10 +53,10 @@ struct CodecError : CodecLoss {
 
 CodecError measure(const std::string& spec, const std::string& tensor, ConstValueSpan gradient,
                    Threads& threads) {
-  const PlannedCodec codec =
-      plan_alone(spec, {.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads});
+  const PlannedCodec codec = plan_without_feedback(
+      spec, {.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads});
   return {measure_loss(codec, gradient), spec, tensor, gradient.count(),
-          codec.has_frames() ? 1 : kSharingRanks};
+          codec.has_frames() ? 1 : kNominalRanks};
 }
 
 Record record_of(const CodecError& error, const CodecsOptions& options) {

@@ -42,7 +42,7 @@ ConstValueSpan OperationInput::step(std::size_t index) const {
   return values_of_step(gradient, count, index);
 }
 
-PlanFor OperationInput::plan_on_host(std::size_t contributions) const {
+PlanInput OperationInput::plan_on_host(std::size_t contributions) const {
   return {.count = count,
           .dtype = gradient.dtype(),
           .checksum = checksum,
@@ -50,13 +50,13 @@ PlanFor OperationInput::plan_on_host(std::size_t contributions) const {
           .contributions = contributions};
 }
 
-PlanFor OperationInput::plan_on_machine(std::size_t contributions) const {
-  PlanFor plan_for = plan_on_host(contributions);
-  if (!machine->on_device()) return plan_for;
-  plan_for.threads = nullptr;
-  plan_for.memory = Memory::kDevice;
-  plan_for.stream = machine->traits().stream;
-  return plan_for;
+PlanInput OperationInput::plan_on_machine(std::size_t contributions) const {
+  PlanInput plan_input = plan_on_host(contributions);
+  if (!machine->on_device()) return plan_input;
+  plan_input.threads = nullptr;
+  plan_input.memory = Memory::kDevice;
+  plan_input.stream = machine->traits().stream;
+  return plan_input;
 }
 
 Buffer CodecOperation::copy_of_gradient() const { return copy_of(bytes_of(gradient())); }

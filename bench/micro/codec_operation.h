@@ -35,8 +35,8 @@ struct OperationInput {
 
   /// The values of call number `index`.
   ConstValueSpan step(std::size_t index) const;
-  PlanFor plan_on_host(std::size_t contributions = 1) const;
-  PlanFor plan_on_machine(std::size_t contributions = 1) const;
+  PlanInput plan_on_host(std::size_t contributions = 1) const;
+  PlanInput plan_on_machine(std::size_t contributions = 1) const;
 };
 
 /// One operation of a codec on a gradient. Calls rotate through several sets of buffers.

@@ -293,13 +293,13 @@ class ReduceOperation : public PlannedOperation {
 
 /// Plans a codec without frames for several ranks, and a matrix codec for the widest matrix of
 /// `count` values.
-PlanFor for_raw_rounds(PlanFor plan_for, const std::string& spec) {
-  plan_for.contributions = kSharingRanks;
-  if (!make_codec(spec)->traits().needs_shape) return plan_for;
-  plan_for.rows = static_cast<std::size_t>(std::sqrt(static_cast<double>(plan_for.count)));
-  while (plan_for.count % plan_for.rows != 0) --plan_for.rows;
-  plan_for.columns = plan_for.count / plan_for.rows;
-  return plan_for;
+PlanInput for_raw_rounds(PlanInput plan_input, const std::string& spec) {
+  plan_input.contributions = kNominalRanks;
+  if (!make_codec(spec)->traits().needs_shape) return plan_input;
+  plan_input.rows = static_cast<std::size_t>(std::sqrt(static_cast<double>(plan_input.count)));
+  while (plan_input.count % plan_input.rows != 0) --plan_input.rows;
+  plan_input.columns = plan_input.count / plan_input.rows;
+  return plan_input;
 }
 
 /// Encode and decode of all rounds, with the values of a single rank.
@@ -330,9 +330,9 @@ class RawRoundsOperation : public CodecOperation {
 };
 
 /// True if a codec supports residuals.
-bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
+bool accepts_feedback(const std::string& spec, const PlanInput& plan_input) {
   try {
-    PlannedCodec(with_feedback(spec, Feedback::kResidual), plan_for);
+    PlannedCodec(with_feedback(spec, Feedback::kResidual), plan_input);
     return true;
   } catch (const InvalidArgumentError&) {
     return false;
@@ -367,11 +367,11 @@ std::span<const OperationKind> frame_operations() { return kFrameOperations; }
 
 std::vector<const OperationKind*> operations_of(const Machine& machine, const std::string& spec,
                                                 std::size_t count, Dtype dtype) {
-  const PlanFor plan_for{.count = count, .dtype = dtype};
-  if (make_codec(spec)->traits().needs_shape || !PlannedCodec(spec, plan_for).has_frames())
+  const PlanInput plan_input{.count = count, .dtype = dtype};
+  if (make_codec(spec)->traits().needs_shape || !PlannedCodec(spec, plan_input).has_frames())
     return machine.on_device() ? std::vector<const OperationKind*>() : std::vector{&kRawRounds};
-  const PlannedCodec codec(spec, plan_for);
-  const bool feedback = accepts_feedback(spec, plan_for);
+  const PlannedCodec codec(spec, plan_input);
+  const bool feedback = accepts_feedback(spec, plan_input);
   std::vector<const OperationKind*> found;
   for (const std::span<const OperationKind> kinds :
        {frame_operations(), std::span(machine.traits().operations)})

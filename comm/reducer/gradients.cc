@@ -34,7 +34,7 @@ double relative_error(const ExchangeParameter& param, std::uint32_t parameter,
   std::vector<float> expected(param.count, 0.0f);
   add_to(expected, gradient);
   add_to(expected, residual);
-  const PlannedCodec planned = plan_alone(
+  const PlannedCodec planned = plan_without_feedback(
       param.codec->spec().text(),
       {.count = param.count, .parameter = parameter, .rows = param.rows, .columns = param.columns},
       static_cast<std::size_t>(context.ranks.count));

@@ -28,17 +28,17 @@ std::vector<std::string> allocation_codecs() {
 
 AllocationParameter measure_candidates(const AllocationGradient& sample,
                                        std::span<const std::string> codecs, Threads* threads) {
-  const PlanFor plan_for{.count = sample.gradient.count(),
-                         .dtype = sample.gradient.dtype(),
-                         .threads = threads,
-                         .rows = sample.rows,
-                         .columns = sample.columns};
-  const Segment segment{.count = plan_for.count, .rows = sample.rows, .columns = sample.columns};
-  AllocationParameter measured{.name = sample.name, .count = plan_for.count};
+  const PlanInput plan_input{.count = sample.gradient.count(),
+                             .dtype = sample.gradient.dtype(),
+                             .threads = threads,
+                             .rows = sample.rows,
+                             .columns = sample.columns};
+  const Segment segment{.count = plan_input.count, .rows = sample.rows, .columns = sample.columns};
+  AllocationParameter measured{.name = sample.name, .count = plan_input.count};
   for (const std::string& spec : codecs) {
     const auto codec = make_codec(spec);
     if (!codec->carries(segment)) continue;
-    const CodecLoss loss = measure_loss(plan_alone(spec, plan_for), sample.gradient);
+    const CodecLoss loss = measure_loss(plan_without_feedback(spec, plan_input), sample.gradient);
     if (!std::isfinite(loss.energy))
       throw InvalidArgumentError("the gradient of \"" + sample.name +
                                  "\" contains a NaN or an infinity: leave this step out");

@@ -19,7 +19,7 @@ namespace tersor {
 namespace kernels {
 namespace {
 
-constexpr const char* kWithoutCuda = "; use host memory";
+constexpr const char* kHostMemoryHint = "; use host memory";
 
 /// Throws if no device can be used at all.
 void require_driver() {
@@ -30,10 +30,10 @@ void require_driver() {
     throw CudaError(std::string("device memory needs an NVIDIA driver, but this machine has none, "
                                 "or one older than CUDA ") +
                     std::to_string(CUDART_VERSION / 1000) + "." +
-                    std::to_string(CUDART_VERSION % 1000 / 10) + kWithoutCuda);
+                    std::to_string(CUDART_VERSION % 1000 / 10) + kHostMemoryHint);
   if (status == cudaErrorNoDevice || (status == cudaSuccess && devices == 0))
     throw CudaError(std::string("device memory needs an NVIDIA GPU, but this machine has none") +
-                    kWithoutCuda);
+                    kHostMemoryHint);
   check_cuda(status, "looking for devices");
 }
 

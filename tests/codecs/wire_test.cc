@@ -96,7 +96,7 @@ TEST(Slices, CoverEverySegmentOnceInOrder) {
     for_each_slice(segments, threads == 1 ? nullptr : &pool, bytes, [&](const Slice& slice) {
       for (std::size_t i = 0; i < slice.count; ++i) ++visits[slice.segment][slice.first + i];
       EXPECT_EQ(slice.first % kSliceCount, 0u);
-      EXPECT_LT(slice.task, most_tasks(threads));
+      EXPECT_LT(slice.task, max_tasks(threads));
       const std::size_t offsets[] = {0, 1, 7, 7 + 3 * kSliceCount + 2, 7 + 3 * kSliceCount + 3};
       EXPECT_EQ(slice.offset, offsets[slice.segment]);
       if (slice.is_last) __atomic_fetch_add(&last, 1, __ATOMIC_RELAXED);

@@ -29,21 +29,21 @@ TimedCall repeat_call(TimedCall call, std::size_t calls, Capture capture, Stream
   return {call.name, [graph] { graph->queue(); }, 0, calls};
 }
 
-/// A codec for a list of equal segments, with the memory and stream of `plan_for`.
+/// A codec for a list of equal segments, with the memory and stream of `plan_input`.
 class ListCodec {
  public:
-  ListCodec(std::string_view spec, const PlanFor& plan_for)
-      : codec_(make_codec(spec)), plan_for_(plan_for), segments_(kTensors) {
+  ListCodec(std::string_view spec, const PlanInput& plan_input)
+      : codec_(make_codec(spec)), plan_input_(plan_input), segments_(kTensors) {
     for (std::size_t i = 0; i < segments_.size(); ++i) {
-      segments_[i].count = plan_for.count / kTensors;
+      segments_[i].count = plan_input.count / kTensors;
       segments_[i].parameter = static_cast<std::uint32_t>(i);
     }
-    const unsigned threads = plan_for.threads == nullptr ? 1 : plan_for.threads->count();
+    const unsigned threads = plan_input.threads == nullptr ? 1 : plan_input.threads->count();
     plan_ = codec_->plan({.segments = segments_,
-                          .dtype = plan_for.dtype,
-                          .memory = plan_for.memory,
+                          .dtype = plan_input.dtype,
+                          .memory = plan_input.memory,
                           .threads = threads});
-    workspace_ = Buffer(plan_.workspace_bytes, plan_for.memory);
+    workspace_ = Buffer(plan_.workspace_bytes, plan_input.memory);
   }
 
   const Plan& plan() const { return plan_; }
@@ -52,17 +52,17 @@ class ListCodec {
     codec_->encode({.segments = segments_,
                     .gradients = gradients,
                     .random = kRandom,
-                    .identity = {.signature = 0, .checksum = plan_for_.checksum},
-                    .execution = {.threads = plan_for_.threads,
-                                  .stream = plan_for_.stream,
+                    .identity = {.signature = 0, .checksum = plan_input_.checksum},
+                    .execution = {.threads = plan_input_.threads,
+                                  .stream = plan_input_.stream,
                                   .workspace = workspace_.span(),
-                                  .memory = plan_for_.memory}},
+                                  .memory = plan_input_.memory}},
                    frame);
   }
 
  private:
   std::shared_ptr<const Codec> codec_;
-  PlanFor plan_for_;
+  PlanInput plan_input_;
   std::vector<Segment> segments_;
   Plan plan_;
   Buffer workspace_;
