@@ -118,7 +118,7 @@ class HadamardWriter {
       std::fill(input_space(first) + (count_ - first), input_space(first) + kRotationBlock, 0.0f);
   }
 
-  /// Writes the batch at `first` with its signs. `gradient` is the range's gradient or Absent.
+  /// Writes the batch at `first` with its signs. `gradient` is the range's gradient or NoValues.
   template <typename Gradient>
   HWY_INLINE void write(std::size_t first, const std::uint8_t* signs, Gradient gradient) {
     visit_bits(bits_, [&]<unsigned kBits>(Bits<kBits>) HWY_ATTR {

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Calls `visitor(E{})` with the residual type: float, Bf16, or Absent without a residual.
+/// Calls `visitor(E{})` with the residual type: float, Bf16, or NoValues without a residual.
 template <typename Visitor>
 decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) {
   if (feedback.residual_in == nullptr) return visitor(NoValues{});

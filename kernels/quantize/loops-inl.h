@@ -62,7 +62,7 @@ struct TileOutput {
 };
 
 /// Stores the remainder of p after coding.
-template <typename Residual>  // a pointer, or Absent
+template <typename Residual>  // a pointer, or NoValues
 HWY_INLINE VI32 store_remainder(const Coded& coded, VF32 p, VF32 scale, Residual residual) {
   if constexpr (!std::is_same_v<Residual, NoValues>)
     store_values(hn::Sub(p, hn::Mul(coded.values, scale)), residual);
