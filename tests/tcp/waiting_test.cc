@@ -80,11 +80,13 @@ TEST(TcpWaiting, WakesWithoutFreeDescriptors) {
     transport.barrier(operation_of(transport)).wait_synchronize();
     if (transport.rank() == 0) {
       const auto channel = transport.channel();
-      std::latch runs(1);  // a sanitizer's check of a new thread needs descriptors
+      // A sanitizer's checks at the start and the end of a thread need descriptors.
+      std::latch runs(1), restored(1);
       std::jthread other([&] {
         runs.count_down();
         std::this_thread::sleep_for(300ms);
         channel->wake();
+        restored.wait();
       });
       runs.wait();
       const int next = dup(0);
@@ -97,6 +99,7 @@ TEST(TcpWaiting, WakesWithoutFreeDescriptors) {
       channel->wait_activity(start + kLongWait);
       EXPECT_LT(Clock::now() - start, kLongWait);
       setrlimit(RLIMIT_NOFILE, &before);
+      restored.count_down();
     }
     transport.barrier(operation_of(transport)).wait_synchronize();
   });
