@@ -199,7 +199,8 @@ TEST(ScatteringReducer, ShardMayAliasTheGradient) {
 
 TEST(ScatteringReducer, AutoUsesReduceScatterCostPrediction) {
   run_ranks(4, {}, [](Transport& transport) {
-    for (const double seconds_per_byte : {1e-6, 1e-9, 1e-15}) {
+    constexpr double kSlow = 1e-3;  // the measured times of a busy machine do not matter
+    for (const double seconds_per_byte : {kSlow, 1e-9, 1e-15}) {
       Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = seconds_per_byte}});
       GradientReducer reducer(transport, {.codec = "auto", .tuner = &tuner});
       reducer.add("w", {.count = 1 << 16,
@@ -213,7 +214,7 @@ TEST(ScatteringReducer, AutoUsesReduceScatterCostPrediction) {
       const std::string codec = reducer.parameter_statistics()[0].codec;
       const std::size_t message = ReducerOptions{}.bucket_bytes / sizeof(float);
       EXPECT_EQ(codec, tuner.predict(Dtype::kF32, message, Collective::kReduceScatter).codec);
-      if (seconds_per_byte == 1e-6) EXPECT_EQ(codec, "int8");
+      if (seconds_per_byte == kSlow) EXPECT_EQ(codec, "int8");
     }
   });
 }
