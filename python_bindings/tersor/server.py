@@ -273,11 +273,14 @@ class Worker:
 
 
 class ParameterClient(Worker):
-    """A worker: pulls parameters and pushes gradients, at most ``staleness`` clocks ahead.
+    """A worker: pulls parameters and pushes gradients.
+
+    A pull waits until this worker is at most ``staleness`` clocks ahead of the slowest worker. With
+    a ``staleness`` above 0, a push does not wait, so the bound holds for workers that pull.
 
     Args:
         transport: Connects the ranks.
-        like: float32 arrays by name, with the sizes of the parameters.
+        like: float32 arrays by name, with the shapes of the parameters.
         servers: The ranks that serve.
         workers: The ranks that create a client. None: as in `ParameterServer`.
         server: This rank's own server, if this rank serves too.
@@ -315,7 +318,7 @@ class ParameterClient(Worker):
             )
         pairs = enumerate(zip(channels.by_server, channels.servers, strict=True))
         own = {channels.own_index: server.shard} if server else {}
-        self._names = list(like)
+        self._shapes = {name: np.shape(one) for name, one in like.items()}
         endpoints = [_core.ServerAt(channel, rank, own.get(i)) for i, (channel, rank) in pairs]
         arrays = [np.asarray(one) for one in like.values()]
         checked = core_options(options, channels.workers, like)
@@ -329,7 +332,7 @@ class ParameterClient(Worker):
             parameters: float32 arrays by name, which are overwritten.
 
         Raises:
-            InvalidArgumentError: The names or sizes differ from the constructor's, or a server
+            InvalidArgumentError: The names or shapes differ from the constructor's, or a server
                 refused a push.
             TransportError: A server is gone or late.
 
@@ -348,7 +351,7 @@ class ParameterClient(Worker):
             gradients: float32 arrays by name, one for each parameter.
 
         Raises:
-            InvalidArgumentError: A gradient is not finite, or the names or sizes differ from the
+            InvalidArgumentError: A gradient is not finite, or the names or shapes differ from the
                 constructor's (nothing was sent); or a server refused a push, with its reason.
             TransportError: A server is gone or late.
 
@@ -359,10 +362,14 @@ class ParameterClient(Worker):
         self._core_client.push(self._in_order(gradients))
 
     def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
-        if arrays.keys() != set(self._names):
-            other = sorted(arrays.keys() ^ set(self._names))
+        if other := sorted(arrays.keys() ^ self._shapes.keys()):
             raise InvalidArgumentError(f"unexpected parameters: {', '.join(other)}")
-        return [arrays[name] for name in self._names]
+        for name, shape in self._shapes.items():
+            if np.shape(arrays[name]) != shape:
+                raise InvalidArgumentError(
+                    f"{name} has the shape {np.shape(arrays[name])} instead of {shape}"
+                )
+        return [arrays[name] for name in self._shapes]
 
 
 class _Channels:

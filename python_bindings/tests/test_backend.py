@@ -199,6 +199,17 @@ def test_all_to_all_single(rank: int, count: int) -> None:
     assert encoded_calls() == 2
 
 
+@on(2)
+def test_rank_without_rows_may_send_an_empty_vector(rank: int, count: int) -> None:
+    columns = 256
+    rows = torch.arange(3.0).repeat_interleave(columns).view(3, columns)
+    sent, received = ([2, 1], [2, 0]) if rank == 0 else ([0, 0], [1, 0])
+    found = torch.empty(sum(received), columns)
+    dist.all_to_all_single(found, rows if rank == 0 else torch.empty(0), received, sent)
+    assert found[:, 0].tolist() == ([0, 1] if rank == 0 else [2])
+    assert encoded_calls() == 1
+
+
 @on(2, codec="int8")
 def test_all_to_all_compresses_narrow_rows(rank: int, count: int) -> None:
     group: Any = dist.group.WORLD

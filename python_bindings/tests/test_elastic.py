@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -216,6 +217,30 @@ def by_diloco(
     outer.load_state_dict(outer.state_dict("portable"))
     assert flat(outer.common_parameters()) == flat(weights)
     return losses, flat(weights)
+
+
+def by_sgd_with_a_slow_first_step(rank: int, _: int, victim: int) -> list[int]:
+    weights = named_weights()
+    optimizer = tersor.torch.DistributedOptimizer(
+        torch.optim.SGD(weights.values(), lr=RATE),
+        weights.items(),
+        codec="none",
+        elastic=True,
+        on_loss="continue",
+    )
+    if rank == victim:
+        killed()
+    time.sleep(0 if rank == 3 else 7)  # an agreement takes up to 4 seconds
+    backward(weights, rank, 0)
+    optimizer.step()
+    return optimizer.members
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*is skipped")
+def test_ranks_that_compute_before_the_first_step_remain_after_a_loss() -> None:
+    found = survivors(by_sgd_with_a_slow_first_step, 2)
+    assert found == [[0, 1, 3]] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.*is repeated")

@@ -172,6 +172,26 @@ def test_unsupported_script_raises(
     assert re.search(message, str(caught.value))
 
 
+NEW_SCALERS = """
+import gc
+gc.disable()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(3):
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer.zero_grad()
+    scaler.scale(model(torch.ones(1, 64)).square().sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+gc.enable()
+result = [one.sum().item() for one in net.parameters()]
+"""
+
+
+def test_script_may_replace_its_scaler(tmp_path: pathlib.Path) -> None:
+    (first, second), _ = both(tmp_path, BEGIN + DDP + NEW_SCALERS, "--codec", "int4+ef")
+    assert first == second
+
+
 SCALED = """
 HERE = lambda _: None
 for step in range(3):

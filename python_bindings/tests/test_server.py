@@ -110,6 +110,25 @@ def test_slow_worker_does_not_block_within_the_staleness_bound() -> None:
     assert quick < slow
 
 
+def test_arrays_of_another_shape_are_rejected() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        parameters = {"w": np.zeros((2, 3), np.float32)}
+        if transport.rank == 0:
+            server = tersor.ParameterServer(transport, parameters, 1.0)
+            server.wait()
+            assert server.statistics().pushes == 1
+            return
+        other = {"w": np.ones((3, 2), np.float32)}
+        with tersor.ParameterClient(transport, parameters) as client:
+            for call in (client.pull, client.push):
+                with pytest.raises(tersor.InvalidArgumentError, match=r"\(3, 2\) .* \(2, 3\)"):
+                    call(other)
+            client.pull(parameters)
+            client.push(parameters)
+
+    tersor.local.run(2, rank)
+
+
 @pytest.mark.parametrize("waits_in", ["pull", "leave"])
 def test_silent_worker_does_not_fail_the_others_with_equal_timeouts(waits_in: str) -> None:
     """The server's time limit is half of the clients' time limit."""

@@ -85,6 +85,7 @@ def test_frozen_layers_stay_and_nonfinite_gradients_push_zeros(rank: int, ranks:
                     client.push()
             else:
                 client.push()
+        assert client.skipped_steps == (rank == 2)
         client.pull()
         model[0].requires_grad_(True)
         model(torch.ones(1, 1)).sum().backward()
@@ -93,6 +94,21 @@ def test_frozen_layers_stay_and_nonfinite_gradients_push_zeros(rank: int, ranks:
     server.wait()
     assert all(bool((one == 1).all()) for one in model[0].parameters())
     assert all(0 < one.item() < 1 for one in model[1].parameters())
+
+
+@processes.on(2)
+def test_nonfinite_parameters_on_the_server_warn(rank: int, ranks: int) -> None:
+    model = torch.nn.Linear(2, 2)
+    server = tersor.torch.ParameterServer(
+        model, lambda parts: torch.optim.SGD(parts, lr=torch.inf), servers=range(ranks)
+    )
+    with tersor.torch.ParameterClient(model, server=server) as client:
+        client.pull()
+        model(torch.ones(1, 2)).sum().backward()
+        client.push()
+        with pytest.warns(UserWarning, match=r"weight on the server is not finite"):
+            client.pull()
+    server.wait()
 
 
 @processes.on(2)
@@ -243,6 +259,22 @@ def test_gossip_rejects_unsupported_models(rank: int, ranks: int) -> None:
         tersor.torch.Gossip(network().double())
     with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
         tersor.torch.Gossip(torch.ones(3))  # type: ignore[arg-type]
+
+
+@processes.on(2)
+def test_gossip_rejects_added_and_untied_parameters(rank: int, ranks: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    gossip = tersor.torch.Gossip(model)
+    gossip.step()
+    model[1].weight = torch.nn.Parameter(model[0].weight.detach().clone())
+    with pytest.raises(tersor.InvalidArgumentError, match=r"1\.weight: a new parameter"):
+        gossip.step()
+    model[1].weight = model[0].weight
+    gossip.step()
+    model.append(torch.nn.Linear(8, 1, bias=False))
+    with pytest.raises(tersor.InvalidArgumentError, match=r"2\.weight: a new parameter"):
+        gossip.step()
 
 
 @processes.on(2)

@@ -19,10 +19,11 @@ from tersor.torch._src.process_group import connections
 class Gossip(tersor.Gossip):
     """Mixes a model's parameters with the neighbours', after each step of the rank's own optimizer.
 
-    Parameters of bfloat16, of float16 and on devices are mixed in float32 on the host. New
-    parameters of the model are mixed from the next step on. Ranks keep their own buffers, and may
-    start from different parameters. ``tersor.torch.broadcast_parameters(model)`` makes parameters
-    and buffers equal. Source: Koloskova, Stich and Jaggi 2019, arXiv:1902.00340, algorithm 2.
+    Parameters of bfloat16, of float16 and on devices are mixed in float32 on the host. Replaced
+    parameters (``load_state_dict(assign=True)``) are mixed from the next step on. Added parameters
+    need a new object. Ranks keep their own buffers, and may start from different parameters.
+    ``tersor.torch.broadcast_parameters(model)`` makes parameters and buffers equal. Source:
+    Koloskova, Stich and Jaggi 2019, arXiv:1902.00340, algorithm 2.
 
     Args:
         model: The model, with whole parameters of float32, bfloat16 or float16.
@@ -69,8 +70,8 @@ class Gossip(tersor.Gossip):
         """Encodes and sends the change of the parameters, which may change until ``mix``.
 
         Raises:
-            InvalidArgumentError: A value is not finite, or the model lost a parameter. Nothing was
-                sent.
+            InvalidArgumentError: A value is not finite, or the model lost or got a parameter.
+                Nothing was sent.
 
         Example::
 
@@ -84,7 +85,7 @@ class Gossip(tersor.Gossip):
         """Waits for the neighbours, and moves the parameters towards the neighbours'.
 
         Raises:
-            InvalidArgumentError: The model lost a parameter.
+            InvalidArgumentError: The model lost or got a parameter.
             TransportError: No path connects this rank to some ranks, and ``on_split="raise"``.
 
         Example::
@@ -116,6 +117,8 @@ class Gossip(tersor.Gossip):
     def _copy_in(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Copies the parameters that have memory of their own, and returns each with its copy."""
         self._parameters = refreshed(self._model, self._parameters, "Gossip")
+        for name in every_parameter(self._model).keys() - self._parameters.keys():
+            raise InvalidArgumentError(f"{name}: a new parameter is not mixed: make a new Gossip")
         pairs = [(one.detach(), self._mixed[name]) for name, one in self._parameters.items()]
         copies = [(own, mixed) for own, mixed in pairs if own.data_ptr() != mixed.data_ptr()]
         for own, mixed in copies:

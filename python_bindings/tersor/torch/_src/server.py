@@ -110,10 +110,13 @@ class ParameterClient(Worker):
             server=server, timeout=connections.seconds_of(process_group), **options,
         )  # fmt: skip
         self._core_client = self._client._core_client
+        self.skipped_steps = 0  #: Pushes of zeros: a gradient was not finite.
 
     @torch.no_grad()
     def pull(self) -> None:
         """Waits until no worker is too far behind, and reads the parameters into the model.
+
+        Warns if a parameter on the server is not finite.
 
         Servers do not hold frozen parameters and buffers.
         ``tersor.torch.broadcast_parameters(model)`` makes them equal on all ranks.
@@ -128,13 +131,15 @@ class ParameterClient(Worker):
         """
         self._client.pull(self._arrays)
         for name, one in self._refresh().items():
+            if not np.isfinite(self._arrays[name]).all():
+                warnings.warn(f"{name} on the server is not finite", stacklevel=2)
             selection.store(one, torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
         """Sends the model's gradients, and begins the next clock.
 
         A missing gradient is sent as zeros. If a gradient is not finite, all gradients are sent as
-        zeros, with a warning.
+        zeros, with a warning, and ``skipped_steps`` counts the push.
 
         Raises:
             InvalidArgumentError: A gradient is sparse, or is of a parameter unknown to the servers.
@@ -164,6 +169,7 @@ class ParameterClient(Worker):
         if bad:
             warnings.warn(f"the gradient of {bad[0]} is not finite: pushed zeros", stacklevel=2)
             gradients = {name: np.zeros_like(one) for name, one in gradients.items()}
+            self.skipped_steps += 1
         self._client.push(gradients)
 
     def _refresh(self) -> dict[str, nn.Parameter]:

@@ -195,7 +195,8 @@ class TersorGroup(dist.ProcessGroup):
 
             torch.distributed.all_to_all_single(output, rows)
         """
-        columns = math.prod(input.shape[1:]) if input.dim() else 0
+        rows = input if input.numel() else output  # a rank without rows may give torch.empty(0)
+        columns = math.prod(rows.shape[1:]) if rows.dim() else 0
         bytes: float = _bytes(input)
         if received or sent:
             bytes = math.inf if columns * input.element_size() >= _MIN_ROW_BYTES else 0

@@ -110,6 +110,8 @@ class TensorExchange:
             made.add(name, contiguous_like(one))
         if hasattr(self, "reducer"):
             move_residuals(self.reducer, made, steps_back)
+        if self.elastic:  # a rank that computes before the first step takes part in agreements
+            made.check_faults()
         self.reducer = made
         self._reducer_members = self.members
 

@@ -7,6 +7,7 @@ If the program registers another hook later, Tersor's hook only calls the progra
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import itertools
 import os
@@ -248,6 +249,8 @@ class ScalerProxy:
     @property
     def program_scaler(self) -> Any:
         """The only scaler, or None before the first scaler."""
+        if len(self._scalers) > 1:
+            gc.collect()  # a recorded scaler is part of a reference cycle
         alive = list(self._scalers)
         if len(alive) > 1:
             raise InvalidArgumentError(
