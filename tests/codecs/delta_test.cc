@@ -269,7 +269,7 @@ TEST(Delta, ForgedBlocksStayInBounds) {
             kernels::delta_decode_block(block, exact.data(), exact.size() / 4, *scratch);
         if (changes.fault == nullptr)
           kernels::delta_write(delta_dtype_bytes(dtype), changes.changed, scratch->places,
-                               reinterpret_cast<const std::byte*>(scratch->news), to.data());
+                               reinterpret_cast<const std::byte*>(scratch->new_values), to.data());
         return changes;
       };
       Bytes values = versions.base[0];
