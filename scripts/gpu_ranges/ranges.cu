@@ -189,7 +189,7 @@ class Bench {
     for (std::size_t run : {std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{8},
                             std::size_t{16}, ceil_div(rounds, resident)}) {
       kernel.table.run = static_cast<std::uint32_t>(run);
-      if constexpr (requires { kernel.list; }) kernel.list.share_in(rounds);
+      if constexpr (requires { kernel.list; }) kernel.list.distribute(rounds);
       const float time = time_of(
           [&] {
             if (clear != nullptr) check_cuda(cudaMemsetAsync(clear, 0, clear_bytes), "clearing");
