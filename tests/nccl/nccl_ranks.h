@@ -158,7 +158,7 @@ inline void expect_no_wait(const NcclRank& rank, const std::function<void()>& bo
 inline std::string wait_for_fault(Transport& transport) {
   const auto until = Clock::now() + std::chrono::seconds(60);
   while (Clock::now() < until) {
-    kernels::rest();
+    kernels::sleep_between_polls();
     const std::string found = error_of<Error>([&] { transport.progress(); });
     if (!found.empty()) return found;
   }

@@ -109,7 +109,7 @@ TEST(NcclStops, HostGatherTimesOutWhenPolled) {
     const std::uint64_t own = 7;
     Handle gathered = rank.transport.all_gather({.name = "control", .timeout = 200ms},
                                                 std::as_bytes(std::span(&own, 1)), sizeof own);
-    while (!gathered.test()) kernels::rest();
+    while (!gathered.test()) kernels::sleep_between_polls();
   });
   EXPECT_THAT(run.errors[0],
               HasSubstr("control on rank 0 of 2: not all ranks joined within 200 ms"));
@@ -191,7 +191,7 @@ TEST(NcclStops, TheWatcherStartsOnABrokenDevice) {
   ptx_device_fail("cudaSetDevice:*=1");
   {
     const auto transport = make_nccl_transport(communicator);
-    while (*ptx_device_last_injected() == 0) kernels::rest();
+    while (*ptx_device_last_injected() == 0) kernels::sleep_between_polls();
     EXPECT_NO_THROW(transport->progress());
   }
   ptx_device_fail("");
