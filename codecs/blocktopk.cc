@@ -1,4 +1,4 @@
-// blocktopk: the largest values of each block with their indices. Sizes, sections and checks for
+// blocktopk: the largest values of each block with indices. Sizes, sections and checks for
 // kernels/blocktopk.
 
 #include "codecs/first_fault.h"
@@ -71,7 +71,7 @@ class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::Blockto
                                       .output = output_of(to)});
   }
 
-  /// Lists come from other ranks. Every index must lie inside its block.
+  /// Lists come from other ranks. Every index must lie inside the block.
   template <typename Call>
   void check_indices_of(const Call& call) const {
     FirstFault fault;

@@ -20,7 +20,7 @@ using namespace encoding;
 using kernels::DeltaBlock;
 using kernels::DeltaScratch;
 
-/// Calls visit(block, its entry in sizes, its words, scratch) for all blocks on the available
+/// Calls visit(block, entry in sizes, words, scratch) for all blocks on the available
 /// threads.
 template <typename Visitor>
 void for_each_block(const MatchedTensor& matched, Threads* threads, DeltaScratchPool& scratch_pool,
@@ -38,7 +38,7 @@ void for_each_block(const MatchedTensor& matched, Threads* threads, DeltaScratch
                });
 }
 
-/// Adds up the values and the changes of all blocks without writing. Calls keep(block, its words,
+/// Adds up the values and the changes of all blocks without writing. Calls keep(block, words,
 /// changes, scratch) for each block with changes, in one thread at a time. `words` is null for a
 /// coded block.
 template <typename Keep>

@@ -49,8 +49,9 @@ struct ServerOptions {
   std::string push = "int8+ef";
   /// The codec of weights, without "+ef", because each pull sends all weights.
   std::string pull = "int8";
-  /// The pull of a worker at clock c waits until the slowest worker is at least at c - staleness. 0
-  /// is bulk synchronous (BSP), kNoBound asynchronous (ASP). Above 0, pushes do not wait.
+  /// The pull of a worker at clock c waits until the slowest worker is at least at c - staleness.
+  /// The value 0 is bulk synchronous (BSP), kNoBound asynchronous (ASP). Above 0, pushes do not
+  /// wait.
   std::uint32_t staleness = 0;
   /// The meaning of pushes at one clock: the mean over the joined workers, or the sum.
   Reduction reduction = Reduction::kMean;

@@ -68,7 +68,7 @@ decltype(auto) visit_value_order(DeltaDtype dtype, const Visitor& visitor) {
   }
 }
 
-/// Returns bit i for each of `count` values, at most 64, for which `scalar` or `vector` is true.
+/// Returns a mask of at most 64 values. Bit i is 1 if `scalar` or `vector` is true for value i.
 template <typename Bits, class Scalar, class Vector>
 HWY_INLINE std::uint64_t mask_of(std::size_t count, const Scalar& scalar, const Vector& vector) {
   std::uint64_t mask = 0;

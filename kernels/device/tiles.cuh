@@ -47,7 +47,7 @@ struct RangeOrder {
   }
 
   /// Calls written(segment, first, end) for the values of each segment in the block's range, by one
-  /// warp per segment. A barrier, so a warp sees what other warps wrote.
+  /// warp per segment. A barrier, so a warp reads the values of other warps.
   template <class Block, class Table, class Written>
   TERSOR_DEVICE static void finish(const Block& block, const Table& table, const Written& written) {
     block.sync();

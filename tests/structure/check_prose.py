@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the English of comments, docstrings and pages, and finds retired words.
 
-usage: check_prose.py REPOSITORY    prints every violation; exit status 1 if there is one
+usage: check_prose.py REPOSITORY    prints every violation; exit status 1 after a violation
 
 Limits per folder, over sentences of at least four words: 4 % fragments, 4 pronouns per 100 words,
 12 % sentences of more than 25 words. The same limits apply to the comments of all CMake files and
@@ -44,7 +44,7 @@ HASH_TRAILING = re.compile(r"""(?:[^"'#]|"(?:\\.|[^"\\])*"|'[^']*'|#\S)+\s#\s+(?
 SENTENCE_END = re.compile(r"(?<=[.;:!?])\s+(?=[A-Z])")
 WORD = re.compile(r"[A-Za-z']+")
 
-# Retired words as parts of identifiers, and the folders that keep them in another meaning.
+# Retired words as parts of identifiers, and the folders with another meaning of the word.
 RETIRED = {
     "bare": (),
     "bell": (),

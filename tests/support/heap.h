@@ -6,14 +6,14 @@
 #include <cstddef>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// GCC does not install the header sanitizer/allocator_interface.h, which declares this function.
+// GCC does not install the header sanitizer/allocator_interface.h.
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
 #endif
 
 namespace tersor::testing {
 
-/// Returns the bytes that malloc handed out. Sanitizers replace malloc; mallinfo2() would start
-/// glibc's own malloc, which then fails at the end of a thread.
+/// Returns the allocated bytes. Sanitizers replace malloc: mallinfo2() would start a second malloc,
+/// and the end of a thread would fail.
 inline std::size_t heap_bytes() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return __sanitizer_get_current_allocated_bytes();

@@ -117,8 +117,9 @@ class Gossip(tersor.Gossip):
     def _copy_in(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Copies the parameters that have memory of their own, and returns each with its copy."""
         self._parameters = refreshed(self._model, self._parameters, "Gossip")
-        for name in every_parameter(self._model).keys() - self._parameters.keys():
-            raise InvalidArgumentError(f"{name}: a new parameter is not mixed: make a new Gossip")
+        for name in every_parameter(self._model):
+            if name not in self._parameters:
+                raise InvalidArgumentError(f"{name} is new and not mixed: make a new Gossip")
         pairs = [(one.detach(), self._mixed[name]) for name, one in self._parameters.items()]
         copies = [(own, mixed) for own, mixed in pairs if own.data_ptr() != mixed.data_ptr()]
         for own, mixed in copies:
