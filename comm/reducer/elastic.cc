@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "comm/transport/timeout.h"
+
 namespace tersor {
 namespace {
 
@@ -18,8 +20,9 @@ std::string lost_text(const std::string& cause, const Survivors::Decision& decis
   for (const int rank : decision.lost)
     lost += (lost.empty() ? "rank " : ", rank ") + std::to_string(rank);
   const std::size_t left = decision.members.size();
-  std::string text = lost + " failed after step " + std::to_string(decision.steps) + "; " +
-                     std::to_string(left) + (left == 1 ? " rank remains" : " ranks remain");
+  std::string text = (lost.empty() ? "a rank was late" : lost + " failed") + " after step " +
+                     std::to_string(decision.steps) + "; " + std::to_string(left) +
+                     (left == 1 ? " rank remains" : " ranks remain");
   if (renumbered) text += " (ranks are numbered as before the first loss)";
   text += decision.has_quorum ? ". Call resume() to continue."
                               : ", too few to continue, because the other ranks may continue "
@@ -49,14 +52,16 @@ std::exception_ptr GradientReducer::Impl::on_transport_error(const TransportErro
   }
 }
 
-// If no rank is missing, the original error is reported unchanged.
+// If no rank is missing, and no rank was late, the original error is reported unchanged.
 std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError& cause) {
   const std::uint32_t steps = step_.lock()->number();
   const bool renumbered = !survivors_->explain().empty();
-  const Survivors::Decision decision = survivors_->agree(steps);
+  const bool is_timeout = dynamic_cast<const TimeoutError*>(&cause) != nullptr;
+  const Survivors::Decision decision =
+      survivors_->agree(steps, is_timeout ? Survivors::Cause::kTimeout : Survivors::Cause::kOther);
   LockedStep step = step_.lock();
   if (decision.steps > step->number() && step->all_done()) complete_step(step);
-  if (decision.lost.empty()) return std::make_exception_ptr(cause);
+  if (decision.lost.empty() && !decision.is_repeat) return std::make_exception_ptr(cause);
   resumable_ = decision.has_quorum ? Resumable::kYes : Resumable::kTooFew;
   return std::make_exception_ptr(RanksLostError(lost_text(cause.what(), decision, renumbered),
                                                 decision.members, decision.steps,

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "comm/transport/timeout.h"
+
 namespace tersor {
 namespace {
 
@@ -80,7 +82,7 @@ void Sender::advance_or_wait() {
     pipeline_.wait_activity(Clock::now() + kIdleWait);
   } catch (const TransportError& error) {
     if (!idle) throw;
-    throw TransportError(std::string(context_.call.name) + ": " + error.what());
+    rethrow_as(std::string(context_.call.name) + ": " + error.what(), error);
   }
 }
 

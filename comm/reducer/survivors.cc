@@ -15,6 +15,7 @@ using namespace std::chrono_literals;
 // Longer than a waiting rank needs to find a fault and announce the fault to others.
 constexpr std::chrono::milliseconds kTimeout = 4s;
 constexpr std::chrono::milliseconds kPollInterval = 50ms;
+constexpr int kMaxRepeats = 3;  // of one step
 
 std::string text_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -42,6 +43,12 @@ void Survivors::close() {
   channel_.reset();
 }
 
+Survivors::Set Survivors::set_of(const std::vector<int>& ranks) const {
+  Set set(set_.size());
+  for (const int rank : ranks) set[static_cast<std::size_t>(rank)] = true;
+  return set;
+}
+
 std::vector<int> Survivors::ranks_of(const Set& set) {
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < set.size(); ++rank)
@@ -55,19 +62,20 @@ Survivors::Vote Survivors::read(const Mailbox<Header>::Message& message) const {
     throw WireError("remaining ranks: a message of " +
                     std::to_string(sizeof(Header) + bits.size()) + " bytes, not " +
                     std::to_string(sizeof(Header) + set_bytes()));
-  Vote vote{.steps = message.header.steps, .set = Set(set_.size())};
+  Vote vote{.header = message.header, .set = Set(set_.size())};
   for (std::size_t rank = 0; rank < vote.set.size(); ++rank)
     vote.set[rank] = (bits[rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0};
   return vote;
 }
 
-Survivors::Decision Survivors::agree(std::uint32_t steps) {
-  set_.assign(set_.size(), false);
-  for (const int member : members_) set_[static_cast<std::size_t>(member)] = true;
-  std::ranges::fill(votes_, std::nullopt);
+Survivors::Decision Survivors::agree(std::uint32_t steps, Cause cause) {
+  set_ = set_of(members_);
+  for (const int peer : members_)
+    if (const auto& vote = votes_[static_cast<std::size_t>(peer)]; vote.has_value())
+      apply_vote(*vote);
   changed_ = true;
   while (changed_ || !all_agreed()) {
-    if (std::exchange(changed_, false)) send_vote(steps);
+    if (std::exchange(changed_, false)) send_vote(steps, cause);
     if (receive_votes()) continue;
     if (Clock::now() >= deadline_)
       remove_silent();
@@ -75,12 +83,13 @@ Survivors::Decision Survivors::agree(std::uint32_t steps) {
       channel_->wait_activity(std::min(deadline_, Clock::now() + kPollInterval));
   }
   flush_sends();
-  if (ranks_of(set_) == members_) receive_later_votes();
-  return conclude(steps);
+  const Decision decision = conclude(steps, cause);
+  if (decision.lost.empty()) receive_later_votes();
+  return decision;
 }
 
 // A late rank first receives the first votes of all ranks, and then the agreement without the late
-// rank. If all ranks are present, no rank starts another agreement.
+// rank. Other later votes are kept for the next agreement.
 void Survivors::receive_later_votes() {
   channel_->wait_activity(Clock::now());
   for (const int peer : members_)
@@ -88,16 +97,17 @@ void Survivors::receive_later_votes() {
 }
 
 void Survivors::receive_later_votes(int peer) try {
-  while (poll_vote(peer)) continue;
+  while (auto vote = poll_vote(peer)) votes_[static_cast<std::size_t>(peer)] = std::move(vote);
 } catch (const PeerLostError&) {  // the lost rank had sent all its messages
 }
 
 // Removed ranks also receive the set: a slow rank must not continue. Lost ranks do not.
-void Survivors::send_vote(std::uint32_t steps) {
+void Survivors::send_vote(std::uint32_t steps, Cause cause) {
   deadline_ = Clock::now() + kTimeout;
   for (const int peer : members_) try {
       if (peer == rank_) continue;
-      mailbox_->send(peer, Header{steps}, set_bytes(), [this](ByteSpan bits) {
+      const Header header{.steps = steps, .agreements = agreements(), .cause = cause};
+      mailbox_->send(peer, header, set_bytes(), [this](ByteSpan bits) {
         std::ranges::fill(bits, std::byte{0});
         for (std::size_t rank = 0; rank < set_.size(); ++rank)
           if (set_[rank]) bits[rank / 8] |= std::byte{1} << (rank % 8);
@@ -132,9 +142,11 @@ bool Survivors::receive_votes() {
 
 // Returns true if a message or a loss was found.
 bool Survivors::receive_vote(int peer) try {
-  const std::optional<Vote> vote = poll_vote(peer);
-  if (vote.has_value()) apply_vote(peer, *vote);
-  return vote.has_value();
+  std::optional<Vote> vote = poll_vote(peer);
+  if (!vote.has_value()) return false;
+  apply_vote(*vote);
+  votes_[static_cast<std::size_t>(peer)] = std::move(vote);
+  return true;
 } catch (const PeerLostError&) {
   remove(peer);
   return true;
@@ -152,8 +164,7 @@ std::optional<Survivors::Vote> Survivors::poll_vote(int peer) {
   return vote;
 }
 
-void Survivors::apply_vote(int peer, const Vote& vote) {
-  votes_[static_cast<std::size_t>(peer)] = vote;
+void Survivors::apply_vote(const Vote& vote) {
   for (std::size_t other = 0; other < set_.size(); ++other)
     if (set_[other] && !vote.set[other]) remove(static_cast<int>(other));
 }
@@ -163,10 +174,14 @@ void Survivors::remove(int peer) {
   changed_ = true;
 }
 
+// A vote of a later agreement counts, because the peer has concluded this agreement.
 bool Survivors::has_agreed(int peer) const {
   const auto& vote = votes_[static_cast<std::size_t>(peer)];
-  return peer == rank_ || (vote.has_value() && vote->set == set_);
+  return peer == rank_ ||
+         (vote.has_value() && vote->set == set_ && vote->header.agreements >= agreements());
 }
+
+std::uint32_t Survivors::agreements() const { return ranks_of(set_) == members_ ? agreements_ : 0; }
 
 bool Survivors::all_agreed() const {
   return std::ranges::all_of(ranks_of(set_), [this](int peer) { return has_agreed(peer); });
@@ -187,18 +202,31 @@ bool Survivors::has_quorum() const {
 }
 
 // A step completed since the last agreement was completed by all members.
-Survivors::Decision Survivors::conclude(std::uint32_t steps) {
-  for (const int peer : ranks_of(set_))
-    if (peer != rank_) steps = std::max(steps, votes_[static_cast<std::size_t>(peer)]->steps);
-  if (steps > base_steps_) base_ = members_;
+Survivors::Decision Survivors::conclude(std::uint32_t steps, Cause cause) {
+  bool is_timeout = cause == Cause::kTimeout;
+  for (const int peer : ranks_of(set_)) {
+    if (peer == rank_) continue;
+    const Header& header = votes_[static_cast<std::size_t>(peer)]->header;
+    steps = std::max(steps, header.steps);
+    is_timeout |= header.cause == Cause::kTimeout;
+  }
+  if (steps > base_steps_) {
+    base_ = members_;
+    repeats_ = 0;
+  }
   base_steps_ = steps;
-  Decision decision{.steps = steps, .lost = {}, .members = ranks_of(set_), .has_quorum = false};
+  Decision decision{.steps = steps, .lost = {}, .members = ranks_of(set_)};
   std::ranges::set_difference(members_, decision.members, std::back_inserter(decision.lost));
+  agreements_ = agreements() + 1;
   members_ = decision.members;
   decision.has_quorum = has_quorum();
-  if (!decision.lost.empty())
-    loss_log_ += text_of(decision.lost) + " lost after step " + std::to_string(steps) +
-                 ", with the residuals there\n";
+  if (decision.lost.empty()) {
+    decision.is_repeat = is_timeout && repeats_++ < kMaxRepeats;
+    return decision;
+  }
+  repeats_ = 0;
+  loss_log_ += text_of(decision.lost) + " lost after step " + std::to_string(steps) +
+               ", with the residuals there\n";
   return decision;
 }
 

@@ -31,12 +31,17 @@ class Survivors {
     std::uint32_t steps;       ///< maximum number of completed steps over the members
     std::vector<int> lost;     ///< ranks lost since the last agreement
     std::vector<int> members;  ///< remaining ranks
-    bool has_quorum;           ///< True if the members may continue
+    bool has_quorum = false;   ///< True if the members may continue
+    bool is_repeat = false;    ///< True if no rank is lost, and the members may repeat the step
   };
 
+  /// Why this rank's step failed.
+  enum class Cause : std::uint32_t { kOther, kTimeout };
+
   /// Call on all remaining ranks after a fault. `steps`: this rank's number of completed steps.
-  /// Throws TransportError if the other ranks removed this rank.
-  Decision agree(std::uint32_t steps);
+  /// If no rank is lost, and an operation of a rank had timed out, the members may repeat the step,
+  /// at most three times in a row. Throws TransportError if the other ranks removed this rank.
+  Decision agree(std::uint32_t steps, Cause cause);
   /// Closes the channel, so other ranks stop waiting for this rank.
   void close();
 
@@ -51,20 +56,23 @@ class Survivors {
 
  private:
   using Set = std::vector<bool>;  ///< one entry per rank
+  /// Followed by one bit per rank, lowest rank first: the set.
+  struct Header {
+    std::uint32_t steps;       ///< completed steps
+    std::uint32_t agreements;  ///< of the sender, concluded earlier with exactly this set
+    Cause cause;
+  };
   struct Vote {
-    std::uint32_t steps = 0;
+    Header header;
     Set set;
   };
-  /// The number of completed steps. Followed by one bit per rank, lowest rank first.
-  struct Header {
-    std::uint32_t steps;
-  };
 
+  Set set_of(const std::vector<int>& ranks) const;
   static std::vector<int> ranks_of(const Set& set);
   Vote read(const Mailbox<Header>::Message& message) const;
   std::size_t set_bytes() const { return ceil_div(set_.size(), 8); }
 
-  void send_vote(std::uint32_t steps);
+  void send_vote(std::uint32_t steps, Cause cause);
   void flush_sends();
   bool all_sent();
   bool receive_vote(int peer);
@@ -72,13 +80,14 @@ class Survivors {
   void receive_later_votes();
   void receive_later_votes(int peer);
   bool receive_votes();
-  void apply_vote(int peer, const Vote& vote);
+  void apply_vote(const Vote& vote);
   void remove(int peer);
   void remove_silent();
   bool has_agreed(int peer) const;
   bool all_agreed() const;
   bool has_quorum() const;
-  Decision conclude(std::uint32_t steps);
+  std::uint32_t agreements() const;
+  Decision conclude(std::uint32_t steps, Cause cause);
 
   const int rank_;
   const int min_ranks_;
@@ -86,7 +95,9 @@ class Survivors {
   std::optional<Mailbox<Header>> mailbox_;  ///< empty after `close`
   std::vector<int> members_;
   std::vector<int> base_;         ///< ranks of the last completed step
-  std::uint32_t base_steps_ = 0;  ///< completed steps when members_ last changed
+  std::uint32_t base_steps_ = 0;  ///< completed steps at the last agreement
+  std::uint32_t agreements_ = 0;  ///< concluded with exactly `members_`
+  int repeats_ = 0;               ///< of the current step
   std::string loss_log_;
 
   // The current agreement. A change is sent in a new message, even while an earlier message to the
@@ -94,7 +105,7 @@ class Survivors {
   Set set_;
   bool changed_ = false;
   Clock::time_point deadline_;
-  std::vector<std::optional<Vote>> votes_;  ///< last vote of each rank
+  std::vector<std::optional<Vote>> votes_;  ///< last vote of each rank, also of a later agreement
 };
 
 }  // namespace tersor

@@ -76,9 +76,9 @@ class PeerLostError : public TransportError {
   int rank_;
 };
 
-/// Ranks of an elastic reducer (ReducerOptions::elastic) are gone. All remaining ranks discard the
-/// current step, and the contents of its gradients are undefined. Earlier steps stay committed.
-/// Call GradientReducer::resume() to continue without the lost ranks.
+/// Ranks of an elastic reducer (ReducerOptions::elastic) are gone or late. All remaining ranks
+/// discard the current step, and its gradients are undefined. Earlier steps stay committed.
+/// Call GradientReducer::resume() to continue without the lost ranks. Late ranks remain members.
 class RanksLostError : public TransportError {
  public:
   /// `members` and `last_step` as returned by the functions of these names.

@@ -95,7 +95,7 @@ void bind_errors(nb::module_& module) {
                            "This rank cannot listen at its address.");
   nb::object loss =
       bind_error<RanksLostError>(module, "RanksLostError", module.attr("TransportError"),
-                                 "Ranks of an elastic reducer were lost. `members` lists "
+                                 "Ranks of an elastic reducer were lost or late. `members` lists "
                                  "the remaining ranks, numbered as when the reducer was "
                                  "made. `last_step` is the number of completed steps, "
                                  "equal on all remaining ranks. Call `resume()` on all "

@@ -243,6 +243,37 @@ def test_ranks_that_compute_before_the_first_step_remain_after_a_loss() -> None:
     assert found == [[0, 1, 3]] * 3
 
 
+def by_optimizer_with_late_rank(rank: int, _: int, late: int, on_loss: str) -> list[float]:
+    weights = named_weights()
+    optimizer = tersor.torch.CompressedAdamW(
+        weights.items(), lr=0.01, elastic=True, on_loss=on_loss, timeout=2.0
+    )
+    repeated = 0
+    for step in range(STEPS):
+        zero(weights)
+        backward(weights, rank, step)
+        if (rank, step) == (late, LOST_STEP):
+            time.sleep(3)
+        try:
+            optimizer.step()
+        except tersor.RanksLostError as lost:
+            assert "a rank was late" in str(lost)
+            repeated += 1
+            optimizer.resume()
+            optimizer.step()
+    assert repeated == (on_loss == "raise")
+    assert optimizer.members == list(range(RANKS))
+    assert int(optimizer.state[weights["matrix"]]["step"]) == STEPS
+    return flat(weights)
+
+
+@pytest.mark.filterwarnings("ignore:.*is repeated")
+@pytest.mark.parametrize("on_loss", ["raise", "continue"])
+def test_step_with_a_late_rank_is_repeated(on_loss: str) -> None:
+    found = ranks.run(by_optimizer_with_late_rank, RANKS, 1, on_loss)
+    assert all(one == found[0] for one in found)
+
+
 @pytest.mark.filterwarnings("ignore:.*is repeated")
 @pytest.mark.parametrize("on_loss", ["raise", "continue"])
 @pytest.mark.parametrize("options", [{}, {"fragments": 2, "fragment_sync_delay": 1}])

@@ -5,50 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <latch>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "comm/collectives/fold.h"
 #include "comm/reducer/state.h"
-#include "tests/comm/training.h"
+#include "tests/comm/elastic.h"
 
 namespace tersor::testing {
 namespace {
-
-constexpr int kElasticRanks = 4;
-constexpr int kVictim = 2;
-
-ReducerOptions elastic(const std::string& codec = "int8+ef") {
-  return {.codec = codec, .elastic = Elastic::kOn};
-}
-
-/// Runs `body` on each rank. A rank disconnects when its body returns.
-void run_mortal(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
-  auto transports = make_inprocess_transports(ranks, link);
-  std::vector<std::jthread> threads;
-  for (auto& transport : transports)
-    threads.emplace_back([&body, own = std::move(transport)] { body(*own); });
-}
-
-void run_mortal(const std::function<void(Transport&)>& body) {
-  run_mortal(kElasticRanks, {}, body);
-}
-
-/// Runs `step` and expects lost ranks.
-template <typename Step>
-RanksLostError expect_lost(const Step& step) {
-  try {
-    step();
-  } catch (const RanksLostError& lost) {
-    return lost;
-  }
-  ADD_FAILURE() << "no rank is lost";
-  return {"", {}, 0};
-}
 
 /// Two steps, then the victims leave. The other ranks have the same steps.
 RanksLostError lose(Training& run, const std::vector<int>& victims = {kVictim}) {
@@ -101,15 +68,6 @@ TEST(Elastic, StepPossiblyIncompleteOnLostRankIsDiscarded) {
     EXPECT_EQ(expect_lost([&] { run.step(2); }).last_step(), 2u);
     EXPECT_EQ(run.reducer.statistics().steps, 2u);
   });
-}
-
-/// The gradient of Training::step.
-Values given(int step, int rank) {
-  return gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank));
-}
-
-void add(std::vector<double>& sums, std::span<const float> values) {
-  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
 }
 
 /// A rank's owed residual of all values, with one codec and a sum, on a grid of one dimension.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "comm/transport/timeout.h"
+
 namespace tersor::host {
 namespace {
 
@@ -30,6 +32,11 @@ std::string no_message(const HostTransfer& transfer, const std::vector<int>& ran
     reasons += channel.engine().lock()->wire->missing_message_reason(channel.state().member(rank));
   }
   return "no message from " + text + timeout_text(transfer) + reasons;
+}
+
+[[noreturn]] void throw_fault(const std::string& what, const Fault& fault) {
+  if (fault.is_timeout) throw TimeoutError(what);
+  throw TransportError(what, fault.differences);
 }
 
 }  // namespace
@@ -103,8 +110,7 @@ void Channel::check(std::string_view name) {
   if (!state_.faulty()) return;
   poll();  // announces the fault, if other ranks do not know the fault yet
   const Fault fault = this->fault();
-  throw TransportError(std::string(name) + ": the transport was aborted: " + fault.text,
-                       fault.differences);
+  throw_fault(std::string(name) + ": the transport was aborted: " + fault.text, fault);
 }
 
 Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
@@ -239,10 +245,12 @@ void Channel::on_timeout(HostTransfer& transfer) {
     transfer.resolve_mismatch(failed_ranks.mismatch, failed_ranks.difference);
     check(transfer.operation_.name);
   }
-  const std::string cause = transfer.raise(failed_ranks.difference);
+  Fault fault = transfer.cause(failed_ranks.difference);
+  fault.is_timeout = !failed_ranks.ranks.empty();
+  engine_->raise(state_, fault);
   // Throws an earlier fault, if another one was raised meanwhile.
-  if (fault().text != cause) check(transfer.operation_.name);
-  throw TransportError(cause);
+  if (this->fault().text != fault.text) check(transfer.operation_.name);
+  throw_fault(fault.text, fault);
 }
 
 }  // namespace tersor::host

@@ -26,6 +26,8 @@ struct Fault {
 
   std::string text;
   std::vector<Difference> differences;
+  /// True if ranks were silent for longer than the timeout of an operation on this rank.
+  bool is_timeout = false;
 };
 
 /// A fault domain: a set of channels failing together. The channels of all ranks and their

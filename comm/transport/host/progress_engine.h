@@ -56,9 +56,9 @@ class ProgressEngine final : private Actions {
   void wait(ChannelState& channel, std::uint32_t seen, Clock::time_point until);
 
   /// Raises a fault of the channel's fault domain. Not for isolated channels.
-  void raise(ChannelState& channel, const std::string& cause) {
+  void raise(ChannelState& channel, const Fault& fault) {
     const Locked locked(*this);
-    fail(*channel.domain, cause);
+    fail(*channel.domain, fault);
   }
   /// Ends a mismatch with a fault that names the options that differ, if the ranks send the options
   /// in time. Called by the thread of the operation with the mismatch.
