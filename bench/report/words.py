@@ -28,8 +28,10 @@ def in_words(spec: str) -> str:
         return WHOLE[spec]
     name, _, rest = spec.partition(":")
     if name == "torch":
+        rest, _, start = rest.partition(",start=")
         hook, _, rank = rest.partition("=")
-        return f"PyTorch {hook.replace('powersgd', 'PowerSGD')} hook" + (rank and f", rank {rank}")
+        words = [f"PyTorch {hook.replace('powersgd', 'PowerSGD')} hook", rank and f"rank {rank}"]
+        return ", ".join(filter(None, [*words, start and f"{start} uncompressed steps"]))
     if name in PREFIXES:
         return f"{PREFIXES[name]} {codec_in_words(rest)}"
     head, *options = name.split(",")

@@ -87,13 +87,16 @@ def reduce_by(rank: int, world: int, name: str, steps: int) -> tuple[list[Tensor
     return [one.grad.clone() for one in net.parameters()], hook.traffic(steps).sent_bytes, counted
 
 
-def test_powersgd_byte_count() -> None:
-    steps = hooks.POWERSGD_START + 3
-    for _, reported, counted in ranks.run(reduce_by, 2, "torch:powersgd=1", steps):
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("torch:powersgd=1", hooks.POWERSGD_START), ("torch:powersgd=1,start=2", 2)],
+)
+def test_powersgd_byte_count(name: str, start: int) -> None:
+    for _, reported, counted in ranks.run(reduce_by, 2, name, start + 3):
         assert reported == counted
         factors = 40 + 30 + 30 + 4 + 30 + 4  # of rank 1, and both biases
         values = 40 * 30 + 30 + 30 * 4 + 4
-        assert reported == 4 * (hooks.POWERSGD_START * values + 3 * factors)
+        assert reported == 4 * (start * values + 3 * factors)
 
 
 def test_full_rank_powersgd_equals_dense() -> None:

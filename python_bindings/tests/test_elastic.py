@@ -257,8 +257,7 @@ def by_optimizer_with_late_rank(rank: int, _: int, late: int, on_loss: str) -> l
         try:
             optimizer.step()
         except tersor.RanksLostError as lost:
-            assert "a rank was late" in str(lost)
-            repeated += 1
+            repeated += "a rank was late" in str(lost)
             optimizer.resume()
             optimizer.step()
     assert repeated == (on_loss == "raise")

@@ -1,13 +1,13 @@
 """Ways to exchange gradients in `DistributedDataParallel`: PyTorch's own, and Tersor's.
 
-``none`` is DDP without a hook. ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
-PyTorch's hooks. These ways replace DDP: ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` after a number
-of bf16 steps, and ``sgd`` and ``muon`` are `CompressedSGD` and `CompressedMuon`;
-``onebit-adam[=STEPS]`` is 1-bit Adam after a number of float32 steps (100); ``demo``, ``dion`` and
-``sparseloco`` are explained in `peers`; ``diloco=…`` and ``torchft=…`` are `DiLoCo` and torchft's
-DiLoCo; ``server=…`` and ``gossip=…`` do not wait for all ranks. ``muon[,momentum=M]`` is PyTorch's
-Muon under DDP. ``weighted:CODEC`` weighs gradients by samples. Any other word is a codec, also
-``tersor:none``.
+``none`` is DDP without a hook. ``torch:bf16``, ``torch:fp16`` and
+``torch:powersgd[=RANK][,start=STEPS]`` are PyTorch's hooks. These ways replace DDP:
+``adamw[=STEPS]:CODEC`` is `CompressedAdamW` after a number of bf16 steps, and ``sgd`` and ``muon``
+are `CompressedSGD` and `CompressedMuon`; ``onebit-adam[=STEPS]`` is 1-bit Adam after a number of
+float32 steps (100); ``demo``, ``dion`` and ``sparseloco`` are explained in `peers`; ``diloco=…``
+and ``torchft=…`` are `DiLoCo` and torchft's DiLoCo; ``server=…`` and ``gossip=…`` do not wait for
+all ranks. ``muon[,momentum=M]`` is PyTorch's Muon under DDP. ``weighted:CODEC`` weighs gradients by
+samples. Any other word is a codec, also ``tersor:none``.
 """
 
 import argparse
@@ -42,12 +42,13 @@ CASTS = {
     TORCH + "bf16": default_hooks.bf16_compress_hook,
     TORCH + "fp16": default_hooks.fp16_compress_hook,
 }
-POWERSGD_START = 10  # steps without compression; PowerSGD needs at least 2
+POWERSGD_START = 10  # default of steps without compression
 ONE_BUCKET_MIB = 1 << 20
 SUMMARY = (
-    "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
-    "(CompressedAdamW), sgd[=STEPS]:CODEC (CompressedSGD), onebit-adam[=STEPS], "
-    "demo[=K][,decay=B] (DeMo), dion=RANK[,momentum=M][,factor=F][,bf16] (Dion), "
+    "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK][,start=STEPS], "
+    "adamw[=STEPS]:CODEC (CompressedAdamW), sgd[=STEPS]:CODEC (CompressedSGD), "
+    "onebit-adam[=STEPS], demo[=K][,decay=B] (DeMo), "
+    "dion=RANK[,momentum=M][,factor=F][,bf16] (Dion), "
     "sparseloco=EVERY[,density=D][,rate=R][,values=sign|int4] (SparseLoCo's settings, by DiLoCo), "
     "muon[=STEPS][,momentum=M]:CODEC (CompressedMuon), muon[,momentum=M] (PyTorch's, under DDP), "
     "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
@@ -61,7 +62,8 @@ _MOMENTUM = rf"(?:,momentum=(?P<momentum>{_NUMBER}))?"
 _CODEC = "(?P<codec>.+)"
 #: By the first word of a name, the pattern of the name.
 PATTERNS = {
-    "torch": rf"torch:(?:bf16|fp16|powersgd(?:=(?P<rank>{_COUNT}))?)",
+    "torch": rf"torch:(?:bf16|fp16|powersgd(?:=(?P<rank>{_COUNT}))?"
+    r"(?:,start=(?P<start>[2-9]|[1-9]\d+))?)",  # PowerSGD needs two dense steps
     "adamw": rf"adamw(?:=(?P<steps>\d+))?:{_CODEC}",
     "sgd": rf"sgd(?:=(?P<steps>\d+))?:{_CODEC}",
     "onebit-adam": rf"onebit-adam(?:=(?P<steps>{_COUNT}))?",
@@ -130,7 +132,7 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     if in_optimizer(name):
         return _FACTORIES[_first_word(name)](module, **parts)
     if name.startswith(TORCH + "powersgd"):
-        return _powersgd(module, int(parts["rank"] or 1))
+        return _powersgd(module, int(parts["rank"] or 1), int(parts["start"] or POWERSGD_START))
     model = distributed(module, bucket_mib)
     if name == "none" or name in CASTS:
         if name in CASTS:
@@ -142,22 +144,22 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     return (WeightedHook if weighted else CountedHook)(model, handle, handle.close)
 
 
-def _powersgd(module: nn.Module, rank: int) -> Hook:
-    """PowerSGD (Vogels, Karimireddy and Jaggi 2019): uncompressed steps, then two factors. PowerSGD
-    waits in callbacks, and hangs with a second bucket."""
+def _powersgd(module: nn.Module, rank: int, start: int) -> Hook:
+    """PowerSGD (Vogels, Karimireddy and Jaggi 2019): ``start`` uncompressed steps, then two
+    factors. PowerSGD waits in callbacks, and hangs with a second bucket."""
     model = distributed(module, ONE_BUCKET_MIB)
     state = powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=start
     )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     plain_bytes, ranks = _plain_bytes(module), dist.get_world_size()
 
     def sent_bytes(steps: int) -> float:
         compressed = ring_bytes(4 * state.total_numel_after_compression, ranks)
-        return plain_bytes(min(steps, POWERSGD_START)) + compressed
+        return plain_bytes(min(steps, start)) + compressed
 
     hook = ComputedHook(model, sent_bytes)
-    hook.plain_steps = POWERSGD_START
+    hook.plain_steps = start
     return hook
 
 
