@@ -1,4 +1,4 @@
-// Writes records, each with machine, date and commit.
+// Writes records, each with command line, machine, date and commit.
 
 #include "bench/common/records.h"
 
@@ -7,10 +7,12 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 #include <thread>
 
 namespace tersor::bench {
@@ -26,6 +28,23 @@ std::string cpu_name() {
 std::string utc_now() {
   const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now));
+}
+
+/// The words of this process's command line. Words with other characters than those of paths and
+/// options are quoted for a shell.
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string line;
+  for (std::string word; std::getline(file, word, '\0');) {
+    const bool plain = !word.empty() && std::ranges::all_of(word, [](unsigned char c) {
+      return std::isalnum(c) != 0 ||
+             std::string_view("-_./,:=+@%").find(c) != std::string_view::npos;
+    });
+    std::string quoted;
+    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    line += (line.empty() ? "" : " ") + (plain ? word : "'" + quoted + "'");
+  }
+  return line;
 }
 
 }  // namespace
@@ -47,6 +66,7 @@ void RecordFile::add(Record record) { add_all(std::vector<Record>(1, std::move(r
 
 void RecordFile::add_all(std::vector<Record> records) {
   for (Record& record : records) {
+    record["command"] = command_line();
     record["machine"] = machine_name();
     record["date"] = utc_now();
     record["commit"] = commit_name();

@@ -24,7 +24,8 @@ class RecordFile {
   /// before any measurement.
   explicit RecordFile(std::filesystem::path path);
 
-  /// Adds machine, date (UTC) and commit, and writes the file. Throws Error if writing fails.
+  /// Adds command line, machine, date (UTC) and commit, and writes the file. Throws Error if
+  /// writing fails.
   void add(Record record);
   /// Adds several records in a single write.
   void add_all(std::vector<Record> records);

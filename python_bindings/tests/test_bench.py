@@ -443,13 +443,17 @@ def test_fsdp_rejects_ddp_options(
     assert message in capsys.readouterr().err
 
 
-def test_records_contain_machine_date_and_commit(tmp_path: pathlib.Path) -> None:
+def test_records_contain_their_origin(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/a/tersor/bench/__main__.py", "train", "--data", "a b"])
     path = tmp_path / "out.json"
     records = RecordFile(path)
     records.add({"benchmark": "train"})
     records.add({"benchmark": "backward"})
     first, second = json.loads(path.read_text())
-    assert list(first) == ["benchmark", "machine", "date", "commit"]
+    assert list(first) == ["benchmark", "command", "machine", "date", "commit"]
+    assert first["command"] == "python -m tersor.bench train --data 'a b'"
     assert second["benchmark"] == "backward"
 
 

@@ -65,7 +65,7 @@ class ProgramTest : public ::testing::Test {
     EXPECT_FALSE(records.empty());
     for (const Json& record : records) {
       EXPECT_EQ(record.value("benchmark", ""), command);
-      for (const char* field : {"machine", "date", "commit"})
+      for (const char* field : {"command", "machine", "date", "commit"})
         EXPECT_FALSE(record.value(field, "").empty()) << field;
     }
     return records;

@@ -8,8 +8,10 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -109,6 +111,14 @@ def commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
+def command_line() -> str:
+    """The command line of this process; "python -m tersor.bench …" for the package's commands."""
+    program = pathlib.Path(sys.argv[0])
+    is_package = program.name == "__main__.py"
+    words = ["python", "-m", "tersor.bench"] if is_package else [program.name]
+    return shlex.join([*words, *sys.argv[1:]])
+
+
 class RecordFile:
     """An array of records in a file, written after each record, so aborted runs keep records.
 
@@ -122,10 +132,10 @@ class RecordFile:
         self._write("a", "")
 
     def add(self, record: Record) -> None:
-        """Adds machine, date (UTC) and commit to a record, and writes the file."""
+        """Adds command line, machine, date (UTC) and commit to a record, and writes the file."""
         date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
-        origin: Record = {"machine": machine_name(), "date": date, "commit": commit()}
-        self._records.append({**record, **origin})
+        origin: Record = {"command": command_line(), "machine": machine_name()}
+        self._records.append({**record, **origin, "date": date, "commit": commit()})
         self._write("w", json.dumps(self._records, indent=1) + "\n")
 
     def remove(self, matches: Callable[[Record], bool]) -> None:
