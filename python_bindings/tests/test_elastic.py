@@ -246,14 +246,14 @@ def test_ranks_that_compute_before_the_first_step_remain_after_a_loss() -> None:
 def by_optimizer_with_late_rank(rank: int, _: int, late: int, on_loss: str) -> list[float]:
     weights = named_weights()
     optimizer = tersor.torch.CompressedAdamW(
-        weights.items(), lr=0.01, elastic=True, on_loss=on_loss, timeout=2.0
+        weights.items(), lr=0.01, elastic=True, on_loss=on_loss, timeout=3.0
     )
     repeated = 0
     for step in range(STEPS):
         zero(weights)
         backward(weights, rank, step)
         if (rank, step) == (late, LOST_STEP):
-            time.sleep(3)
+            time.sleep(4)
         try:
             optimizer.step()
         except tersor.RanksLostError as lost:

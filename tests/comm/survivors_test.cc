@@ -81,7 +81,7 @@ TEST(Elastic, StepWithLateRankIsRepeated) {
   run_mortal([&](Transport& transport) {
     ReducerOptions options = elastic();
     options.reduction = Reduction::kSum;
-    options.timeout = std::chrono::milliseconds(500);
+    options.timeout = std::chrono::milliseconds(2'000);
     Training run(transport, options);
     std::vector<double> rest(kCount);
     for (int step = 0; step < kSteps; ++step) {
@@ -102,7 +102,7 @@ TEST(Elastic, RankLateInOneStepForFourTimesEndsTheTraining) {
   for (int i = 0; i < 4; ++i) agreed.push_back(std::make_unique<std::latch>(kElasticRanks - 1));
   run_mortal([&](Transport& transport) {
     ReducerOptions options = elastic();
-    options.timeout = std::chrono::milliseconds(300);
+    options.timeout = std::chrono::milliseconds(1'500);
     Training run(transport, options);
     run.step(0);
     for (int i = 0; i < 3; ++i) be_late(run, 1, *agreed[static_cast<std::size_t>(i)]);
