@@ -1,12 +1,14 @@
 // Disagreement about options: the errors name every difference on every rank.
 #include "tests/comm/random_options.h"
 #include "tests/comm/ranks.h"
+#include "tests/comm/training.h"
 
 #include <tersor/tersor.h>
 
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -176,6 +178,26 @@ TEST(Agreement, RoundTripsAndRejectsTruncatedBytes) {
     EXPECT_THROW(static_cast<void>(Agreement::parse(unpack(std::span(bytes).first(count)))),
                  WireError)
         << count;
+}
+
+// The error of a reducer without messages under way has another text.
+TEST(Disagreement, IdleReducerKeepsTheDifferencesOfAnotherCall) {
+  std::latch are_idle(3);
+  run_ranks(3, {}, [&](Transport& transport) {
+    const auto own = transport.channel();
+    Training run(transport, {.codec = "int8"});
+    run.step(0);
+    are_idle.arrive_and_wait();
+    Values values(5000);
+    EXPECT_THROW(allreduce(*own, values, {.codec = own->rank() == 1 ? "int4" : "int8"}),
+                 TransportError);
+    try {
+      for (;;) run.step(1);  // the reducer's thread may not have seen the fault yet
+    } catch (const TransportError& error) {
+      ASSERT_EQ(error.disagreement().size(), 1u) << error.what();
+      EXPECT_EQ(error.disagreement().front().name, "codec");
+    }
+  });
 }
 
 }  // namespace
