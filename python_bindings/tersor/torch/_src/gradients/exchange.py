@@ -21,6 +21,8 @@ from tersor.torch._src.parameters.memory_order import contiguous_like
 from tersor.torch._src.parameters.selection import local_shard
 from tersor.torch._src.process_group import connections
 
+_SUM_BITS = 64
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 OnLoss = Literal["raise", "continue"]
 Result = TypeVar("Result")
 
@@ -189,7 +191,32 @@ class Presence:
     def __init__(self, exchange: TensorExchange) -> None:
         """Uses the ranks and timeout of ``exchange``. A collective call."""
         self._exchange = exchange
+        self._compared: set[str] = set()
         self._ranks, self._losses = exchange.channel(), exchange.losses
+
+    def check_equal(self, parameters: Mapping[str, Tensor]) -> None:
+        """Raises InvalidArgumentError on all ranks if ranks have other values of a parameter.
+
+        Compares each parameter once. A collective call with the same names.
+        """
+        names = sorted(parameters.keys() - self._compared)
+        if not names:
+            return
+        sums = torch.stack([_bit_sum(parameters[name]).cpu() for name in names])
+        bits = sums.unsqueeze(1) >> torch.arange(_SUM_BITS, device="cpu") & 1
+        counts = torch.tensor(self.counts(bits.flatten().tolist()), device="cpu").view_as(bits)
+        differ = ((counts != 0) & (counts != self._exchange.ranks)).any(1).tolist()
+        if wrong := [name for name, one in zip(names, differ, strict=True) if one]:
+            text = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if wrong[3:] else "")
+            raise InvalidArgumentError(
+                f"the ranks begin with different values of {text}: load the same weights on all "
+                "ranks, or call tersor.torch.broadcast_parameters(model) before the first step"
+            )
+        self._compared.update(names)
+
+    def compare_again(self) -> None:
+        """Makes ``check_equal`` compare all parameters again."""
+        self._compared.clear()
 
     def on_any_rank(
         self, present: Mapping[str, bool], extra: Sequence[bool] = ()
@@ -239,6 +266,15 @@ class Presence:
         allreduce(self._ranks, sums, codec="none", timeout=self._exchange.options["timeout"])
         *counts, total = sums.tolist()
         return list(map(int, counts)), total
+
+
+def _bit_sum(parameter: Tensor) -> Tensor:
+    """The bits of this rank's values as integers, summed modulo 2^64."""
+    values = local_shard(parameter.detach())
+    if type(values) is not Tensor:  # a subclass may have no bits to view
+        return torch.zeros((), dtype=torch.int64)
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
 
 
 def _split_counts(present: Mapping[str, bool], counts: list[int]) -> tuple[list[str], list[int]]:

@@ -45,6 +45,7 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
             return self._average_uncompressed()
         active = self._end_exchange(discards=False)
         self._exchange_newcomers([name for name in active if name not in self._parameters])
+        self._presence.check_equal({name: self._parameters[name] for name in active})
         self._samples.end()
 
     def _average_uncompressed(self) -> None:

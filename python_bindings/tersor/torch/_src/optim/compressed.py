@@ -107,7 +107,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
             The result of ``closure``, or None.
 
         Raises:
-            InvalidArgumentError: A gradient is sparse, or only some ranks set ``samples``.
+            InvalidArgumentError: A gradient is sparse, or only some ranks set ``samples``. Or ranks
+                have other parameters, in the first step or after ``load_state_dict``.
             TransportError: A rank failed, or made another call.
             WireError: A message is damaged.
             RanksLostError: With ``elastic=True``, ranks were lost: call ``resume``, then ``step``.
@@ -152,6 +153,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._add_newcomers([name for name in active if name not in self._parameters])
         self._reset_replaced()
         parameters = self._parameters
+        self._presence.check_equal({name: parameters[name] for name in active})
         gradients = {name: self._gradient(name, parameters[name]) for name in active}
         if self._exchange.elastic:  # the step may be done again
             gradients = {name: one.clone() for name, one in gradients.items()}
@@ -209,6 +211,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         moments = dict(self.state)
         super().load_state_dict({"state": {}, "param_groups": groups})
         self.state.update(moments)
+        self._presence.compare_again()
 
     def discard_step(self) -> None:
         """Does nothing: only ``step`` sends gradients, so discarded gradients left no residual.

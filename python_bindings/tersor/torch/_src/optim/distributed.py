@@ -187,7 +187,8 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
         Raises:
             TransportError: A rank failed, or made another call.
             WireError: A message is damaged.
-            InvalidArgumentError: A gradient was changed while Tersor was sending the gradient.
+            InvalidArgumentError: A gradient was changed while Tersor was sending the gradient. Or
+                ranks have other parameters, in the first step or after ``load_state_dict``.
             RanksLostError: With ``elastic=True``, ranks were lost. Gradients are undefined: call
                 ``resume`` and compute them again. With ``on_loss="continue"``, ``synchronize``
                 warns instead and removes the gradients, and ``step`` moves nothing.
@@ -367,6 +368,7 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
 
             optimizer.load_state_dict(torch.load(path, weights_only=True))
         """
+        self._presence.compare_again()
         reducer, group = self.reducer, self._process_group()
         saved = as_mapping(state_dict)
         residuals = optimizer_state.residuals_of(saved) if saved else {}

@@ -71,6 +71,7 @@ class _UncompressedPresence(Presence):
     def __init__(self, exchange: TensorExchange) -> None:
         _check_complete(exchange, "remove() needs all of them")
         self._exchange = exchange
+        self._compared = set()
 
     def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
         sums = torch.tensor([*flags, value], dtype=torch.float32, device=self._exchange.device)

@@ -1,0 +1,91 @@
+"""Ranks that begin with different weights. Without a check, the weights would stay different."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ranks
+import tersor
+import tersor.torch
+
+KINDS = ["CompressedAdamW", "CompressedMuon", "CompressedSGD", "DistributedOptimizer"]
+
+
+def optimizer_of(kind: str, model: torch.nn.Module) -> Any:
+    named = model.named_parameters()
+    if kind == "DistributedOptimizer":
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        return tersor.torch.DistributedOptimizer(inner, named, codec="int8")
+    return getattr(tersor.torch, kind)(named, lr=0.1)
+
+
+def step(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(4, 96)).square().sum().backward()
+    optimizer.step()
+
+
+def expect_difference(model: torch.nn.Module, optimizer: Any, names: str) -> None:
+    before = [one.detach().clone() for one in model.parameters()]
+    with pytest.raises(tersor.InvalidArgumentError, match=f"different values of {names}: load"):
+        step(model, optimizer)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@ranks.on(2)
+def test_ranks_with_different_weights_raise_in_the_first_step(
+    rank: int, count: int, kind: str
+) -> None:
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(96, 64)
+    optimizer = optimizer_of(kind, model)
+    expect_difference(model, optimizer, "bias, weight")
+    tersor.torch.broadcast_parameters(model)
+    step(model, optimizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@ranks.on(2)
+def test_other_weights_after_loading_a_state_raise(rank: int, count: int, kind: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 64)
+    optimizer = optimizer_of(kind, model)
+    step(model, optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    with torch.no_grad():
+        model.bias[3] += rank * 1e-3
+    expect_difference(model, optimizer, "bias")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@ranks.on(2)
+def test_other_values_of_an_unfrozen_parameter_raise(rank: int, count: int, kind: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 64)
+    model.bias.requires_grad_(False)
+    optimizer = optimizer_of(kind, model)
+    step(model, optimizer)
+    with torch.no_grad():
+        model.bias.add_(rank)
+    step(model, optimizer)  # the bias takes no part
+    model.bias.requires_grad_(True)
+    expect_difference(model, optimizer, "bias")
+
+
+@ranks.on(2)
+def test_dtypes_without_a_codec_are_compared_too(rank: int, count: int) -> None:
+    model = torch.nn.ParameterDict({
+        "wide": torch.zeros(3, dtype=torch.float64),
+        "imaginary": torch.full((2,), rank * 1j),
+        "plain": torch.zeros(300, 20),
+    })  # fmt: skip
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = tersor.torch.DistributedOptimizer(inner, model.named_parameters(), codec="int8")
+    for one in model.values():
+        one.grad = torch.ones_like(one)
+    with pytest.raises(tersor.InvalidArgumentError, match="different values of imaginary: load"):
+        optimizer.step()
