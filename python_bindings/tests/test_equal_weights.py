@@ -76,6 +76,38 @@ def test_other_values_of_an_unfrozen_parameter_raise(rank: int, count: int, kind
     expect_difference(model, optimizer, "bias")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@ranks.on(2)
+def test_other_values_of_a_replaced_parameter_raise(rank: int, count: int, kind: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 64)
+    optimizer = optimizer_of(kind, model)
+    step(model, optimizer)
+    former, model.bias = model.bias, torch.nn.Parameter(torch.full((64,), float(rank)))
+    for group in optimizer.param_groups:
+        group["params"] = [model.bias if one is former else one for one in group["params"]]
+    if kind != "DistributedOptimizer":
+        step(model, optimizer)  # notices the replacement
+    with pytest.raises(tersor.InvalidArgumentError, match="different values of bias: load"):
+        step(model, optimizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@ranks.on(2)
+def test_loading_a_state_on_one_rank_compares_on_all_ranks(
+    rank: int, count: int, kind: str
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 64)
+    optimizer = optimizer_of(kind, model)
+    step(model, optimizer)
+    if rank == 1:
+        optimizer._presence.compare_again()
+    with torch.no_grad():
+        model.bias[3] += rank * 1e-3
+    expect_difference(model, optimizer, "bias")
+
+
 @ranks.on(2)
 def test_dtypes_without_a_codec_are_compared_too(rank: int, count: int) -> None:
     model = torch.nn.ParameterDict({

@@ -192,6 +192,7 @@ class Presence:
         """Uses the ranks and timeout of ``exchange``. A collective call."""
         self._exchange = exchange
         self._compared: set[str] = set()
+        self._compares_again = False
         self._ranks, self._losses = exchange.channel(), exchange.losses
 
     def check_equal(self, parameters: Mapping[str, Tensor]) -> None:
@@ -215,8 +216,8 @@ class Presence:
         self._compared.update(names)
 
     def compare_again(self) -> None:
-        """Makes ``check_equal`` compare all parameters again."""
-        self._compared.clear()
+        """On all ranks, ``check_equal`` compares all parameters again after the next count."""
+        self._compares_again = True
 
     def on_any_rank(
         self, present: Mapping[str, bool], extra: Sequence[bool] = ()
@@ -260,12 +261,19 @@ class Presence:
         return self._sums(flags, 0.0)[0]
 
     def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
+        """The sums of flags and value over the ranks."""
+        *counts, again, total = self._sum_of([*flags, self._compares_again, value])
+        if again:
+            self._compared.clear()
+        self._compares_again = False
+        return list(map(int, counts)), total
+
+    def _sum_of(self, numbers: list[float]) -> list[float]:
         if self._losses != self._exchange.losses:
             self._ranks, self._losses = self._exchange.channel(), self._exchange.losses
-        sums = torch.tensor([*flags, value], dtype=torch.float32, device="cpu")
+        sums = torch.tensor(numbers, dtype=torch.float32, device="cpu")
         allreduce(self._ranks, sums, codec="none", timeout=self._exchange.options["timeout"])
-        *counts, total = sums.tolist()
-        return list(map(int, counts)), total
+        return cast(list[float], sums.tolist())
 
 
 def _bit_sum(parameter: Tensor) -> Tensor:

@@ -86,7 +86,9 @@ class AveragedGradients(OptimizerHandle, SampleWeighted):
         """Ends the exchange. Returns the parameters with a gradient on some rank."""
         try:
             present = self._optimized.with_gradients()
-            self._register_hooks(self._optimized.pop_replaced())
+            if replaced := self._optimized.pop_replaced():
+                self._register_hooks(replaced)
+                self._presence.compare_again()
             active, [discarding] = self._presence.on_any_rank(present, [discards])
             self._samples.weigh_once(self.reducer)
             self._send_remaining(self._parameters, [] if discards else active)

@@ -304,6 +304,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         """Sets moments of replaced parameters to zero, also if a program clears ``state``."""
         for former in self._optimized.pop_replaced().values():
             self.state.pop(former, None)
+            self._presence.compare_again()
         if new := {name: one for name, one in self._parameters.items() if not self.state.get(one)}:
             self._init_state(new)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -71,13 +71,12 @@ class _UncompressedPresence(Presence):
     def __init__(self, exchange: TensorExchange) -> None:
         _check_complete(exchange, "remove() needs all of them")
         self._exchange = exchange
-        self._compared = set()
+        self._compared, self._compares_again = set(), False
 
-    def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
-        sums = torch.tensor([*flags, value], dtype=torch.float32, device=self._exchange.device)
+    def _sum_of(self, numbers: list[float]) -> list[float]:
+        sums = torch.tensor(numbers, dtype=torch.float32, device=self._exchange.device)
         dist.all_reduce(sums, group=self._exchange.group)
-        *counts, total = sums.tolist()
-        return list(map(int, counts)), total
+        return cast(list[float], sums.tolist())
 
 
 def _check_complete(exchange: TensorExchange, needs: str) -> None:
