@@ -137,6 +137,7 @@ LOSS_LABELS = {
     "adamw:hadamard:bits=1+ef": Label("hadamard 1 bit", 8, -10),
     "onebit-adam=400": Label("1-bit Adam (400 uncompressed steps)", 20, 28, "middle"),
     "torch:powersgd=4": Label("PyTorch's PowerSGD hook, rank 4"),
+    "torch:powersgd=4,start=200": Label("PowerSGD (200 uncompressed steps)"),
     "muon": Label("Muon, uncompressed", -4, 26, "end"),
     "muon,momentum=0.7:blocktopk:density=0.01+ef": Label("blocktopk 1 %", -22, -12),
     "muon:blocktopk:density=0.03+ef": Label("blocktopk 3 %", -12, 26, "middle"),

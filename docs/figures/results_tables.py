@@ -210,7 +210,8 @@ SEEDS = 3  # of each optimizer, as the page says
 OPTIMIZERS = {
     "none": "AdamW, uncompressed",
     "onebit-adam=400": "1-bit Adam (f32 for 400 steps)",
-    "torch:powersgd=4": "AdamW, PyTorch's `powerSGD_hook`, rank 4",
+    "torch:powersgd=4": "AdamW, PyTorch's `powerSGD_hook`, rank 4 (f32 for 10 steps)",
+    "torch:powersgd=4,start=200": "AdamW, PyTorch's `powerSGD_hook`, rank 4 (f32 for 200 steps)",
     "adamw:hadamard:bits=1+ef": "`CompressedAdamW`, 1 bit",
     "adamw:blocktopk:density=0.03+ef": "`CompressedAdamW`, 3 % of the values",
     "adamw:blocktopk:density=0.01+ef": "`CompressedAdamW`, 1 % of the values",

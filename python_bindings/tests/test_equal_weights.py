@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 import ranks
 import tersor
 import tersor.torch
+from tersor.torch._src.gradients import exchange
 
 KINDS = ["CompressedAdamW", "CompressedMuon", "CompressedSGD", "DistributedOptimizer"]
 
@@ -106,6 +109,24 @@ def test_loading_a_state_on_one_rank_compares_on_all_ranks(
     with torch.no_grad():
         model.bias[3] += rank * 1e-3
     expect_difference(model, optimizer, "bias")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@ranks.on(2)
+def test_different_learning_rates_are_warned_of(rank: int, count: int, kind: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 64)
+    optimizer = optimizer_of(kind, model)
+    for one in optimizer.param_groups:
+        one["lr"] *= 1 + rank
+    with mock.patch.object(exchange, "_STEPS_BETWEEN_CHECKS", 3):
+        for _ in range(3):
+            step(model, optimizer)
+        with pytest.warns(UserWarning, match="have different values of bias, weight: a rank"):
+            step(model, optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(model, optimizer)
 
 
 @ranks.on(2)

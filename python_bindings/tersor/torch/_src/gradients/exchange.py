@@ -22,6 +22,7 @@ from tersor.torch._src.parameters.selection import local_shard
 from tersor.torch._src.process_group import connections
 
 _SUM_BITS = 64
+_STEPS_BETWEEN_CHECKS = 1000
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 OnLoss = Literal["raise", "continue"]
 Result = TypeVar("Result")
@@ -191,15 +192,22 @@ class Presence:
     def __init__(self, exchange: TensorExchange) -> None:
         """Uses the ranks and timeout of ``exchange``. A collective call."""
         self._exchange = exchange
-        self._compared: set[str] = set()
-        self._compares_again = False
+        self._begin_comparison()
         self._ranks, self._losses = exchange.channel(), exchange.losses
+
+    def _begin_comparison(self) -> None:
+        self._compared: set[str] = set()
+        self._compares_again = self._is_routine = False
+        self._calls = 0  # of check_equal, since all parameters were compared
 
     def check_equal(self, parameters: Mapping[str, Tensor]) -> None:
         """Raises InvalidArgumentError on all ranks if ranks have other values of a parameter.
 
-        Compares each parameter once. A collective call with the same names.
+        Compares each parameter once. Compares again after 1,000 calls, and then only warns, because
+        different processors may round differently. A collective call with the same names.
         """
+        self._calls += 1
+        is_routine, self._is_routine = self._is_routine, False
         names = sorted(parameters.keys() - self._compared)
         if not names:
             return
@@ -209,9 +217,15 @@ class Presence:
         differ = ((counts != 0) & (counts != self._exchange.ranks)).any(1).tolist()
         if wrong := [name for name, one in zip(names, differ, strict=True) if one]:
             text = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if wrong[3:] else "")
-            raise InvalidArgumentError(
-                f"the ranks begin with different values of {text}: load the same weights on all "
-                "ranks, or call tersor.torch.broadcast_parameters(model) before the first step"
+            if not is_routine:
+                raise InvalidArgumentError(
+                    f"the ranks begin with different values of {text}: load the same weights on "
+                    "all ranks, or call tersor.torch.broadcast_parameters(model) before the first "
+                    "step"
+                )
+            _compat.warn(
+                f"the ranks have different values of {text}: a rank may have another learning "
+                "rate, or changed its weights"
             )
         self._compared.update(names)
 
@@ -262,10 +276,11 @@ class Presence:
 
     def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
         """The sums of flags and value over the ranks."""
-        *counts, again, total = self._sum_of([*flags, self._compares_again, value])
-        if again:
+        is_due = self._calls >= _STEPS_BETWEEN_CHECKS
+        *counts, again, due, total = self._sum_of([*flags, self._compares_again, is_due, value])
+        if again or due:
             self._compared.clear()
-        self._compares_again = False
+            self._compares_again, self._is_routine, self._calls = False, not again, 0
         return list(map(int, counts)), total
 
     def _sum_of(self, numbers: list[float]) -> list[float]:

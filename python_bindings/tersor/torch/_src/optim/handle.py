@@ -71,7 +71,7 @@ class _UncompressedPresence(Presence):
     def __init__(self, exchange: TensorExchange) -> None:
         _check_complete(exchange, "remove() needs all of them")
         self._exchange = exchange
-        self._compared, self._compares_again = set(), False
+        self._begin_comparison()
 
     def _sum_of(self, numbers: list[float]) -> list[float]:
         sums = torch.tensor(numbers, dtype=torch.float32, device=self._exchange.device)
