@@ -374,12 +374,12 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         latest = max((int(one["step"]) for one in self.state.values()), default=0)
         on_host = self._exchange.device.type == "cpu"
         limit = _BATCH_VALUES if on_host else _DEVICE_BATCH_VALUES
-        for name, gradient in gradients.items():
+        for name in gradients:
             parameter, rule = parameters[name], self._rules[name]
             steps, group = int(self.state[parameter]["step"]), groups[id(parameter)]
             key = (steps, id(group), id(rule), rule.batch_key(parameter))
             alike.setdefault((*key, counts[key] // limit), []).append(name)
-            counts[key] += gradient.numel()
+            counts[key] += parameter.numel()  # of all shards, because their ranks need equal parts
         for (steps, *_), names in alike.items():
             own = [parameters[name] for name in names]
             states = [self.state[one] for one in own]
