@@ -23,6 +23,8 @@ from test_compressed_adamw import (
     train,
     wrap,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import ranks
 import tersor
@@ -134,6 +136,26 @@ def test_muon_at_one_bit_reaches_lower_loss_than_adamw() -> None:
     assert loss < 0.3
     for lr in (0.003, 0.01, 0.03):
         assert min(one for one, _ in ranks.run(learns, 2, "CompressedAdamW", lr)) > loss
+
+
+@ranks.on(2)
+def test_uneven_shards_are_gathered_in_the_same_order(rank: int, count: int) -> None:
+    """The larger shards of rank 0 fill a part, and the shards of rank 1 do not."""
+    names = ("hosts", "uneven")  # DTensor keeps meshes, by value and names
+    mesh = init_device_mesh("cpu", (1, count), mesh_dim_names=names)
+    found = []
+    for values in (1 << 20, 32 * 40):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(*one, bias=False) for one in [(40, 63), (63, 40)] * 2]
+        model = fully_shard(torch.nn.Sequential(*layers), mesh=mesh["uneven"])
+        group = mesh["hosts"].get_group()
+        optimizer = CompressedMuon(model.named_parameters(), hidden="", process_group=group)
+        for one in model.parameters():
+            one.grad = one.detach().clone()
+        with mock.patch("tersor.torch._src.optim.compressed._BATCH_VALUES", values):
+            optimizer.step()
+        found.append([one.detach().full_tensor() for one in model.parameters()])  # type: ignore[attr-defined]
+    torch.testing.assert_close(*found)
 
 
 @ranks.on(1)

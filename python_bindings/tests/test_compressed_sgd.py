@@ -53,7 +53,7 @@ def sent_of_ones(optimizer: CompressedSGD) -> float:
     return float(sent[0, 0])
 
 
-@ranks.on(1)
+@ranks.on(2)
 def test_sent_momentum_depends_on_codec_and_options(rank: int, count: int) -> None:
     for codec, options, sent in (
         ("hadamard:bits=1+ef", {}, 0.1 / sent_share("hadamard:bits=1+ef")),
@@ -120,6 +120,32 @@ def test_updates_without_feedback_equal_sgd(rank: int, count: int) -> None:
         assert torch.equal(flat(ours), flat(reference))
 
 
+FEW = "blocktopk:density=0.03+ef"
+UNCOMPRESSED = [
+    pytest.param(1, {"codec": FEW}, id="alone"),
+    pytest.param(2, {"codec": FEW}, id="after remove"),
+    pytest.param(2, {"rules": [("*", "none", 0), ("*", FEW, 9)]}, id="before few bits"),
+]
+
+
+@pytest.mark.parametrize(("count", "options"), UNCOMPRESSED)
+@ranks.on("count")
+def test_uncompressed_steps_equal_sgd(rank: int, count: int, options: dict[str, Any]) -> None:
+    """Without feedback, the whole momentum is in the exchanged values."""
+    ours, reference = make_model(), make_model()
+    optimizer = CompressedSGD(ours.named_parameters(), lr=0.02, **options)
+    by_hand = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=0.9)
+    if count == 2 and "codec" in options:
+        optimizer.remove()
+    for step in range(6):
+        train(ours, optimizer, rank, range(step, step + 1))
+        evaluated(reference, by_hand, rank, step)
+        for one in reference.parameters():
+            one.grad = mean_of_ranks(one.grad)
+        by_hand.step()
+    torch.testing.assert_close(flat(ours), flat(reference), rtol=1e-5, atol=1e-6)
+
+
 def distance(rank: int, count: int, ours: bool) -> tuple[float, torch.Tensor]:
     """Returns the distance from the minimum of 2 · |weights - wanted|², relative to the start. The
     steps are small for SGD."""
@@ -154,6 +180,7 @@ def test_training_is_stable_unlike_sgd_with_momentum_after_feedback() -> None:
     [
         ("add [+]ef", {"codec": "hadamard:bits=1"}),
         ("lowrank.*: the share", {"codec": "lowrank:rank=4+ef"}),
+        ("lowrank.*: the share", {"warmup_codec": "lowrank:rank=4+ef", "warmup_steps": 2}),
         ("momentum=1", {"momentum": 1.0}),
         ("sent_momentum=1.5", {"sent_momentum": 1.5}),
         ("lr=-1", {"lr": -1.0}),

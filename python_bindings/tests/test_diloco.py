@@ -22,6 +22,8 @@ def begins_equal(rank: int, count: int) -> bool:
     outer = DiLoCo(model, sync_every=1, codec="none")
     assert rank != 0 or torch.equal(flat(model), flat(make_model(0)))
     assert outer.sync_every == 1
+    with pytest.raises(AttributeError):  # the schedule does not change
+        outer.sync_every = 2  # type: ignore[misc]
     return equal_on_ranks(flat(model))
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded_models import INPUTS, fsdp_modules, sharded_model, train, weights
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import ranks
@@ -95,6 +96,19 @@ def test_stochastic_rounding_of_weights_differs_between_steps(rank: int, count: 
     again.square().mean().backward()  # which no optimizer uses
     later = model(inputs)
     assert 1e-3 < relative(later.detach(), first.detach()) < 0.2
+
+
+@ranks.on(4)
+def test_fewer_ranks_gather_the_weights_of_the_forward_pass(rank: int, count: int) -> None:
+    mesh = init_device_mesh("cpu", (count,))
+    layer = fully_shard(torch.nn.Linear(64, 64, bias=False), mesh=mesh, reshard_after_forward=2)
+    model = fully_shard(torch.nn.Sequential(layer), mesh=mesh)
+    fsdp.compress(model, weights_codec="hadamard:bits=4", **NONE)
+    inputs = torch.eye(64, requires_grad=True)
+    outputs = model(inputs)
+    outputs.backward(torch.eye(64))
+    assert inputs.grad is not None
+    assert torch.equal(inputs.grad, outputs.detach().T)
 
 
 @ranks.on(2)

@@ -144,7 +144,7 @@ class DiLoCo(FragmentExchange):
             raise InvalidArgumentError(
                 f"fragment_update_alpha={alpha}: give a number from 0 to below 1"
             )
-        self.sync_every, self.fragment_update_alpha = sync_every, alpha
+        self.fragment_update_alpha = alpha
         if not 0 <= error_decay <= 1:
             raise InvalidArgumentError(f"error_decay={error_decay}: give a number from 0 to 1")
         self.error_decay = error_decay
@@ -180,6 +180,11 @@ class DiLoCo(FragmentExchange):
             done = (self._exchange, self._presence, self._run_elastic, self._run_exchange)
             tasks = Tasks(*done, lambda: selection.shards_of(self._refresh()))
             self._stragglers = Stragglers(tasks, sync_every, straggler_timeout)
+
+    @property
+    def sync_every(self) -> int:
+        """Inner steps between two exchanges of the same fragment, as passed to ``DiLoCo``."""
+        return self._schedule.sync_every
 
     @torch.no_grad()
     def step(self) -> bool:

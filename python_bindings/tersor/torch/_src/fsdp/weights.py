@@ -121,8 +121,10 @@ class WeightExchange(Exchange):
         if key not in self._plans:
             found = self._gradients.layout.gathered(values.numel())
             if found is None:
+                # With reshard_after_forward=2, say, few ranks gather rounded weights again.
+                codec = "none" if self._gradients.layout.known else self._codec
                 whole = slice(0, values.numel())
-                self._plans[key] = [Message(self._gradients.name, self._codec, [whole])]
+                self._plans[key] = [Message(self._gradients.name, codec, [whole])]
             else:
                 self._plans[key] = plan_messages(self._options, found, dtype_text(values.dtype))
         return self._plans[key]

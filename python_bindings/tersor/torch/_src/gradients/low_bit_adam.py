@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,15 +24,22 @@ MIN_BITS = 2.0
 _SMALL, _LARGE = 1 << 9, 1 << 10  # rows and columns, between which payloads are compared
 
 CodecOf = Mapping[str, str]
+Phases = Sequence[tuple[int, str]]  #: the first step and the spec of each codec of a schedule
+
+
+def codec_phases(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> dict[str, Phases]:
+    """Returns the codecs of each parameter: specs, or ``"auto"``."""
+    core = fill(_core.ReducerOptions(), options)
+    choices = {
+        name: _core.choose_codec(core, name, list(one.shape), dtype_text(one.dtype))
+        for name, one in parameters.items()
+    }
+    return {name: one.phases or [(0, one.codec)] for name, one in choices.items()}
 
 
 def chosen_codecs(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns the codec of each parameter: a spec, the last spec of a schedule, or ``"auto"``."""
-    core = fill(_core.ReducerOptions(), options)
-    return {
-        name: last_codec(_core.choose_codec(core, name, list(one.shape), dtype_text(one.dtype)))
-        for name, one in parameters.items()
-    }
+    return {name: phases[-1][1] for name, phases in codec_phases(options, parameters).items()}
 
 
 def has_feedback(options: ReducerOptions) -> bool:

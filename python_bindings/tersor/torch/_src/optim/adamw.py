@@ -13,6 +13,8 @@ variance v before the exchange. The ranks exchange the common momentum m of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -112,8 +114,8 @@ class CompressedAdamW(CompressedOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, locals())
 
-    def _rule(self, parameter: Tensor, codec: str) -> Rule:
-        return adamw_rule(codec)
+    def _rule(self, parameter: Tensor, codecs: Sequence[str]) -> Rule:
+        return adamw_rule(codecs[-1])
 
 
 class _OwnVariance(Rule):

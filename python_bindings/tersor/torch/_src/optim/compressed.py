@@ -21,7 +21,7 @@ from tersor.reducer import OptimizerOptions, ReducerOptions, merged_options
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.gradients.exchange import Presence, TensorExchange
-from tersor.torch._src.gradients.low_bit_adam import chosen_codecs
+from tersor.torch._src.gradients.low_bit_adam import Phases, codec_phases
 from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.optim.host_mean import HostMean
 from tersor.torch._src.optim.rules import Part, Rule
@@ -75,7 +75,7 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._presence = Presence(self._exchange)
         in_host = arguments.get("average_gradients_in_host", False)
         self._host_mean = HostMean(self._exchange) if in_host else None
-        self._codecs: dict[str, str] = {}
+        self._codecs: dict[str, Phases] = {}
         self._rules: dict[str, Rule] = {}
         self._agree(self._parameters)
         self._init_state(self._parameters)
@@ -88,8 +88,8 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self.samples: float | None = None
 
     @abstractmethod
-    def _rule(self, parameter: Tensor, codec: str) -> Rule:
-        """The update of a parameter with a codec."""
+    def _rule(self, parameter: Tensor, codecs: Sequence[str]) -> Rule:
+        """The update of a parameter with these codecs, one after the other."""
 
     # Dynamo would compile the step again for each learning rate.
     @_compat.uncompiled_function
@@ -263,10 +263,13 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         """Makes the codecs and moments of parameters that will take part."""
         selection.refuse_unsupported(newcomers, type(self).__name__)
         selection.refuse_sharded(newcomers, self._process_group(), self._remedy)
-        codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
-        self._codecs.update(codecs)
+        for name, phases in codec_phases(self._exchange.options, shards_of(newcomers)).items():
+            if self._warmup_steps and Codec(phases[-1][1]).has_feedback:
+                phases = [(0, self._warmup_codec), (self._warmup_steps, phases[-1][1])]
+            self._codecs[name] = phases
         for name, parameter in newcomers.items():
-            rule = self._rules[name] = self._rule(parameter, codecs[name])
+            rule = self._rule(parameter, [codec for _, codec in self._codecs[name]])
+            self._rules[name] = rule
             step = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             self.state[parameter] = {"step": step, **rule.begin(parameter.detach())}
 
@@ -292,13 +295,17 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         self._optimized.exchanged = extended  # an error before leaves newcomers out
 
     def _schedule(self) -> list[tuple[str, str, int]]:
-        rules = []
-        for name, codec in self._codecs.items():
-            pattern, has_feedback = selection.literal_pattern(name), Codec(codec).has_feedback
-            if has_feedback:
-                rules.append((pattern, self._warmup_codec, 0))
-            rules.append((pattern, codec, self._warmup_steps if has_feedback else 0))
-        return rules
+        return [
+            (selection.literal_pattern(name), codec, step)
+            for name, phases in self._codecs.items()
+            for step, codec in phases
+        ]
+
+    def _codec_at(self, name: str, step: int) -> str:
+        """The codec of a parameter in a step; ``"none"`` if values are sent uncompressed."""
+        if self._removed or self._exchange.ranks == 1:
+            return "none"
+        return next(codec for first, codec in reversed(self._codecs[name]) if first <= step)
 
     def _reset_replaced(self) -> None:
         """Sets moments of replaced parameters to zero, also if a program clears ``state``."""
@@ -378,18 +385,20 @@ class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
         latest = max((int(one["step"]) for one in self.state.values()), default=0)
         on_host = self._exchange.device.type == "cpu"
         limit = _BATCH_VALUES if on_host else _DEVICE_BATCH_VALUES
-        for name, gradient in gradients.items():
+        for name in gradients:
             parameter, rule = parameters[name], self._rules[name]
             steps, group = int(self.state[parameter]["step"]), groups[id(parameter)]
-            key = (steps, id(group), id(rule), rule.batch_key(parameter))
+            batch_key = rule.batch_key(parameter, self._codec_at(name, latest))
+            key = (steps, id(group), id(rule), batch_key)
             alike.setdefault((*key, counts[key] // limit), []).append(name)
-            counts[key] += gradient.numel()
+            counts[key] += parameter.numel()  # of all shards, because their ranks need equal parts
         for (steps, *_), names in alike.items():
             own = [parameters[name] for name in names]
             states = [self.state[one] for one in own]
             taken = [gradients[name] for name in names]
             rule, group = self._rules[names[0]], groups[id(own[0])]
-            yield Part(rule, group, steps, latest, names, own, taken, states)
+            codec = self._codec_at(names[0], latest)
+            yield Part(rule, group, steps, codec, names, own, taken, states)
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         if (gradient := parameter.grad) is None:

@@ -16,7 +16,7 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -165,8 +165,8 @@ class CompressedMuon(CompressedOptimizer):
         groups = (one["params"] for one in self.param_groups if one["use_muon"])
         return {id(parameter) for parameters in groups for parameter in parameters}
 
-    def _rule(self, parameter: Tensor, codec: str) -> Rule:
-        return _ORTHOGONAL if id(parameter) in self._muon_ids() else adamw_rule(codec)
+    def _rule(self, parameter: Tensor, codecs: Sequence[str]) -> Rule:
+        return _ORTHOGONAL if id(parameter) in self._muon_ids() else adamw_rule(codecs[-1])
 
     def _agree(self, newcomers: Mapping[str, Tensor]) -> None:
         """Raises InvalidArgumentError if ranks disagree on the hidden matrices."""
@@ -185,7 +185,7 @@ class _Orthogonal(Rule):
     moments = ("momentum_buffer",)
     own = "momentum_buffer"
 
-    def batch_key(self, parameter: Tensor) -> object:
+    def batch_key(self, parameter: Tensor, codec: str) -> object:
         return _as_matrix(parameter).shape
 
     def to_send(self, part: Part) -> list[Tensor]:

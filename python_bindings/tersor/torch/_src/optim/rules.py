@@ -24,7 +24,7 @@ class Part:
     rule: Rule
     group: Group
     steps: int
-    latest: int  #: the steps of the parameter with the most steps
+    codec: str  #: the codec of this step, if ``batch_key`` includes the codec
     names: list[str]
     parameters: list[Tensor]  #: of the model; all other tensors are this rank's shards
     gradients: list[Tensor]
@@ -78,8 +78,8 @@ class Rule(ABC):
         """The moments before the first step."""
         return {key: torch.zeros_like(parameter, dtype=torch.float32) for key in self.moments}
 
-    def batch_key(self, parameter: Tensor) -> object:
-        """Parameters with different results are in different parts."""
+    def batch_key(self, parameter: Tensor, codec: str) -> object:
+        """Parameters with different results are in different parts. ``codec``: of this step."""
         return None
 
     @abstractmethod

@@ -15,6 +15,7 @@ such that the momentum is β::
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class CompressedSGD(CompressedOptimizer):
         momentum: Momentum β, at least 0 and below 1.
         weight_decay: Weight decay, added to the gradient.
         sent_momentum: The momentum β' of the exchanged values. Default: computed from the codec's
-            share k of normally distributed values.
+            share k of normally distributed values. Steps without ``+ef`` use ``momentum``.
         codec: Spec of the codec, with ``+ef``. Default: one bit per value, also from owners.
         rules: This and all later arguments as in :class:`CompressedAdamW`.
 
@@ -90,24 +91,24 @@ class CompressedSGD(CompressedOptimizer):
         defaults["sent_momentum"] = sent_momentum
         super().__init__(params, defaults, locals())
 
-    def _rule(self, parameter: Tensor, codec: str) -> Rule:
-        if not Codec(codec).has_feedback:
+    def _rule(self, parameter: Tensor, codecs: Sequence[str]) -> Rule:
+        if not Codec(codecs[-1]).has_feedback:
             return _MEAN_GRADIENT
-        if codec.startswith("lowrank"):
-            raise InvalidArgumentError(
-                f"{codec}: the share of a gradient that it sends depends on the gradients, and so "
-                "does the momentum: average gradients for SGD (tersor.torch.compress), or use "
-                "hadamard:bits=1+ef or blocktopk"
-            )
-        return _common_momentum(codec, self._warmup_steps)
+        for codec in codecs:
+            if codec.startswith("lowrank") and Codec(codec).has_feedback:
+                raise InvalidArgumentError(
+                    f"{codec}: the share of a gradient that it sends depends on the gradients, and "
+                    "so does the momentum: average gradients for SGD (tersor.torch.compress), or "
+                    "use hadamard:bits=1+ef or blocktopk"
+                )
+        return _COMMON_MOMENTUM
 
 
 class _CommonMomentum(Rule):
     moments = ("momentum_buffer",)
 
-    def __init__(self, share: float, warmup_steps: int) -> None:
-        """``share``: the part of the residual that a message sends; 1 in the first steps."""
-        self._share, self._warmup_steps = share, warmup_steps
+    def batch_key(self, parameter: Tensor, codec: str) -> object:
+        return codec
 
     def to_send(self, part: Part) -> list[Tensor]:
         gradients = _with_decay(part, part.float_gradients())
@@ -121,10 +122,10 @@ class _CommonMomentum(Rule):
 
     def _sent_momentum(self, part: Part) -> float:
         wanted: float = part.group["momentum"]
-        if part.latest < self._warmup_steps:  # also of a later parameter, as in the schedule
+        if not Codec(part.codec).has_feedback:
             return wanted
         given: float | None = part.group["sent_momentum"]
-        return max(0.0, 1 - (1 - wanted) / self._share) if given is None else given
+        return max(0.0, 1 - (1 - wanted) / sent_share(part.codec)) if given is None else given
 
 
 class _MeanGradient(MeanGradient):
@@ -145,15 +146,10 @@ def _with_decay(part: Part, gradients: list[Tensor]) -> list[Tensor]:
     return gradients
 
 
-_MEAN_GRADIENT = _MeanGradient()
+_COMMON_MOMENTUM, _MEAN_GRADIENT = _CommonMomentum(), _MeanGradient()
 
 
 @functools.cache
-def _common_momentum(codec: str, warmup_steps: int) -> Rule:
-    """One rule for all parameters of a codec, because the parameters move together."""
-    return _CommonMomentum(sent_share(codec), warmup_steps)
-
-
 def sent_share(codec: str) -> float:
     """The share of normally distributed values in a message."""
     alone = Codec(codec.removesuffix("+ef"))
