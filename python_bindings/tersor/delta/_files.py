@@ -104,8 +104,7 @@ def write_frames(path: pathlib.Path, deltas: Iterable[Delta]) -> None:
 
     def write(to: pathlib.Path) -> None:
         with open(to, "wb") as file:
-            for delta in deltas:
-                file.write(delta.data)
+            file.writelines(delta.data for delta in deltas)
 
     write_file(path, write)
 

@@ -23,44 +23,35 @@ Result = TypeVar("Result")
 def on_all_ranks(
     transport: Transport | None, call: Callable[[], Result], label: str, timeout: float
 ) -> Result:
-    """Returns the result of a call, if the call succeeds on all ranks."""
-    result: list[Result] = []
-    error: BaseException | None = None
-    try:
-        result.append(call())
-    except BaseException as raised:
-        error = raised
-    vote(transport, error, label, timeout)
-    return result[0]
-
-
-def vote(
-    transport: Transport | None, error: BaseException | None, label: str, timeout: float
-) -> None:
-    """Returns if no rank has an error and all ranks have the same label.
+    """Returns the result of a call, if the call succeeds and has the same label on all ranks.
 
     Raises:
         tersor.Error: The error of the lowest rank with an error, with the number of that rank.
         BaseException: The own error, if ``transport`` is None or the error is an interrupt.
     """
-    if transport is not None:
-        kind = "" if error is None else type(error).__name__
-        own = "\x1f".join((kind, label.replace("\x1f", " "), str(error)))
-        votes = [text.split("\x1f", 2) for text in gather_texts(transport, own, timeout)]
-        if error is not None and not isinstance(error, Exception):
-            raise error
-        for rank, (kind, _, text) in enumerate(votes):
-            if kind:
-                failure = _ERRORS.get(kind, Error)(f"rank {rank}: {text or kind}")
-                raise failure from error if rank == transport.rank else None
-        for rank, (_, other, _) in enumerate(votes):
-            if other != votes[0][1]:
-                raise InvalidArgumentError(
-                    f"delta: rank {rank} has {other or 'no version'}, "
-                    f"rank 0 has {votes[0][1] or 'no version'}"
-                )
-    elif error is not None:
+    if transport is None:
+        return call()
+    error: BaseException | None = None
+    try:
+        result = call()
+    except BaseException as raised:
+        error = raised
+    kind = "" if error is None else type(error).__name__
+    own = "\x1f".join((kind, label.replace("\x1f", " "), str(error)))
+    votes = [text.split("\x1f", 2) for text in gather_texts(transport, own, timeout)]
+    if error is not None and not isinstance(error, Exception):
         raise error
+    for rank, (kind, _, text) in enumerate(votes):
+        if kind:
+            failure = _ERRORS.get(kind, Error)(f"rank {rank}: {text or kind}")
+            raise failure from error if rank == transport.rank else None
+    for rank, (_, other, _) in enumerate(votes):
+        if other != votes[0][1]:
+            raise InvalidArgumentError(
+                f"delta: rank {rank} has {other or 'no version'}, "
+                f"rank 0 has {votes[0][1] or 'no version'}"
+            )
+    return result
 
 
 def gather_texts(transport: Transport | None, text: str, timeout: float) -> list[str]:
