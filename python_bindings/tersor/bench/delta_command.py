@@ -43,7 +43,6 @@ Action = Callable[[], object]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     text = "folder of pairs to read, or to write after the training; default: a temporary folder"
     add(parser, "pairs", None, text, pathlib.Path, metavar="FOLDER")
     text = "text for the training; default: Debian's package"
@@ -58,7 +57,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Measures all pairs."""
     load = os.getloadavg()[0]
     import_package("zstandard")  # before a training
     with tempfile.TemporaryDirectory() as temporary:

@@ -41,7 +41,6 @@ def mark_of(device: torch.device) -> MarkKind:
 
 
 def seconds_in(spans: Iterable[Span]) -> float:
-    """The total seconds of spans."""
     return sum(start.seconds_until(end) for start, end in spans)
 
 
@@ -71,12 +70,10 @@ class Traffic:
     decode_seconds: float | None = None
 
     def since(self, before: "Traffic") -> "Traffic":
-        """The traffic since an earlier count."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
         return Traffic(*(None if now is None else now - (earlier or 0) for now, earlier in pairs))
 
     def fields(self) -> Record:
-        """The fields of a record."""
         fields = dict(vars(self))
         return {"wire_bytes": fields.pop("sent_bytes"), **fields}
 

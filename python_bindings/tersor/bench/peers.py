@@ -164,7 +164,6 @@ class _Chunks:
         return found
 
     def _to_chunks(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Tensors as chunks."""
         (rows, columns), found = self._shape, []
         for one in tensors:
             high, wide = _extents(one)

@@ -68,7 +68,6 @@ class Lighthouse:
             raise BenchmarkError("torchft's lighthouse did not start")
 
     def end(self) -> None:
-        """Kills the process."""
         self._process.kill()
         self._process.wait()
 

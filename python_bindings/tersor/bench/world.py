@@ -24,7 +24,6 @@ POLL_SECONDS = 0.05
 
 
 def add_world(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the processes."""
     cuda = torch.cuda.is_available()
     add(parser, "ranks", 2, "processes to start here; under torchrun, torchrun's processes")
     kinds = ["cpu", "cuda"]
@@ -85,7 +84,6 @@ class World:
         dist.barrier()
 
     def mean(self, values: list[float]) -> list[float]:
-        """The means over the ranks."""
         return [value / self.ranks for value in self.total(values)]
 
     def total(
