@@ -35,7 +35,6 @@ _NEEDED = "full copies need safetensors: pip install 'tersor[delta]'"
 
 
 def path_of(folder: pathlib.Path, version: int, suffix: str) -> pathlib.Path:
-    """Returns the path of a version's file."""
     return folder / f"v{version:012}{suffix}"
 
 

@@ -75,7 +75,6 @@ class Publisher:
         metadata: Mapping[str, str] | None = None,
         timeout: float = 300.0,
     ) -> None:
-        """See the class."""
         if keep < 1:
             raise InvalidArgumentError(f"keep is {keep}: give 1 or more")
         self.version: int | None = None

@@ -47,7 +47,6 @@ class Receiver:
         transport: Transport | None = None,
         timeout: float = 300.0,
     ) -> None:
-        """See the class."""
         self.version = version
         self._next: Manifest = {}  # the manifest of the running update
         self._last: Any = None  # the manifest, and the fingerprints of the weights

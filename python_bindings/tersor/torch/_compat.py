@@ -288,7 +288,6 @@ class FsdpGroup:
 
     @property
     def mesh_ranks(self) -> frozenset[int]:
-        """The ranks of the module's mesh."""
         mesh = self._mesh
         return frozenset(mesh.mesh.mesh.flatten().tolist() if mesh else ())
 
@@ -310,7 +309,6 @@ class FsdpGroup:
 
     @property
     def device(self) -> torch.device:
-        """The device of the gradients."""
         return getattr(self._group, "device", torch.device("cpu"))
 
     @property

@@ -121,7 +121,6 @@ class SampleWeighted:
 
 
 def refuse_weighted(options: Mapping[str, Any], name: str, remedy: str) -> None:
-    """Raises InvalidArgumentError for ``weighted=True``."""
     if options.get("weighted"):
         raise InvalidArgumentError(f"weighted=True: {name} {remedy}")
 
@@ -139,7 +138,6 @@ class UnevenInputs:
         self._model: Callable[[], DistributedDataParallel | None] | None = None
 
     def set_model(self, model: DistributedDataParallel) -> None:
-        """Sets the model."""
         self._model = weakref.ref(model)
 
     def model(self) -> DistributedDataParallel | None:

@@ -150,7 +150,6 @@ class Call:
         return tensor.copy_(found)
 
     def broadcast_(self, named: list[tuple[str, Tensor]], root_rank: int) -> None:
-        """Broadcasts in place."""
         tensors = [self.checked(one) for _, one in named]
         kinds = [(one.dtype, list(one.shape)) for one in tensors]
         self.agree(checked_root(root_rank), [name for name, _ in named], kinds)

@@ -83,7 +83,6 @@ class Connection:
             transport.abort(cause)
 
     def close(self) -> None:
-        """Closes the transports."""
         if self.process != os.getpid():
             return  # a forked process has no threads
         for transport in self._devices.values():
@@ -130,7 +129,6 @@ def transport(
 
 
 def transport_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
-    """Returns the transport for a tensor's device."""
     expect(tensor, torch.Tensor, "tensor must be a torch.Tensor")
     return transport(process_group, tensor.device)
 
