@@ -33,12 +33,9 @@ _REMOVED = ("elastic", "missing", "progress")  # former options without an effec
 
 
 def fill(options: Options, keywords: Mapping[str, object]) -> Options:
-    """Sets an attribute of ``options`` for each keyword, and returns ``options``.
-
-    Raises:
-        InvalidArgumentError: A keyword is unknown, or its value is invalid.
-        TypeError: A value has a wrong type.
-    """
+    """Sets an attribute of ``options`` for each keyword, and returns ``options``. Raises
+    InvalidArgumentError for an unknown keyword or an invalid value, and TypeError for a value of a
+    wrong type."""
     for key, value in keywords.items():
         warn_of_lanes(value)
         if not hasattr(options, key):
@@ -72,15 +69,10 @@ def _type_message(key: str, default: object, value: object) -> str:
 
 
 def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Function], Function]:
-    """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
-
-    Args:
-        kind: The dataclass of ``advanced``, or a function from the first argument to the dataclass.
-
-    Returns:
-        A decorator. The function then warns once per plain keyword, and raises
-        InvalidArgumentError for an unknown keyword.
-    """
+    """Makes a decorator for a function that also accepts fields of its ``advanced=`` as plain
+    keywords, for one release. Each plain keyword warns once. An unknown keyword raises
+    InvalidArgumentError. ``kind``: the dataclass of ``advanced``, or a function from the first
+    argument to the dataclass."""
 
     def decorated(function: Function) -> Function:
         first, *own = inspect.signature(function).parameters

@@ -91,22 +91,9 @@ def attribute(package: str, name: str) -> Any:
 
 
 def renamed_keywords(**new_names: str) -> Callable[[Function], Function]:
-    """Makes a function accept old keywords. Each old keyword warns once.
-
-    Args:
-        new_names: The new keyword of each old keyword.
-
-    Returns:
-        A decorator for a function or method with the new keywords. The old keywords work at
-        run time only: type checkers see the function's own signature.
-
-    Raises:
-        TypeError: A call of the function passes both an old keyword and the new keyword.
-
-    Example:
-        >>> @renamed_keywords(group="process_group")
-        ... def compress(model, *, process_group=None): ...
-    """
+    """Makes a decorator, such as ``@renamed_keywords(old="new")``, for a function that also accepts
+    old keywords. Each old keyword warns once. A call with both keywords raises TypeError. The old
+    keywords work at run time only: type checkers see the function's own signature."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)

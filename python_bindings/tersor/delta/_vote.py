@@ -24,11 +24,8 @@ def on_all_ranks(
     transport: Transport | None, call: Callable[[], Result], label: str, timeout: float
 ) -> Result:
     """Returns the result of a call, if the call succeeds and has the same label on all ranks.
-
-    Raises:
-        tersor.Error: The error of the lowest rank with an error, with the number of that rank.
-        BaseException: The own error, if ``transport`` is None or the error is an interrupt.
-    """
+    Otherwise raises the error of the lowest rank with an error, with the number of that rank.
+    Without a transport, and after an interrupt, raises the own error."""
     if transport is None:
         return call()
     error: BaseException | None = None

@@ -16,11 +16,8 @@ from tersor.torch._src.parameters.selection import split_parameters
 
 
 def checked_ddp(model: nn.Module) -> DistributedDataParallel:
-    """Returns the DDP model, also of a compiled model.
-
-    Raises:
-        InvalidArgumentError: The model is no DDP model, or cannot have a communication hook.
-    """
+    """Returns the DDP model, also of a compiled model. Raises InvalidArgumentError if the model is
+    no DDP model, or cannot have a communication hook."""
     ddp = _compat.uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         raise InvalidArgumentError(

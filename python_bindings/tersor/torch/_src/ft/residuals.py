@@ -174,11 +174,8 @@ class Positions:
 
     @checkpoint.reject_damage()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Loads residuals.
-
-        Raises:
-            InvalidArgumentError: The state is damaged or not finite. Nothing changed.
-        """
+        """Loads residuals. If the state is damaged or not finite, raises InvalidArgumentError and
+        changes nothing."""
         loaded = {}
         for key, tensor in checkpoint.as_mapping(state).items():
             fragment, position = map(int, key.split("."))

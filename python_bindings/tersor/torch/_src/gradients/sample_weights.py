@@ -29,11 +29,8 @@ class Samples:
         self._share: float | None = None
 
     def begin(self, *, is_done: bool = False) -> None:
-        """Starts a pass with the current count. ``is_done``: this rank has no more inputs.
-
-        Raises:
-            InvalidArgumentError: ``weighted`` is True without a count, or False with a count.
-        """
+        """Starts a pass with the current count. ``is_done``: this rank has no more inputs. Raises
+        InvalidArgumentError if ``weighted`` is True without a count, or False with a count."""
         count, self.count = self.count, None
         if is_done and self.weighted and count is None:
             count = 0.0
@@ -64,13 +61,9 @@ class Samples:
             self.weigh(reducer)
 
     def share(self, gradients: torch.Tensor, group: dist.ProcessGroup | None) -> float:
-        """Returns the factor of this rank's gradients in a mean, or sum, without a reducer.
-
-        A collective call of ``group``.
-
-        Raises:
-            InvalidArgumentError: On all ranks: a rank has no count, or the sum is 0.
-        """
+        """Returns the factor of this rank's gradients in a mean, or sum, without a reducer. A
+        collective call of ``group``. If a rank has no count, or the sum is 0, all ranks raise
+        InvalidArgumentError."""
         if self._sums:
             return 1.0
         if not self.weighted:

@@ -65,14 +65,8 @@ def contiguous_like(like: Tensor) -> Tensor:
 @contextlib.contextmanager
 def as_contiguous(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
     """Provides the values in the order of indices. Writes changes back at the end of the block.
-
-    Args:
-        tensor: Any strided tensor.
-        stream: The stream of a device tensor. Default: the current stream.
-
-    Raises:
-        InvalidArgumentError: Values share memory.
-    """
+    ``stream``: of a device tensor; default: the current stream. Raises InvalidArgumentError if
+    values share memory."""
     if tensor.layout != torch.strided or tensor.is_contiguous():
         yield tensor
         return

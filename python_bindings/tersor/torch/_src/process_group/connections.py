@@ -55,11 +55,8 @@ class Members:
 
 
 class Connection:
-    """The transports of one process group. Making a connection is a collective call.
-
-    Raises:
-        TransportError: A rank is late; the message has the rank.
-    """
+    """The transports of one process group. Making a connection is a collective call, which raises
+    TransportError with the rank if a rank is late."""
 
     def __init__(self, members: Members) -> None:
         self.process = os.getpid()
@@ -205,12 +202,8 @@ def close_all() -> None:
 
 
 def as_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Returns the group, by default of all ranks.
-
-    Raises:
-        InvalidArgumentError: This process is not a member, or there is no process group.
-        TypeError: The argument is not a process group.
-    """
+    """Returns the group, by default of all ranks. Raises InvalidArgumentError if this process is
+    not a member or there is no process group, and TypeError for an argument of another type."""
     if not dist.is_initialized():
         raise InvalidArgumentError(
             "there is no process group: call torch.distributed.init_process_group first"

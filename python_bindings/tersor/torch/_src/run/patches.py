@@ -282,11 +282,8 @@ def replace(functions: Mapping[Any, Any]) -> None:
 
 
 def check_same_options(group: dist.ProcessGroup, text: str) -> None:
-    """Compares the options of all ranks. A collective call.
-
-    Raises:
-        InvalidArgumentError: Two ranks were started with different options.
-    """
+    """Compares the options of all ranks. A collective call. Raises InvalidArgumentError if two
+    ranks were started with different options."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     encoded = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
     own, every = zeros(_TEXT_BYTES), zeros(group.size(), _TEXT_BYTES)
