@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
-from tersor._renamed import Function, deprecated
+from tersor._renamed import Arguments, Function, Keywords, converting, deprecated
 
 if TYPE_CHECKING:
     from typing_extensions import Self as Self
@@ -74,22 +73,17 @@ def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Fu
     InvalidArgumentError. ``kind``: the dataclass of ``advanced``, or a function from the first
     argument to the dataclass."""
 
-    def decorated(function: Function) -> Function:
+    def convert(function: Any, arguments: Arguments, keywords: Keywords) -> Arguments:
         first, *own = inspect.signature(function).parameters
-        name = function.__qualname__.removesuffix(".__init__")
+        plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
+        if plain:
+            owner = arguments[0] if arguments else keywords.get(first)
+            fields = kind if isinstance(kind, type) else kind(owner)
+            name = function.__qualname__.removesuffix(".__init__")
+            keywords["advanced"] = _merge(name, own, fields, keywords.get("advanced"), plain)
+        return arguments
 
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
-            if plain:
-                owner = arguments[0] if arguments else keywords.get(first)
-                fields = kind if isinstance(kind, type) else kind(owner)
-                keywords["advanced"] = _merge(name, own, fields, keywords.get("advanced"), plain)
-            return function(*arguments, **keywords)
-
-        return cast(Function, call)
-
-    return decorated
+    return converting(convert)
 
 
 def _merge(

@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+Convert = Callable[[Any, Arguments, Keywords], Arguments]
 
 _PACKAGE = __file__.removesuffix("_renamed.py")
 _IMPORTS = "<frozen importlib"
@@ -95,11 +98,20 @@ def renamed_keywords(**new_names: str) -> Callable[[Function], Function]:
     old keywords. Each old keyword warns once. A call with both keywords raises TypeError. The old
     keywords work at run time only: type checkers see the function's own signature."""
 
+    def convert(function: Any, args: Arguments, options: Keywords) -> Arguments:
+        move_keywords(function, options, new_names)
+        return args
+
+    return converting(convert)
+
+
+def converting(convert: Convert) -> Callable[[Function], Function]:
+    """Makes a decorator. ``convert`` returns the positional arguments and changes the keywords."""
+
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
-            move_keywords(function, options, new_names)
-            return function(*args, **options)
+            return function(*convert(function, args, options), **options)
 
         return cast(Function, call)
 
