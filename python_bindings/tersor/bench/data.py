@@ -21,6 +21,7 @@ FASHION_MNIST_FOLDER = pathlib.Path("/usr/share/datasets/fashion-mnist")
 BIBLE_COMMAND = ("bible", "-f", "gen1:1-rev22:21")
 VALIDATION_SHARE = 0.05  # of a text, its end
 GZIP_SUFFIX = ".gz"
+TEXT_REMEDY = "`python -m tersor.bench corpus FILE` makes a text"
 
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -101,8 +102,7 @@ def load_text(path: pathlib.Path | None) -> Text:
 
     The last twentieth is for validation. Raises BenchmarkError without a text.
     """
-    remedy = "`python -m tersor.bench corpus FILE` makes a text"
-    content = _read_bible() if path is None else _read(path, str(path), remedy)
+    content = _read_bible() if path is None else _read(path, str(path), TEXT_REMEDY)
     characters = np.frombuffer(content, np.uint8)
     found = np.flatnonzero(np.bincount(characters, minlength=256))
     fail_if(len(found) < 2, f"the text has {len(found)} different bytes: give 2 or more")

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy
-
-from tersor import collectives
 from tersor._core import BaseMismatchError, Error, InvalidArgumentError, Transport, WireError
+from tersor.collectives import gather_texts
 
 EXACT = "entropy"  # the codec of bytes; "none" changes the bits of NaNs
-_BYTES = 512  # of a vote; longer messages are cut
 _ERRORS: dict[str, type[Error]] = {
     one.__name__: one for one in (BaseMismatchError, InvalidArgumentError, WireError)
 }
@@ -49,18 +46,3 @@ def on_all_ranks(
                 f"rank 0 has {votes[0][1] or 'no version'}"
             )
     return result
-
-
-def gather_texts(transport: Transport | None, text: str, timeout: float) -> list[str]:
-    """Returns the texts of all ranks, each at most 512 bytes."""
-    if transport is None:
-        return [text]
-    own = numpy.zeros(_BYTES, numpy.uint8)
-    data = text.encode(errors="backslashreplace")[:_BYTES]
-    own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
-    gathered = numpy.empty(transport.ranks * _BYTES // 4, numpy.float32)
-    collectives.allgather(
-        transport, own.view(numpy.float32), gathered, codec=EXACT, timeout=timeout
-    )
-    rows = gathered.view(numpy.uint8).reshape(transport.ranks, _BYTES)
-    return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in rows]
