@@ -158,10 +158,8 @@ def move_keywords(
 
 
 def deprecated(old: str, remedy: str, owner: str = "") -> None:
-    """Warns of an old spelling of ``owner``, a function or module, once per process.
-
-    The warning shows the line of the first caller outside of the package.
-    """
+    """Warns of an old spelling of ``owner``, a function or module, once per process. The warning
+    shows the line of the first caller outside of the package."""
     if (owner, old) in _warned:
         return
     _warned.add((owner, old))

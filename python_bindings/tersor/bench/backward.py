@@ -185,10 +185,8 @@ class Case:
 def measure(
     names: list[str], shape: Shape, iterations: int, world: World
 ) -> tuple[float, list[Record]]:
-    """Runs all hooks in turns, each iteration starting with another hook.
-
-    Returns the seconds of a backward pass without communication, and the results in order.
-    """
+    """Runs all hooks in turns, each iteration starting with another hook. Returns the seconds of a
+    backward pass without communication, and the results in order."""
     cases = [Case(name, shape, world) for name in names]
     for iteration in range(iterations):
         first = iteration % len(cases)

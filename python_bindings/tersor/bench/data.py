@@ -98,10 +98,8 @@ def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indice
 
 
 def load_text(path: pathlib.Path | None) -> Text:
-    """The bytes of a file, which gzip may have compressed; by default the King James Bible.
-
-    The last twentieth is for validation. Raises BenchmarkError without a text.
-    """
+    """The bytes of a file, which gzip may have compressed; by default the King James Bible. The
+    last twentieth is for validation. Raises BenchmarkError without a text."""
     content = _read_bible() if path is None else _read(path, str(path), TEXT_REMEDY)
     characters = np.frombuffer(content, np.uint8)
     found = np.flatnonzero(np.bincount(characters, minlength=256))

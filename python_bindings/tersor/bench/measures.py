@@ -45,10 +45,8 @@ def seconds_in(spans: Iterable[Span]) -> float:
 
 
 class LastGradient:
-    """Marks the time of the last gradient of a backward pass. The rest of the pass is waiting.
-
-    The parameters' own hooks set the mark, independently of the benchmarked hook.
-    """
+    """Marks the time of the last gradient of a backward pass. The rest of the pass is waiting. The
+    parameters' own hooks set the mark, independently of the benchmarked hook."""
 
     def __init__(self, model: nn.Module, kind: MarkKind) -> None:
         self._kind = kind

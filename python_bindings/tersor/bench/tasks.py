@@ -209,10 +209,8 @@ class TextTask(Task):
 
 
 def check_memory(needed: int, ranks: int, available: int) -> None:
-    """Raises BenchmarkError if the ranks of a GPU need more than its memory. In bytes.
-
-    ``needed`` is of a rank, without a GiB for PyTorch and NCCL.
-    """
+    """Raises BenchmarkError if the ranks of a GPU need more than its memory. In bytes. ``needed``
+    is of a rank, without a GiB for PyTorch and NCCL."""
     needed += 2**30
     text = f"a step needs about {needed / 2**30:.1f} GiB on each rank, and {ranks} ranks share "
     text += f"{available / 2**30:.1f} GiB: give a smaller --batch or --size, or fewer --ranks"

@@ -29,10 +29,8 @@ sys.stdin.read()
 def manager(
     codec: str | None, fragments: int, address: str, limit: timedelta, **options: Any
 ) -> Any:
-    """torchft's manager of this rank. Without ``codec``, gloo sends.
-
-    Raises BenchmarkError without torchft.
-    """
+    """torchft's manager of this rank. Without ``codec``, gloo sends. Raises BenchmarkError without
+    torchft."""
     try:
         import torchft
     except ModuleNotFoundError as error:

@@ -144,11 +144,8 @@ def local_store(address: str = "127.0.0.1") -> Any:
 
 
 def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
-    """Runs ``python -m tersor.bench ARGUMENTS`` as processes of this host.
-
-    Returns the first nonzero exit status, after ending the other processes, or 0. Returns 124 after
-    the timeout.
-    """
+    """Runs ``python -m tersor.bench ARGUMENTS`` as processes of this host. Returns the first
+    nonzero exit status, after ending the other processes, or 0. Returns 124 after the timeout."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # ranks report
     store, command = local_store(), ("-m", "tersor.bench", *arguments)
     environments = {rank: environment(rank, ranks, store.port) for rank in range(ranks)}
@@ -165,10 +162,8 @@ def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
 
 
 def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """The variables of torchrun for torch.distributed. The launcher has the store.
-
-    If ranks share a GPU, each rank claims a separate host. Otherwise, NCCL refuses the ranks.
-    """
+    """The variables of torchrun for torch.distributed. The launcher has the store. If ranks share a
+    GPU, each rank claims a separate host. Otherwise, NCCL refuses the ranks."""
     variables = {
         **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),

@@ -78,10 +78,8 @@ def refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
 
 
 class NewParameterCheck:
-    """A forward pre-hook of a DDP model that refuses new parameters.
-
-    A copy of the model checks nothing.
-    """
+    """A forward pre-hook of a DDP model that refuses new parameters. A copy of the model checks
+    nothing."""
 
     def __init__(self, parameters: Iterable[Mapping[str, nn.Parameter]]) -> None:
         """``parameters``: all parameters that the model has now."""

@@ -43,10 +43,8 @@ class ElasticOptions(ReducerOptions, total=False):
 
 
 class TensorExchange:
-    """Exchanges named tensors on one device among the ranks of a process group.
-
-    Do not free or write a tensor between ``acquire`` and ``release``.
-    """
+    """Exchanges named tensors on one device among the ranks of a process group. Do not free or
+    write a tensor between ``acquire`` and ``release``."""
 
     reducer: GradientReducer  #: the reducer of the latest ``register``
 

@@ -141,10 +141,8 @@ class UnevenInputs:
         return self._model()
 
     def check(self) -> None:
-        """Raises InvalidArgumentError for a mean over the remaining ranks, before a pass.
-
-        PyTorch divides by the number of remaining ranks only without a hook.
-        """
+        """Raises InvalidArgumentError for a mean over the remaining ranks, before a pass. PyTorch
+        divides by the number of remaining ranks only without a hook."""
         model = self.model()
         if model is not None and _compat.divides_by_remaining_ranks(model):
             raise InvalidArgumentError(

@@ -41,10 +41,8 @@ def layouts(parameters: Iterable[Tensor]) -> dict[str, list[list[int]]]:
 
 
 def check_layouts(saved: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """Raises InvalidArgumentError if a saved state has a parameter of another layout.
-
-    A residual lies in the memory order of its parameter. Earlier versions saved no layouts.
-    """
+    """Raises InvalidArgumentError if a saved state has a parameter of another layout. A residual
+    lies in the memory order of its parameter. Earlier versions saved no layouts."""
     names = saved.get("parameters", ())
     for i, (name, one) in enumerate((name, parameters.get(name)) for name in names):
         now = {} if one is None else layouts([one])

@@ -119,10 +119,8 @@ class OptimizedParameters:
         return {name: one.grad is not None for name, one in self.all.items()}
 
     def sync_groups(self) -> None:
-        """Follows additions and replacements in the optimizer's groups.
-
-        A replacement without a name takes the name of the replaced tensor.
-        """
+        """Follows additions and replacements in the optimizer's groups. A replacement without a
+        name takes the name of the replaced tensor."""
         own = {id(one): one for one in self._tensors()}
         if own.keys() == {id(one) for one in self.all.values()}:
             return
@@ -270,10 +268,8 @@ def is_sharded_over(ranks: Collection[int], tensor: Tensor) -> bool:
 
 
 def refuse_sharded(parameters: Mapping[str, Tensor], group: dist.ProcessGroup, hint: str) -> None:
-    """Raises InvalidArgumentError if ranks of the group have different shards.
-
-    ``hint`` is the alternative in the message.
-    """
+    """Raises InvalidArgumentError if ranks of the group have different shards. ``hint`` is the
+    alternative in the message."""
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, one in parameters.items():
         if is_sharded_over(others, one):
