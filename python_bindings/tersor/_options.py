@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
-from tersor._renamed import Function, deprecated
+from tersor._renamed import Arguments, Function, Keywords, converting, deprecated
 
 if TYPE_CHECKING:
     from typing_extensions import Self as Self
@@ -33,12 +32,9 @@ _REMOVED = ("elastic", "missing", "progress")  # former options without an effec
 
 
 def fill(options: Options, keywords: Mapping[str, object]) -> Options:
-    """Sets an attribute of ``options`` for each keyword, and returns ``options``.
-
-    Raises:
-        InvalidArgumentError: A keyword is unknown, or its value is invalid.
-        TypeError: A value has a wrong type.
-    """
+    """Sets an attribute of ``options`` for each keyword, and returns ``options``. Raises
+    InvalidArgumentError for an unknown keyword or an invalid value, and TypeError for a value of a
+    wrong type."""
     for key, value in keywords.items():
         warn_of_lanes(value)
         if not hasattr(options, key):
@@ -72,32 +68,22 @@ def _type_message(key: str, default: object, value: object) -> str:
 
 
 def takes_advanced(kind: type[Any] | Callable[[Any], type[Any]]) -> Callable[[Function], Function]:
-    """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
+    """Makes a decorator for a function that also accepts fields of its ``advanced=`` as plain
+    keywords, for one release. Each plain keyword warns once. An unknown keyword raises
+    InvalidArgumentError. ``kind``: the dataclass of ``advanced``, or a function from the first
+    argument to the dataclass."""
 
-    Args:
-        kind: The dataclass of ``advanced``, or a function from the first argument to the dataclass.
-
-    Returns:
-        A decorator. The function then warns once per plain keyword, and raises
-        InvalidArgumentError for an unknown keyword.
-    """
-
-    def decorated(function: Function) -> Function:
+    def convert(function: Any, arguments: Arguments, keywords: Keywords) -> Arguments:
         first, *own = inspect.signature(function).parameters
-        name = function.__qualname__.removesuffix(".__init__")
+        plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
+        if plain:
+            owner = arguments[0] if arguments else keywords.get(first)
+            fields = kind if isinstance(kind, type) else kind(owner)
+            name = function.__qualname__.removesuffix(".__init__")
+            keywords["advanced"] = _merge(name, own, fields, keywords.get("advanced"), plain)
+        return arguments
 
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
-            if plain:
-                owner = arguments[0] if arguments else keywords.get(first)
-                fields = kind if isinstance(kind, type) else kind(owner)
-                keywords["advanced"] = _merge(name, own, fields, keywords.get("advanced"), plain)
-            return function(*arguments, **keywords)
-
-        return cast(Function, call)
-
-    return decorated
+    return converting(convert)
 
 
 def _merge(

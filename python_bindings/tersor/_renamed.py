@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+Convert = Callable[[Any, Arguments, Keywords], Arguments]
 
 _PACKAGE = __file__.removesuffix("_renamed.py")
 _IMPORTS = "<frozen importlib"
@@ -91,28 +94,24 @@ def attribute(package: str, name: str) -> Any:
 
 
 def renamed_keywords(**new_names: str) -> Callable[[Function], Function]:
-    """Makes a function accept old keywords. Each old keyword warns once.
+    """Makes a decorator, such as ``@renamed_keywords(old="new")``, for a function that also accepts
+    old keywords. Each old keyword warns once. A call with both keywords raises TypeError. The old
+    keywords work at run time only: type checkers see the function's own signature."""
 
-    Args:
-        new_names: The new keyword of each old keyword.
+    def convert(function: Any, args: Arguments, options: Keywords) -> Arguments:
+        move_keywords(function, options, new_names)
+        return args
 
-    Returns:
-        A decorator for a function or method with the new keywords. The old keywords work at
-        run time only: type checkers see the function's own signature.
+    return converting(convert)
 
-    Raises:
-        TypeError: A call of the function passes both an old keyword and the new keyword.
 
-    Example:
-        >>> @renamed_keywords(group="process_group")
-        ... def compress(model, *, process_group=None): ...
-    """
+def converting(convert: Convert) -> Callable[[Function], Function]:
+    """Makes a decorator. ``convert`` returns the positional arguments and changes the keywords."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
-            move_keywords(function, options, new_names)
-            return function(*args, **options)
+            return function(*convert(function, args, options), **options)
 
         return cast(Function, call)
 
@@ -159,10 +158,8 @@ def move_keywords(
 
 
 def deprecated(old: str, remedy: str, owner: str = "") -> None:
-    """Warns of an old spelling of ``owner``, a function or module, once per process.
-
-    The warning shows the line of the first caller outside of the package.
-    """
+    """Warns of an old spelling of ``owner``, a function or module, once per process. The warning
+    shows the line of the first caller outside of the package."""
     if (owner, old) in _warned:
         return
     _warned.add((owner, old))

@@ -112,19 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parse(arguments)
     try:
-        launched = _launched()
-        if launched.rank == 0 and options.json is not None:
+        name, transport, close = _launched()
+        if transport.rank == 0 and options.json is not None:
             options.json.open("a").close()  # an error comes before the measurements
-        report = _measure(options, launched)
+        report = _measure(options, name, transport)
     except (InvalidArgumentError, TransportError, ImportError, OSError) as error:
         print(f"tersor check: {error}", file=sys.stderr)
         return 1
-    if launched.rank == 0:
+    if transport.rank == 0:
         print(_text_of(report))
         if options.json is not None:
             options.json.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
             print(f"\nThe figures are in {options.json}.")
-    launched.close()
+    close()
     return 0
 
 
@@ -154,50 +154,37 @@ def _number(text: str) -> float:
 _number.__name__ = "number"  # in argparse's errors
 
 
-@dataclass
-class _Launched:
-    """The ranks of this run. ``transport`` is None for a single process."""
-
-    rank: int
-    name: str
-    transport: Transport | None
-    close: Callable[[], None] = lambda: None
-
-
-def _launched() -> _Launched:
-    """Joins the ranks that torchrun or mpirun started."""
+def _launched() -> tuple[str, Transport, Callable[[], None]]:
+    """Joins the ranks that torchrun or mpirun started. The function ends the connection."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
         import torch.distributed as dist
 
         import tersor.torch
 
         dist.init_process_group("gloo")
-        transport = tersor.torch.transport()
-        return _Launched(transport.rank, "tcp", transport, dist.destroy_process_group)
+        return "tcp", tersor.torch.transport(), dist.destroy_process_group
     if int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))) > 1:
         from mpi4py import MPI
 
         import tersor.mpi
 
-        transport = tersor.mpi.transport(MPI.COMM_WORLD)
-        return _Launched(transport.rank, "mpi", transport)
-    return _Launched(0, "none", None)
+        return "mpi", tersor.mpi.transport(MPI.COMM_WORLD), lambda: None
+    return "none", _core.InProcessWorld(1).transport(0), lambda: None
 
 
-def _measure(options: argparse.Namespace, launched: _Launched) -> Report:
+def _measure(options: argparse.Namespace, name: str, transport: Transport) -> Report:
     specs: list[str] = options.codecs
     for spec in specs:
         Codec(spec)  # an unknown codec raises before any measurement
     half = options.seconds / 2
     codecs = [_measure_codec(spec, half / len(specs)) for spec in specs]
-    transport = launched.transport
-    link = [] if transport is None else _measure_link(transport, specs, half)
-    ranks = 1 if transport is None else transport.ranks
+    ranks = transport.ranks
+    link = _measure_link(transport, specs, half) if ranks > 1 else []
     version = build_info().version
     date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     machine = _machine()
     verdict = _verdict(codecs, link, ranks, options.parameters, options.compute_ms)
-    return Report(version, date, machine, ranks, launched.name, codecs, link, verdict)
+    return Report(version, date, machine, ranks, name, codecs, link, verdict)
 
 
 def _machine() -> dict[str, Any]:

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
+import numpy
+
 from tersor import _core
 from tersor._core import CollectiveStatistics, InvalidArgumentError, Transport, Tuner, Workspace
 from tersor._options import Unpack, expect, fill
@@ -22,6 +24,8 @@ __all__ = [
     "reduce_scatter", "scatter",
 ]  # fmt: skip
 __dir__ = __all__.copy
+
+_TEXT_BYTES = 512  # of a compared text; longer texts are cut
 
 Reduction = Literal["sum", "mean"]
 Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
@@ -370,6 +374,19 @@ def all_to_all(
             )
         columns = math.prod(shape[1:])
     return _call(_core.all_to_all, transport, input, output, columns, *counts, options=options)
+
+
+def gather_texts(transport: Transport | None, text: str, timeout: float) -> list[str]:
+    """Returns the texts of all ranks, each at most 512 bytes."""
+    if transport is None:
+        return [text]
+    own = numpy.zeros(_TEXT_BYTES, numpy.uint8)
+    data = text.encode(errors="backslashreplace")[:_TEXT_BYTES]
+    own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
+    gathered = numpy.empty(transport.ranks * _TEXT_BYTES // 4, numpy.float32)
+    allgather(transport, own.view(numpy.float32), gathered, codec="entropy", timeout=timeout)
+    rows = gathered.view(numpy.uint8).reshape(transport.ranks, _TEXT_BYTES)
+    return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in rows]
 
 
 def _call(

@@ -182,7 +182,6 @@ class ParameterServer:
         actor_options: Mapping[str, Any] | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """See the class."""
         if (actor_options or {}).get("max_restarts"):
             raise InvalidArgumentError(
                 "leave out max_restarts: a restarted actor begins with the first parameters"

@@ -244,16 +244,9 @@ _ARGUMENTS = {*ReducerOptions.__annotations__, "on_loss"}  # on_loss: of an exch
 def merged_options(
     kind: type[ExchangeOptions], advanced: ExchangeOptions | None, **options: object
 ) -> ReducerOptions:
-    """Returns the keyword arguments of ``GradientReducer``, without unset options.
-
-    Args:
-        kind: The type that ``advanced`` must have.
-        advanced: The caller's options; None: the defaults of ``kind``.
-        **options: The entry point's arguments. Those that are no options of reducers are ignored.
-
-    Raises:
-        TypeError: ``advanced`` is not of ``kind``, or ``rules`` is no list.
-    """
+    """Returns the keyword arguments of ``GradientReducer``, without unset options: the arguments of
+    an entry point that are options of reducers, and the fields of ``advanced`` (None: the defaults
+    of ``kind``). Raises TypeError if ``advanced`` is not of ``kind``, or ``rules`` is no list."""
     if advanced is None:
         advanced = kind()
     expect(advanced, kind, f"advanced must be {kind.__name__}(...)")

@@ -373,7 +373,6 @@ class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
 
     @renamed_keywords(least_bytes="min_bytes")
     def __init__(self, codec: str = "int8", min_bytes: int = 1 << 16) -> None:
-        """See the class."""
         super().__init__(accumulation_fn=self._total)
         self._codec = Codec(codec)
         if self._codec.has_feedback:

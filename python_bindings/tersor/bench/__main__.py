@@ -3,13 +3,15 @@
 import argparse
 import importlib
 import importlib.util
+import pathlib
 import sys
 
 import tersor.bench
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.records import add_option
+from tersor.bench.records import add
 
-# Each command with the required package.
+# Each command with the required package. The module ``NAME_command`` has ``add_options(parser)``,
+# and ``run(chosen)``, which may return an exit status.
 _COMMANDS = {
     "codec": "numpy",
     "gossip": "numpy",
@@ -37,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
             text = command.__doc__ or ""
             own = commands.add_parser(name, help=text.splitlines()[0], description=text)
             command.add_options(own)
-            add_option(own)
+            text = "write the records to this file"
+            add(own, "json", None, text, pathlib.Path, metavar="FILE")
             own.set_defaults(run=command.run)
     if not _has("torch"):
         parser.epilog = (

@@ -50,7 +50,6 @@ class Shape:
         return max(1, self.mib * 2**20 // LAYER_BYTES)
 
     def speed(self, rank: int) -> float:
-        """The speed of a rank."""
         return self.speeds[rank] if self.speeds else 1.0
 
     def rows_of(self, name: str, rank: int) -> int:
@@ -165,7 +164,6 @@ class Case:
         return error
 
     def run(self) -> None:
-        """One iteration."""
         *seconds, interface = self._pass.run()
         self._samples.append([*self._world.slowest(seconds), *self._world.mean([interface])])
 
@@ -187,10 +185,8 @@ class Case:
 def measure(
     names: list[str], shape: Shape, iterations: int, world: World
 ) -> tuple[float, list[Record]]:
-    """Runs all hooks in turns, each iteration starting with another hook.
-
-    Returns the seconds of a backward pass without communication, and the results in order.
-    """
+    """Runs all hooks in turns, each iteration starting with another hook. Returns the seconds of a
+    backward pass without communication, and the results in order."""
     cases = [Case(name, shape, world) for name in names]
     for iteration in range(iterations):
         first = iteration % len(cases)

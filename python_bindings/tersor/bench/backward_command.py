@@ -46,7 +46,6 @@ def _stateless(text: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     hooks.add_hooks(parser, GRADIENT_HOOKS, split_hooks.HELP)
     add_world(parser)
     text = "DistributedDataParallel, fully_shard of each layer, or experts"

@@ -22,7 +22,6 @@ COLUMNS = columns(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     add(parser, "codec", DEFAULT_CODECS, "codecs, without +ef", metavar="SPEC")
     add(parser, "mib", 64, "size of the float32 gradient in MiB")
     add(parser, "threads", 1, "threads of the codec and of the copy")
@@ -30,7 +29,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Checks and times each codec."""
     measured = (record for spec in chosen.codec for record in _measure(spec, chosen))
     report(chosen, measured, COLUMNS)
 

@@ -21,7 +21,6 @@ COLUMNS = columns("package=package, version=version, files=files, bytes=bytes:B"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     text = f"the text to write, with {GZIP_SUFFIX} compressed by gzip"
     parser.add_argument("file", type=pathlib.Path, metavar="FILE", help=text)
     names = ["torch", "sympy", "numpy"]

@@ -21,6 +21,7 @@ FASHION_MNIST_FOLDER = pathlib.Path("/usr/share/datasets/fashion-mnist")
 BIBLE_COMMAND = ("bible", "-f", "gen1:1-rev22:21")
 VALIDATION_SHARE = 0.05  # of a text, its end
 GZIP_SUFFIX = ".gz"
+TEXT_REMEDY = "`python -m tersor.bench corpus FILE` makes a text"
 
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -60,7 +61,9 @@ def load_images(folder: pathlib.Path, part: str) -> Images:
 
 def _read_idx(path: pathlib.Path, dimensions: int) -> Bytes:
     """An array of bytes in the IDX format: a magic number, each extent in 4 bytes, the values."""
-    content = _read_plain_or_gzip(path)
+    file = path if path.exists() else path.with_name(path.name + GZIP_SUFFIX)
+    remedy = "install the package dataset-fashion-mnist or give --data FOLDER"
+    content = _read(file, f"{path}[.gz]", remedy)
     head_bytes = 4 + 4 * dimensions
     magic = bytes([0, 0, 8, dimensions])  # two zeros, "unsigned bytes", dimensions
     is_another = content[:4] != magic or len(content) < head_bytes
@@ -71,13 +74,13 @@ def _read_idx(path: pathlib.Path, dimensions: int) -> Bytes:
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
 
-def _read_plain_or_gzip(path: pathlib.Path) -> bytes:
-    compressed = path.with_name(path.name + GZIP_SUFFIX)
+def _read(path: pathlib.Path, name: str, remedy: str) -> bytes:
+    """The bytes of a file, which gzip may have compressed. ``name``: of the file in errors."""
     try:
-        return path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == GZIP_SUFFIX else content
     except (OSError, EOFError, zlib.error) as error:
-        remedy = "install the package dataset-fashion-mnist or give --data FOLDER"
-        raise BenchmarkError(f"cannot read {path}[.gz]: {error}; {remedy}") from error
+        raise BenchmarkError(f"cannot read {name}: {error}; {remedy}") from error
 
 
 def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indices]:
@@ -95,11 +98,9 @@ def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indice
 
 
 def load_text(path: pathlib.Path | None) -> Text:
-    """The bytes of a file, which gzip may have compressed; by default the King James Bible.
-
-    The last twentieth is for validation. Raises BenchmarkError without a text.
-    """
-    content = _read_bible() if path is None else _read_file(path)
+    """The bytes of a file, which gzip may have compressed; by default the King James Bible. The
+    last twentieth is for validation. Raises BenchmarkError without a text."""
+    content = _read_bible() if path is None else _read(path, str(path), TEXT_REMEDY)
     characters = np.frombuffer(content, np.uint8)
     found = np.flatnonzero(np.bincount(characters, minlength=256))
     fail_if(len(found) < 2, f"the text has {len(found)} different bytes: give 2 or more")
@@ -115,12 +116,3 @@ def _read_bible() -> bytes:
     remedy = "install the packages bible-kjv and bible-kjv-text, or give --data FILE"
     fail_if(shutil.which(BIBLE_COMMAND[0]) is None, f"no program `bible`: {remedy}")
     return subprocess.run(BIBLE_COMMAND, capture_output=True, check=True).stdout
-
-
-def _read_file(path: pathlib.Path) -> bytes:
-    remedy = "`python -m tersor.bench corpus FILE` makes a text"
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == GZIP_SUFFIX else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise BenchmarkError(f"cannot read {path}: {error}; {remedy}") from error

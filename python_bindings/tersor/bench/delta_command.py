@@ -40,10 +40,10 @@ SPEED_COLUMNS = columns(
     "GB/s=gigabytes_per_second:.1f"
 )
 Action = Callable[[], object]
+Actions = dict[str, tuple[Action, str, Action]]  # by operation: action, name and action of a copy
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     text = "folder of pairs to read, or to write after the training; default: a temporary folder"
     add(parser, "pairs", None, text, pathlib.Path, metavar="FOLDER")
     text = "text for the training; default: Debian's package"
@@ -58,7 +58,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Measures all pairs."""
     load = os.getloadavg()[0]
     import_package("zstandard")  # before a training
     with tempfile.TemporaryDirectory() as temporary:
@@ -123,7 +122,7 @@ def _sizes_of(pair: Pair) -> Iterator[Record]:
 
 
 def _speeds(folder: pathlib.Path, chosen: argparse.Namespace, load: float) -> Iterator[Record]:
-    def measure(fields: Record, actions: dict[str, tuple[Action, str, Action]]) -> Iterator[Record]:
+    def measure(fields: Record, actions: Actions) -> Iterator[Record]:
         for operation, (action, baseline, copy) in actions.items():
             seconds, baseline_seconds, copies = compare_times(action, copy, chosen.repetitions)
             yield {
@@ -153,9 +152,7 @@ def _speeds(folder: pathlib.Path, chosen: argparse.Namespace, load: float) -> It
         yield from measure(_fields(name, "entropy", values), _codec_actions(values))
 
 
-def _delta_actions(
-    base: Tensor, new: Tensor, classes: Any
-) -> dict[str, tuple[Action, str, Action]]:
+def _delta_actions(base: Tensor, new: Tensor, classes: Any) -> Actions:
     old, other, weights = {"": base}, {"": new}, {"": base.clone()}
     deltas = [delta.encode(old, other, classes), delta.encode(other, old, classes)]
     turns = itertools.cycle(deltas)  # there and back
@@ -173,7 +170,7 @@ def _delta_actions(
     }
 
 
-def _codec_actions(values: Tensor) -> dict[str, tuple[Action, str, Action]]:
+def _codec_actions(values: Tensor) -> Actions:
     codec = tersor.Codec("entropy", threads=1)
     frame = empty_bytes(codec.max_payload_bytes(values), values)
     payload, decoded = codec.encode(values, out=frame), torch.empty_like(values)

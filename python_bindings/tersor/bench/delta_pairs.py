@@ -64,7 +64,6 @@ def prepare(folder: pathlib.Path, chosen: argparse.Namespace) -> None:
 
 
 def pairs(folder: pathlib.Path) -> Iterator[Pair]:
-    """Reads all pairs."""
     for path in sorted(folder.glob(f"*{BASE}")):
         with import_package("safetensors").safe_open(path, "pt") as file:
             fields = json.loads((file.metadata() or {}).get(_FIELDS, "{}"))

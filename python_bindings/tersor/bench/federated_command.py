@@ -36,7 +36,6 @@ Run = Callable[[Config], object]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     add(parser, "ways", WAYS, "ways to send updates")
     add(parser, "clients", 4, "number of clients")
     add(parser, "rounds", 30, "rounds of a training")
@@ -50,7 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Trains in each way."""
     fail_if(chosen.clients < 2, "federated: give at least 2 clients, 1 round and 1 seed")
     is_wrong = len(set(chosen.ways)) != len(chosen.ways) or not chosen.clip > 0
     fail_if(is_wrong, "--ways: give each once; --clip: a number above 0")

@@ -45,7 +45,6 @@ class Nodes(Grid):
     create_message = pull_messages = push_messages
 
     def get_node_ids(self) -> list[int]:
-        """The numbers of all nodes."""
         return self.nodes
 
     def send_and_receive(
@@ -55,7 +54,6 @@ class Nodes(Grid):
         return [self.answer(copy.deepcopy(one)) for one in messages]
 
     def answer(self, message: Message) -> Message:
-        """The answer of the message's node."""
         node = message.metadata.dst_node_id
         node_config = {"partition-id": self.nodes.index(node)}
         context = Context(1, node, node_config, self.states[node], self._config)

@@ -46,7 +46,6 @@ def _is_torchft(way: str) -> bool:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     add(parser, "ways", _ways(), "ways to exchange", choices=goodput.WAYS)
     add(parser, "ranks", 4, "number of ranks")
     add(parser, "seed", [1], "seeds of the failures, with a run for each", int)

@@ -25,7 +25,6 @@ COLUMNS = columns(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     topologies, algorithms = ["ring", "torus", "exponential"], ["auto", "one-shot", "two-shot"]
     add(parser, "ranks", 16, "number of ranks")
     add(parser, "link", "10Mbit,50ms", "emulated link: RATE,LATENCY")
@@ -38,7 +37,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Times each way."""
     fail_if(chosen.ranks < 2, "gossip: give at least 2 ranks, 1 KiB and 1 step")
     ways = [(ALLREDUCE, chosen.allreduce, one) for one in chosen.algorithm]
     ways += [("gossip", codec, one) for one in chosen.topology for codec in chosen.codec]

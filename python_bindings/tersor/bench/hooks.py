@@ -113,7 +113,7 @@ def check(name: str) -> dict[str, Any]:
     if (found := re.fullmatch(PATTERNS[word], name)) is None:
         raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
     if word in ("diloco", "torchft"):
-        local_training.check(**found.groupdict())
+        local_training.parse(found["every"], found["options"])
     peers.check(name, found.groupdict())
     return found.groupdict()
 

@@ -30,8 +30,9 @@ _LARGE = 4096  # values; CODEC/SMALL compresses vectors and smaller parameters b
 _LIMIT = timedelta(seconds=120)
 
 
-def _parse(every: str, options: str) -> tuple[SyncSchedule, dict[str, float]]:
-    """The schedule of exchanges, and the other options. Raises BenchmarkError for a conflict."""
+def parse(every: str, options: str) -> tuple[SyncSchedule, dict[str, float]]:
+    """The schedule of exchanges, and the other options, which match the pattern of the name.
+    Raises BenchmarkError for a conflict."""
     given = (one.split("=") for one in options.split(",") if one)
     found = {key: float(value) for key, value in given}
     parts, delay = int(found.pop("fragments", 1)), int(found.pop("delay", 0))
@@ -39,11 +40,6 @@ def _parse(every: str, options: str) -> tuple[SyncSchedule, dict[str, float]]:
         return SyncSchedule(int(every), parts, delay), found
     except tersor.InvalidArgumentError as error:
         raise BenchmarkError(f"{every}{options}: {error}") from error
-
-
-def check(every: str, options: str, **_: object) -> None:
-    """Raises BenchmarkError for conflicting options. The options must match the pattern."""
-    _parse(every, options)
 
 
 def _rules(module: nn.Module, codec: str) -> dict[str, Any]:
@@ -66,7 +62,7 @@ class DiLoCoHook(LocalHook, CountedHook):
     def __init__(
         self, module: nn.Module, every: str, options: str, codec: str, **advanced: Any
     ) -> None:
-        schedule, settings = _parse(every, options)
+        schedule, settings = parse(every, options)
         self.period, self._muon = schedule.sync_every, settings.get("muon")
         self._outer = tersor.torch.DiLoCo(
             module,
@@ -97,7 +93,7 @@ class TorchftHook(LocalHook, ComputedHook):
 
     def __init__(self, module: nn.Module, every: str, options: str, codec: str | None) -> None:
         """Without ``codec``, torchft's own gloo sends. Raises BenchmarkError without torchft."""
-        self._schedule, _ = _parse(every, options)
+        self._schedule, _ = parse(every, options)
         self._sent = 0.0
         self.period, ranks = self._schedule.sync_every, dist.get_world_size()
         super().__init__(module, lambda _: self._sent)

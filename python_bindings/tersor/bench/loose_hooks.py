@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -13,13 +14,6 @@ import tersor.torch
 from tersor.bench.hook_kinds import LocalHook, WaitingHook
 from tersor.bench.measures import Traffic
 from tersor.bench.models import Batch
-
-
-class _PushingOptimizer:
-    """Replaces the optimizer: the server's optimizer makes the steps."""
-
-    def __init__(self, plain: torch.optim.Optimizer, push: Callable[[], Any]) -> None:
-        self.param_groups, self.zero_grad, self.step = plain.param_groups, plain.zero_grad, push
 
 
 class ServerHook(WaitingHook):
@@ -43,7 +37,11 @@ class ServerHook(WaitingHook):
         self._client = tersor.torch.ParameterClient(
             self.model, server=self._server, **self._options
         )
-        return _PushingOptimizer(plain, lambda: self.waits.during(self._client.push))
+        return types.SimpleNamespace(  # the server's optimizer makes the steps
+            param_groups=plain.param_groups,
+            zero_grad=plain.zero_grad,
+            step=lambda: self.waits.during(self._client.push),
+        )
 
     def run_backward(self, batch: Batch) -> Tensor:
         self.waits.during(self._client.pull)
@@ -95,9 +93,5 @@ def _matching(plain: torch.optim.Optimizer, parts: list[nn.Parameter]) -> torch.
     optimizer = type(plain)(parts, lr=plain.defaults["lr"])  # type: ignore[call-arg]
     (group,) = optimizer.param_groups
     group.update({key: plain.defaults[key] for key in plain.defaults.keys() & group.keys()})
-
-    def update_rate(*_: object) -> None:
-        group["lr"] = plain.param_groups[0]["lr"]
-
-    optimizer.register_step_pre_hook(update_rate)
+    optimizer.register_step_pre_hook(lambda *_: group.update(lr=plain.param_groups[0]["lr"]))
     return optimizer

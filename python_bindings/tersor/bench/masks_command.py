@@ -33,14 +33,12 @@ COLUMNS = columns(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     add(parser, "mib", 16, "size of the float32 update in MiB")
     add(parser, "neighbours", 8, "neighbours of the client")
     add(parser, "turns", 7, "number of turns, of which the median counts")
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Times both."""
     report(chosen, _measure(chosen), COLUMNS)
 
 

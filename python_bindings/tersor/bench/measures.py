@@ -41,15 +41,12 @@ def mark_of(device: torch.device) -> MarkKind:
 
 
 def seconds_in(spans: Iterable[Span]) -> float:
-    """The total seconds of spans."""
     return sum(start.seconds_until(end) for start, end in spans)
 
 
 class LastGradient:
-    """Marks the time of the last gradient of a backward pass. The rest of the pass is waiting.
-
-    The parameters' own hooks set the mark, independently of the benchmarked hook.
-    """
+    """Marks the time of the last gradient of a backward pass. The rest of the pass is waiting. The
+    parameters' own hooks set the mark, independently of the benchmarked hook."""
 
     def __init__(self, model: nn.Module, kind: MarkKind) -> None:
         self._kind = kind
@@ -71,12 +68,10 @@ class Traffic:
     decode_seconds: float | None = None
 
     def since(self, before: "Traffic") -> "Traffic":
-        """The traffic since an earlier count."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
         return Traffic(*(None if now is None else now - (earlier or 0) for now, earlier in pairs))
 
     def fields(self) -> Record:
-        """The fields of a record."""
         fields = dict(vars(self))
         return {"wire_bytes": fields.pop("sent_bytes"), **fields}
 

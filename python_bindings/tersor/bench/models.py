@@ -96,15 +96,10 @@ class MixtureOfExperts(nn.Module):
         sent = by_rank[exchange.rank].sum(dim=1).tolist()
         received = by_rank[:, exchange.rank].sum(dim=1).tolist()
         inputs = exchange.send_rows(rows, received, sent)
-        outputs = _apply_experts(self.own_experts(), inputs, by_rank[:, exchange.rank])
+        outputs = _apply_experts(self.experts_of(exchange.rank), inputs, by_rank[:, exchange.rank])
         return exchange.send_rows(outputs, sent, received)
 
-    def own_experts(self) -> nn.ModuleList:
-        """The experts of this rank."""
-        return self.experts_of(self.exchange.rank)
-
     def experts_of(self, rank: int) -> nn.ModuleList:
-        """The experts of a rank."""
         count = len(self.experts) // self.exchange.ranks
         return self.experts[rank * count : (rank + 1) * count]
 

@@ -80,7 +80,6 @@ class SignExchange:
         self._owner_error = torch.zeros(self._part, device=device)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of `values` over the ranks."""
         padded = torch.nn.functional.pad(values, (0, self._sender_error.numel() - self._count))
         sent = padded.view_as(self._sender_error) + self._sender_error
         signs, scales = self._encoded(sent, self._tensor_of)

@@ -164,7 +164,6 @@ class _Chunks:
         return found
 
     def _to_chunks(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Tensors as chunks."""
         (rows, columns), found = self._shape, []
         for one in tensors:
             high, wide = _extents(one)
@@ -206,10 +205,8 @@ class Dion(torch.optim.Optimizer):
         factor: float,
         dtype: torch.dtype,
     ) -> None:
-        """``plain`` has the options of AdamW. Values are sent as ``dtype``.
-
-        Raises BenchmarkError if no parameter is a hidden matrix.
-        """
+        """``plain`` has the options of AdamW. Values are sent as ``dtype``. Raises BenchmarkError
+        if no parameter is a hidden matrix."""
         self._sender, self._mu, self._factor, self._dtype = sender, mu, factor, dtype
         self._matrices, self._rest = hidden_and_others(model)
         fail_if(not self._matrices, "dion: the model has no hidden matrix")

@@ -31,7 +31,6 @@ class _Sink:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     add(parser, "codec", ["none", "int8+ef"], "codecs of the pushes")
     add(parser, "mib", 16, "size of the float32 gradient in MiB")
     add(parser, "pushes", 20, "pushes of each kind in a turn")
@@ -41,7 +40,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Times each codec."""
     ray.init(chosen.address, include_dashboard=False, log_to_driver=False)
     try:
         report(chosen, (_measure(codec, chosen) for codec in chosen.codec), COLUMNS)

@@ -66,13 +66,7 @@ def add(
     parser.add_argument(f"--{name}", default=default, type=kind, help=text, **more)
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--json``."""
-    add(parser, "json", None, "write the records to this file", pathlib.Path, metavar="FILE")
-
-
 def seconds_of(action: Callable[[], object], clock: Any = time.perf_counter) -> float:
-    """The seconds that a call takes."""
     start = clock()
     action()
     return float(clock() - start)

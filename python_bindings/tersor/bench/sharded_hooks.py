@@ -34,10 +34,8 @@ def check(name: str) -> None:
 
 
 def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
-    """Shards each layer, then the chain, with this way for gradients.
-
-    ``weights``: a codec for the all-gathers, if gradients have a codec of Tersor.
-    """
+    """Shards each layer, then the chain, with this way for gradients. ``weights``: a codec for the
+    all-gathers, if gradients have a codec of Tersor."""
     check(name)
     dtype = REDUCE_DTYPES.get(name)
     kind, ranks = next(chain.parameters()).device.type, dist.get_world_size()

@@ -9,6 +9,7 @@ ranks record memory, threads, open descriptors and a hash of the weights. Hashes
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -40,7 +41,6 @@ COLUMNS = columns(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     kinds = ["tcp", "threads"]
     add(parser, "transport", kinds, "transports", choices=kinds)
     add(parser, "ranks", 4, "number of ranks")
@@ -52,7 +52,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Trains over each transport."""
     fail_if(chosen.ranks < 2, "soak: give at least 2 ranks, so that a rank may be lost")
     fail_if(chosen.replace < 2, "soak: give at least 2 steps from one connection to the next")
     report(chosen, _records(chosen), COLUMNS)
@@ -89,10 +88,6 @@ def _drawn_loss(chosen: argparse.Namespace, period: int) -> tuple[int, int, str]
 
 class _LostError(Exception):
     """Ends the thread of a lost rank."""
-
-
-def _kill_process() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end_thread() -> None:
@@ -280,4 +275,5 @@ def _run_threads(chosen: argparse.Namespace) -> None:
 
 if __name__ == "__main__":  # a process of _run_processes, without the imports of other commands
     _options = argparse.Namespace(**json.loads(sys.argv[1]))
-    _Rank(_options, _options.rank, _options.period, _kill_process).train(_connect_tcp)
+    _kill = functools.partial(signal.raise_signal, signal.SIGKILL)
+    _Rank(_options, _options.rank, _options.period, _kill).train(_connect_tcp)

@@ -162,7 +162,8 @@ class ExpertHook(SplitHook):
         for mixture in self._mixtures:
             check_ranks(len(mixture.experts), self._rows.ranks)
             mixture.exchange = self._rows
-            for parameter in mixture.own_experts().parameters():  # the sum over the rows' ranks
+            experts = mixture.experts_of(self._rows.rank)
+            for parameter in experts.parameters():  # the sum over the rows' ranks
                 parameter.register_hook(lambda one: one / self._rows.ranks)  # type: ignore[no-untyped-call]
         # DDP averages neither the experts nor the routers' biases, which are equal on all ranks.
         tensors = [*module.named_parameters(), *module.named_buffers()]

@@ -54,7 +54,6 @@ COLUMNS = columns(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     every = [*OPTIMIZERS, *PEERS]
     add(parser, "optimizer", list(OPTIMIZERS), "optimizers to compare", choices=every)
     add(parser, "parameters", [10, 100, 1000], "numbers of parameters")
@@ -66,7 +65,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Times each optimizer."""
     for name in {"muon", "dion"}.intersection(chosen.optimizer):
         text = f"{name} needs matrices: give --shape ROWS COLUMNS, or other optimizers"
         fail_if(len(chosen.shape) != 2, text)

@@ -169,8 +169,7 @@ class TextTask(Task):
         self._shape = dataclasses.replace(shape, experts=self.experts)
         self._text = data.load_text(options.source)
         is_short = len(self._text.validation) <= self._shape.context + TEST_WINDOWS
-        text = f"the text is too short: {len(self._text.train)} characters; `python -m "
-        text += "tersor.bench corpus FILE` makes a text"
+        text = f"the text is too short: {len(self._text.train)} characters; {data.TEXT_REMEDY}"
         fail_if(is_short, text)
         batch = options.batch or (32 if on_gpu else 16)
         rate = options.rate * (RATE if options.shape else RATE * (128 / shape.width) ** (2 / 3))
@@ -178,8 +177,7 @@ class TextTask(Task):
         read = self.recipe.epochs * self.recipe.steps * batch * shape.context
         read *= 1 if self.same_batches else options.ranks
         text = f"the training reads {read:,} characters, and the text has {len(self._text.train):,}"
-        text += f": give --data with {read // MAX_READS:,} or more characters; `python -m "
-        text += "tersor.bench corpus FILE` makes a text"
+        text += f": give --data with {read // MAX_READS:,} or more characters; {data.TEXT_REMEDY}"
         fail_if(read > MAX_READS * len(self._text.train), text)
         if on_gpu and not self.splits:
             memory = torch.cuda.get_device_properties(options.device).total_memory
@@ -211,10 +209,8 @@ class TextTask(Task):
 
 
 def check_memory(needed: int, ranks: int, available: int) -> None:
-    """Raises BenchmarkError if the ranks of a GPU need more than its memory. In bytes.
-
-    ``needed`` is of a rank, without a GiB for PyTorch and NCCL.
-    """
+    """Raises BenchmarkError if the ranks of a GPU need more than its memory. In bytes. ``needed``
+    is of a rank, without a GiB for PyTorch and NCCL."""
     needed += 2**30
     text = f"a step needs about {needed / 2**30:.1f} GiB on each rank, and {ranks} ranks share "
     text += f"{available / 2**30:.1f} GiB: give a smaller --batch or --size, or fewer --ranks"

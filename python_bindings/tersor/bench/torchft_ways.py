@@ -29,10 +29,8 @@ sys.stdin.read()
 def manager(
     codec: str | None, fragments: int, address: str, limit: timedelta, **options: Any
 ) -> Any:
-    """torchft's manager of this rank. Without ``codec``, gloo sends.
-
-    Raises BenchmarkError without torchft.
-    """
+    """torchft's manager of this rank. Without ``codec``, gloo sends. Raises BenchmarkError without
+    torchft."""
     try:
         import torchft
     except ModuleNotFoundError as error:
@@ -68,7 +66,6 @@ class Lighthouse:
             raise BenchmarkError("torchft's lighthouse did not start")
 
     def end(self) -> None:
-        """Kills the process."""
         self._process.kill()
         self._process.wait()
 

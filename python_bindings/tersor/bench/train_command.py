@@ -51,7 +51,6 @@ LINE = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command line."""
     add(parser, "model", "cnn", "model and task", choices=sorted(TASKS))
     hooks.add_hooks(parser, DEFAULT_HOOKS, split_hooks.HELP)
     add_world(parser)
@@ -180,7 +179,6 @@ def _print_summary(final: Sequence[Sequence[Record]]) -> None:
 
 
 def _mean(runs: Sequence[Mapping[str, Any]]) -> Record:
-    """The means of the numbers of a table."""
     fields = [field for field, _ in COLUMNS.values() if field in runs[0] and field != "codec"]
     known = {field: [run[field] for run in runs] for field in fields}
     means = {k: None if None in found else statistics.fmean(found) for k, found in known.items()}

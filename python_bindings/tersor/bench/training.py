@@ -28,7 +28,6 @@ class Pace:
     slow: float = 1.0
 
     def wait(self, seed: int, step: int, share: Share) -> None:
-        """Pauses this rank."""
         is_slow = random.Random(f"{seed} {step}").randrange(share.ranks) == share.rank
         time.sleep(self.extra_seconds * (self.slow if is_slow else 1.0))
 
@@ -60,13 +59,10 @@ class Training:
             epoch = self._epoch(number, seconds)
             seconds = epoch["seconds"]
             if number == self.task.recipe.epochs:
-                self._check_weights()
+                for name, values in self._module.named_parameters():
+                    differs = not self.world.same_on_all_ranks(values)
+                    fail_if(differs, f"ranks ended with different values of {name}")
             yield epoch
-
-    def _check_weights(self) -> None:
-        for name, values in self._module.named_parameters():
-            differs = not self.world.same_on_all_ranks(values)
-            fail_if(differs, f"ranks ended with different values of {name}")
 
     def warm_up(self) -> None:
         """Trains a few steps and evaluates. The first hook then does not pay for one-time work."""

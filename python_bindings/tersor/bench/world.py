@@ -24,7 +24,6 @@ POLL_SECONDS = 0.05
 
 
 def add_world(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the processes."""
     cuda = torch.cuda.is_available()
     add(parser, "ranks", 2, "processes to start here; under torchrun, torchrun's processes")
     kinds = ["cpu", "cuda"]
@@ -85,7 +84,6 @@ class World:
         dist.barrier()
 
     def mean(self, values: list[float]) -> list[float]:
-        """The means over the ranks."""
         return [value / self.ranks for value in self.total(values)]
 
     def total(
@@ -146,11 +144,8 @@ def local_store(address: str = "127.0.0.1") -> Any:
 
 
 def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
-    """Runs ``python -m tersor.bench ARGUMENTS`` as processes of this host.
-
-    Returns the first nonzero exit status, after ending the other processes, or 0. Returns 124 after
-    the timeout.
-    """
+    """Runs ``python -m tersor.bench ARGUMENTS`` as processes of this host. Returns the first
+    nonzero exit status, after ending the other processes, or 0. Returns 124 after the timeout."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # ranks report
     store, command = local_store(), ("-m", "tersor.bench", *arguments)
     environments = {rank: environment(rank, ranks, store.port) for rank in range(ranks)}
@@ -167,10 +162,8 @@ def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
 
 
 def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """The variables of torchrun for torch.distributed. The launcher has the store.
-
-    If ranks share a GPU, each rank claims a separate host. Otherwise, NCCL refuses the ranks.
-    """
+    """The variables of torchrun for torch.distributed. The launcher has the store. If ranks share a
+    GPU, each rank claims a separate host. Otherwise, NCCL refuses the ranks."""
     variables = {
         **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),

@@ -15,7 +15,7 @@ from tersor.delta import _files, _memory
 from tersor.delta._memory import Delta, Weights
 from tersor.delta._publisher import Publisher
 from tersor.delta._transaction import Part, parts_of, write
-from tersor.delta._vote import EXACT, gather_texts, on_all_ranks
+from tersor.delta._vote import EXACT, on_all_ranks
 
 _PLAN_BYTES = 1 << 24
 
@@ -72,7 +72,8 @@ def broadcast_delta(
         return dict(sorted(tensors.items())), _files.model_of(_files.tensor_entries(tensors, {}))
 
     tensors, model = on_all_ranks(transport, own, "", timeout)
-    texts = [text.split() for text in gather_texts(transport, f"{version} {model}", timeout)]
+    rows = collectives.gather_texts(transport, f"{version} {model}", timeout)
+    texts = [text.split() for text in rows]
     for rank, (_, other) in enumerate(texts):
         if other != texts[root][1]:
             raise InvalidArgumentError(f"rank {rank} has another model than rank {root}, the root")

@@ -35,20 +35,14 @@ _NEEDED = "full copies need safetensors: pip install 'tersor[delta]'"
 
 
 def path_of(folder: pathlib.Path, version: int, suffix: str) -> pathlib.Path:
-    """Returns the path of a version's file."""
     return folder / f"v{version:012}{suffix}"
 
 
 def write_file(
     path: pathlib.Path, write: Callable[[pathlib.Path], object], *, is_new: bool = False
 ) -> None:
-    """Writes a file beside ``path``, and renames the file when the disk has all bytes.
-
-    An old file's permissions stay.
-
-    Raises:
-        FileExistsError: ``is_new``, and the file exists.
-    """
+    """Writes a file beside ``path``, and renames the file when the disk has all bytes. An old
+    file's permissions stay. Raises FileExistsError if ``is_new``, and the file exists."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -104,18 +98,13 @@ def write_frames(path: pathlib.Path, deltas: Iterable[Delta]) -> None:
 
     def write(to: pathlib.Path) -> None:
         with open(to, "wb") as file:
-            for delta in deltas:
-                file.write(delta.data)
+            file.writelines(delta.data for delta in deltas)
 
     write_file(path, write)
 
 
 def read_frames(path: pathlib.Path) -> Iterator[Delta]:
-    """Reads the deltas of a file.
-
-    Raises:
-        WireError: A delta is damaged.
-    """
+    """Reads the deltas of a file. Raises WireError if a delta is damaged."""
     with open(path, "rb") as file:
         size, at = os.fstat(file.fileno()).st_size, 0
         while at < size:
@@ -138,11 +127,8 @@ def _read(file: BinaryIO, path: pathlib.Path, at: int, count: int) -> bytes:
 def save_weights(
     path: pathlib.Path, weights: Weights, metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a full copy.
-
-    Raises:
-        InvalidArgumentError: A tensor has the name of safetensors' metadata.
-    """
+    """Writes a full copy. Raises InvalidArgumentError if a tensor has the name of safetensors'
+    metadata."""
     if "__metadata__" in weights:
         raise InvalidArgumentError('safetensors has no tensors with the name "__metadata__"')
     with needs("safetensors", _NEEDED):
@@ -161,11 +147,8 @@ def save_weights(
 
 @contextlib.contextmanager
 def open_weights(path: pathlib.Path) -> Iterator[Any]:
-    """Opens a full copy: an object with ``keys()`` and ``get_tensor(name)``.
-
-    Raises:
-        WireError: The file is damaged.
-    """
+    """Opens a full copy: an object with ``keys()`` and ``get_tensor(name)``. Raises WireError if
+    the file is damaged."""
     with needs("safetensors", _NEEDED):
         from safetensors import SafetensorError, safe_open
     framework = "pt" if importlib.util.find_spec("torch") else "np"
@@ -233,12 +216,8 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any], *, is_new: bool = F
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a file of ``write_json``.
-
-    Raises:
-        WireError: The file is damaged.
-        InvalidArgumentError: The file has another format.
-    """
+    """Reads a file of ``write_json``. Raises WireError for a damaged file, and InvalidArgumentError
+    for another format."""
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
         expected = value.pop("sha256")
@@ -305,11 +284,8 @@ def versions_in(folder: pathlib.Path) -> list[int]:
 
 
 def read_delta(folder: pathlib.Path, manifest: Manifest, entry: Mapping[str, Any]) -> Delta:
-    """Reads the delta of a tensor, and compares the delta with the manifest.
-
-    Raises:
-        WireError: The delta is damaged, or belongs to another manifest.
-    """
+    """Reads the delta of a tensor, and compares the delta with the manifest. Raises WireError if
+    the delta is damaged, or belongs to another manifest."""
     path = folder / entry["file"]
     with open(path, "rb") as file:
         delta = Delta(_read(file, path, entry["offset"], entry["bytes"]))
@@ -332,12 +308,8 @@ class FullCopies(contextlib.ExitStack):
         self._folder, self._files = folder, dict[str, Any]()
 
     def read(self, entry: Entry, threads: int) -> list[Any]:
-        """Returns the bytes of a tensor.
-
-        Raises:
-            WireError: The file is damaged, or belongs to another manifest.
-            InvalidArgumentError: The dtype needs PyTorch.
-        """
+        """Returns the bytes of a tensor. Raises WireError if the file is damaged or belongs to
+        another manifest, and InvalidArgumentError if the dtype needs PyTorch."""
         name, path = entry["name"], self._folder / entry["full"]
         if entry["full"] not in self._files:
             self._files[entry["full"]] = self.enter_context(open_weights(path))

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tersor._core import Error, InvalidArgumentError, Transport
+from tersor.collectives import gather_texts
 from tersor.delta import _files, _memory
 from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
 from tersor.delta._memory import Delta, Weights, encode
 from tersor.delta._transaction import heads_of
-from tersor.delta._vote import Result, gather_texts, on_all_ranks
+from tersor.delta._vote import Result, on_all_ranks
 
 # A file of a version, a temporary file of such a file, or a temporary file of safetensors.
 _OWN_FILE = re.compile(
@@ -75,7 +76,6 @@ class Publisher:
         metadata: Mapping[str, str] | None = None,
         timeout: float = 300.0,
     ) -> None:
-        """See the class."""
         if keep < 1:
             raise InvalidArgumentError(f"keep is {keep}: give 1 or more")
         self.version: int | None = None
@@ -124,7 +124,9 @@ class Publisher:
         version = new.number
         # After an interrupt of one rank, ranks may have different versions.
         last = str(self.version if new.linked else None)
-        facts = f"{new.bytes} {new.full_bytes} {last} {secrets.token_hex(4)}"
+        delta_bytes = sum(len(delta.data) for delta in new.deltas)
+        full_bytes = sum(size for _, size in map(_memory.address_of, new.weights.values()))
+        facts = f"{delta_bytes} {full_bytes} {last} {secrets.token_hex(4)}"
         rows = [text.split() for text in gather_texts(self._transport, facts, self._timeout)]
         chain = self._chain_bytes + sum(int(row[0]) for row in rows)
         linked = new.linked and all(row[2] == last for row in rows)
@@ -304,11 +306,3 @@ class _Version:
     aliases: dict[str, str]
     deltas: list[Delta]
     linked: bool = False  # True if there are deltas to the last version
-
-    @property
-    def bytes(self) -> int:
-        return sum(len(delta.data) for delta in self.deltas)
-
-    @property
-    def full_bytes(self) -> int:
-        return sum(size for _, size in map(_memory.address_of, self.weights.values()))

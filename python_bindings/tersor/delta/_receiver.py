@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tersor._core import BaseMismatchError, InvalidArgumentError, Transport, WireError
+from tersor.collectives import gather_texts
 from tersor.delta import _files, _memory
 from tersor.delta._files import Entry, Manifest, Slices, path_of, versions_in
 from tersor.delta._memory import Weights
 from tersor.delta._transaction import Part, write
-from tersor.delta._vote import gather_texts, on_all_ranks
+from tersor.delta._vote import on_all_ranks
 
 
 class Receiver:
@@ -47,7 +48,6 @@ class Receiver:
         transport: Transport | None = None,
         timeout: float = 300.0,
     ) -> None:
-        """See the class."""
         self.version = version
         self._next: Manifest = {}  # the manifest of the running update
         self._last: Any = None  # the manifest, and the fingerprints of the weights

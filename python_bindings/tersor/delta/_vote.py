@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy
-
-from tersor import collectives
 from tersor._core import BaseMismatchError, Error, InvalidArgumentError, Transport, WireError
+from tersor.collectives import gather_texts
 
 EXACT = "entropy"  # the codec of bytes; "none" changes the bits of NaNs
-_BYTES = 512  # of a vote; longer messages are cut
 _ERRORS: dict[str, type[Error]] = {
     one.__name__: one for one in (BaseMismatchError, InvalidArgumentError, WireError)
 }
@@ -23,56 +20,29 @@ Result = TypeVar("Result")
 def on_all_ranks(
     transport: Transport | None, call: Callable[[], Result], label: str, timeout: float
 ) -> Result:
-    """Returns the result of a call, if the call succeeds on all ranks."""
-    result: list[Result] = []
+    """Returns the result of a call, if the call succeeds and has the same label on all ranks.
+    Otherwise raises the error of the lowest rank with an error, with the number of that rank.
+    Without a transport, and after an interrupt, raises the own error."""
+    if transport is None:
+        return call()
     error: BaseException | None = None
     try:
-        result.append(call())
+        result = call()
     except BaseException as raised:
         error = raised
-    vote(transport, error, label, timeout)
-    return result[0]
-
-
-def vote(
-    transport: Transport | None, error: BaseException | None, label: str, timeout: float
-) -> None:
-    """Returns if no rank has an error and all ranks have the same label.
-
-    Raises:
-        tersor.Error: The error of the lowest rank with an error, with the number of that rank.
-        BaseException: The own error, if ``transport`` is None or the error is an interrupt.
-    """
-    if transport is not None:
-        kind = "" if error is None else type(error).__name__
-        own = "\x1f".join((kind, label.replace("\x1f", " "), str(error)))
-        votes = [text.split("\x1f", 2) for text in gather_texts(transport, own, timeout)]
-        if error is not None and not isinstance(error, Exception):
-            raise error
-        for rank, (kind, _, text) in enumerate(votes):
-            if kind:
-                failure = _ERRORS.get(kind, Error)(f"rank {rank}: {text or kind}")
-                raise failure from error if rank == transport.rank else None
-        for rank, (_, other, _) in enumerate(votes):
-            if other != votes[0][1]:
-                raise InvalidArgumentError(
-                    f"delta: rank {rank} has {other or 'no version'}, "
-                    f"rank 0 has {votes[0][1] or 'no version'}"
-                )
-    elif error is not None:
+    kind = "" if error is None else type(error).__name__
+    own = "\x1f".join((kind, label.replace("\x1f", " "), str(error)))
+    votes = [text.split("\x1f", 2) for text in gather_texts(transport, own, timeout)]
+    if error is not None and not isinstance(error, Exception):
         raise error
-
-
-def gather_texts(transport: Transport | None, text: str, timeout: float) -> list[str]:
-    """Returns the texts of all ranks, each at most 512 bytes."""
-    if transport is None:
-        return [text]
-    own = numpy.zeros(_BYTES, numpy.uint8)
-    data = text.encode(errors="backslashreplace")[:_BYTES]
-    own[: len(data)] = numpy.frombuffer(data, numpy.uint8)
-    gathered = numpy.empty(transport.ranks * _BYTES // 4, numpy.float32)
-    collectives.allgather(
-        transport, own.view(numpy.float32), gathered, codec=EXACT, timeout=timeout
-    )
-    rows = gathered.view(numpy.uint8).reshape(transport.ranks, _BYTES)
-    return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in rows]
+    for rank, (kind, _, text) in enumerate(votes):
+        if kind:
+            failure = _ERRORS.get(kind, Error)(f"rank {rank}: {text or kind}")
+            raise failure from error if rank == transport.rank else None
+    for rank, (_, other, _) in enumerate(votes):
+        if other != votes[0][1]:
+            raise InvalidArgumentError(
+                f"delta: rank {rank} has {other or 'no version'}, "
+                f"rank 0 has {votes[0][1] or 'no version'}"
+            )
+    return result

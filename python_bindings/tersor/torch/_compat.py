@@ -79,10 +79,8 @@ def version(tensor: Tensor) -> int:
 
 
 def has_memory_alone(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether ``tensor`` alone uses ``storage``, so that two tensors may exchange memory.
-
-    PyTorch has no public counter of users. False in releases without the private counters.
-    """
+    """Whether ``tensor`` alone uses ``storage``, so that two tensors may exchange memory. PyTorch
+    has no public counter of users. False in releases without the private counters."""
     uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
     uses_of_tensor = getattr(tensor, "_use_count", None)
     if uses_of_storage is None or uses_of_tensor is None:
@@ -101,10 +99,8 @@ def live_modules() -> list[nn.Module]:
 
 
 def caller_variables(matches: Callable[[FrameType], bool]) -> Mapping[str, Any]:
-    """The variables of the nearest caller that fits. Empty if no caller fits.
-
-    For values that a library passes to no hook and keeps in no object.
-    """
+    """The variables of the nearest caller that fits. Empty if no caller fits. For values that a
+    library passes to no hook and keeps in no object."""
     frame = inspect.currentframe()
     while frame is not None and not matches(frame):
         frame = frame.f_back
@@ -117,10 +113,8 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 def queue_callback(callback: Callable[[], None]) -> None:
-    """Has autograd call ``callback`` when the backward pass ends, as DDP and FSDP do.
-
-    RuntimeError outside of a pass. PyTorch has no public hook for the end of a pass.
-    """
+    """Has autograd call ``callback`` when the backward pass ends, as DDP and FSDP do. RuntimeError
+    outside of a pass. PyTorch has no public hook for the end of a pass."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
@@ -160,9 +154,7 @@ def registrations() -> int:
 
 def ddp_with_hook(state: object) -> DistributedDataParallel | None:
     """The DDP whose hook has this state. PyTorch passes a hook the state and the bucket alone.
-
-    Finds models made after the import of ``tersor.torch``.
-    """
+    Finds models made after the import of ``tersor.torch``."""
     hooks = {ddp: ddp.__dict__.get("_comm_hooks", ()) for ddp in list(_ddps)}
     return next((ddp for ddp, own in hooks.items() if any(state is one for _, one in own)), None)
 
@@ -288,7 +280,6 @@ class FsdpGroup:
 
     @property
     def mesh_ranks(self) -> frozenset[int]:
-        """The ranks of the module's mesh."""
         mesh = self._mesh
         return frozenset(mesh.mesh.mesh.flatten().tolist() if mesh else ())
 
@@ -310,7 +301,6 @@ class FsdpGroup:
 
     @property
     def device(self) -> torch.device:
-        """The device of the gradients."""
         return getattr(self._group, "device", torch.device("cpu"))
 
     @property
@@ -335,10 +325,8 @@ class FsdpGroup:
         return not replicas and bool(factor == shards)
 
     def units(self, dtype: torch.dtype) -> tuple[float, float]:
-        """The factors from sums of inputs to the gradient: of all ranks', and of replicas'.
-
-        FSDP divides gradients of other dtypes than f32 and bf16 before and after the reduction.
-        """
+        """The factors from sums of inputs to the gradient: of all ranks', and of replicas'. FSDP
+        divides gradients of other dtypes than f32 and bf16 before and after the reduction."""
         factor, others = getattr(self._group, "gradient_divide_factor", None), self.replicas
         replicas = 1 if others is None else others.size()
         total, before = factor or self.ranks * replicas, 1
@@ -369,10 +357,8 @@ class FsdpGroup:
         return True
 
     def makes_only_views(self, dtype: torch.dtype) -> bool:
-        """Whether FSDP only makes views of this module's results.
-
-        Such results may arrive after the last collective returned, until the pass ends.
-        """
+        """Whether FSDP only makes views of this module's results. Such results may arrive after the
+        last collective returned, until the pass ends."""
         group = self._group
         if group is None or dtype not in (torch.float32, torch.bfloat16):  # f16 is divided after
             return False
@@ -403,10 +389,8 @@ def fsdp_groups(module: FSDPModule) -> list[Any]:
 
 
 def fsdp_message() -> Iterable[Any]:
-    """The parameters of the present message, read from the frame of FSDP's ``foreach_reduce``.
-
-    FSDP keeps these parameters nowhere else. Empty if another function sends the message.
-    """
+    """The parameters of the present message, read from the frame of FSDP's ``foreach_reduce``. FSDP
+    keeps these parameters nowhere else. Empty if another function sends the message."""
     found = caller_variables(lambda frame: frame.f_code.co_name == "foreach_reduce")
     params: Sequence[Any] = found.get("fsdp_params", ())
     return params

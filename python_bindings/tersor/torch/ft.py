@@ -188,8 +188,8 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             >>> work.wait()
         """
         reduction = reduction_of(getattr(opts, "reduceOp", opts))
-        encoded = reduction is not None and len(tensors) == 1 and self._can_encode(tensors[0])
-        if self._world.ranks == 1 or not encoded:
+        encoded = reduction is not None and len(tensors) == 1 and is_supported(tensors[0])
+        if self._world.ranks == 1 or not encoded or tensors[0].numel() < self._min_count:
             plain: Work = super().allreduce(tensors, opts)
             return plain
         if self._executor is None or self._failure() is not None:
@@ -199,9 +199,6 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         if self._codec.endswith("+ef"):
             kwargs["feedback"] = self._followed().take(tensors[0], self._world, str(reduction))
         return self._executor.submit(_Call(collectives.allreduce, tensors[0], [], kwargs))
-
-    def _can_encode(self, tensor: Tensor) -> bool:
-        return is_supported(tensor) and tensor.numel() >= self._min_count
 
     def _followed(self) -> Positions:
         if self._positions is None:

@@ -83,11 +83,9 @@ class Call(Work):
         return self._result
 
     def is_completed(self) -> bool:
-        """True if the call has ended."""
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """True if the call has raised no error."""
         return self._error is None
 
 

@@ -99,21 +99,14 @@ def configure(
 
 
 def current_configuration() -> Configuration:
-    """Returns the last :func:`configure`, or else the environment's configuration.
-
-    Raises:
-        InvalidArgumentError: ``TERSOR_BACKEND`` is invalid.
-    """
+    """Returns the last :func:`configure`, or else the environment's configuration. Raises
+    InvalidArgumentError if ``TERSOR_BACKEND`` is invalid."""
     return _configured or _parse(os.environ.get(VARIABLE, ""))
 
 
 def agree(members: Members, configuration: Configuration) -> None:
-    """Compares the configurations of all ranks. A collective call.
-
-    Raises:
-        InvalidArgumentError: Two ranks have different configurations.
-        TransportError: A rank missed the rendezvous.
-    """
+    """Compares the configurations of all ranks. A collective call. Raises InvalidArgumentError if
+    two ranks have different configurations, and TransportError if a rank missed the rendezvous."""
     rendezvous = Rendezvous(members.store, members.rank, members.ranks)
     rendezvous.join(members.seconds)
     text, late = str(configuration), f" missed the rendezvous within {members.seconds:g} s"

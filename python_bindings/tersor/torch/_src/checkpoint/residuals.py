@@ -51,9 +51,7 @@ def save_reducer(
     reducer: GradientReducer, group: dist.ProcessGroup, mode: Mode = "exact"
 ) -> dict[str, Any]:
     """The state of a reducer between two steps, in host memory. ``group``: the reducer's ranks.
-
-    ``mode="portable"`` is a collective call. Raises InvalidArgumentError for an unknown mode.
-    """
+    ``mode="portable"`` is a collective call. Raises InvalidArgumentError for an unknown mode."""
     exact = check_mode(mode) == "exact"
     state = ReducerState.read(reducer.save_state() if exact else reducer.save_portable_state())
     return {
@@ -119,9 +117,7 @@ def reject_damage() -> Iterator[None]:
 @reject_damage()
 def _adapt_codecs(saved: Saved, reducer: GradientReducer) -> Saved:
     """The state with the reducer's codec where only ``result=`` differs: residuals are values.
-
-    Raises InvalidArgumentError if the parameters of a state are in another order.
-    """
+    Raises InvalidArgumentError if the parameters of a state are in another order."""
     own = {one.name: one.codec for one in ReducerState.read(reducer.save_state()).parameters}
     names = list(saved["parameters"])
     if names != list(own) and sorted(names) == sorted(own):
@@ -264,10 +260,8 @@ def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, 
 
 
 def stack_rows(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
-    """A DTensor (ranks, values) with this rank's row.
-
-    ``longest``: the length to which all ranks pad their rows with zeros; default: this length.
-    """
+    """A DTensor (ranks, values) with this rank's row. ``longest``: the length to which all ranks
+    pad their rows with zeros; default: this length."""
     row = functional.pad(row, (0, (longest or len(row)) - len(row)))
     rows, shape, stride = row.unsqueeze(0), torch.Size([mesh.size(), len(row)]), (len(row), 1)
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)

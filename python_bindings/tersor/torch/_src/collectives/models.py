@@ -55,10 +55,8 @@ def broadcast_parameters(
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None, timeout: float) -> None:
-    """Copies rank 0's parameters and buffers to all ranks of the group.
-
-    A shard is copied to the ranks that hold the same shard.
-    """
+    """Copies rank 0's parameters and buffers to all ranks of the group. A shard is copied to the
+    ranks that hold the same shard."""
     own = set(dist.get_process_group_ranks(as_group(group))) - {dist.get_rank()}
     every = (*model.parameters(), *model.buffers())
     tensors = [local_shard(one.detach()) for one in every if not is_sharded_over(own, one)]

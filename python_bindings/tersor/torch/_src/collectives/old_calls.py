@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
-from tersor._renamed import Function, deprecated, move_keywords
-
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
-Convert = Callable[[Any, Arguments, Keywords], Arguments]
-
-
-def _decorator(convert: Convert) -> Callable[[Function], Function]:
-    """Makes a decorator. ``convert`` returns the positional arguments and changes the keywords."""
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def call(*args: Any, **options: Any) -> Any:
-            return function(*convert(function, args, options), **options)
-
-        return cast(Function, call)
-
-    return decorate
+from tersor._renamed import Arguments, Function, Keywords, converting, deprecated, move_keywords
 
 
 def _by_name(name: str, names: tuple[str, ...], args: Arguments, options: Keywords) -> Keywords:
@@ -61,7 +43,7 @@ def accept_group_ranks(name: str) -> Callable[[Function], Function]:
         move_keywords(function, options, new_names)
         return args
 
-    return _decorator(convert)
+    return converting(convert)
 
 
 def accept_tensors(*names: str) -> Callable[[Function], Function]:
@@ -88,10 +70,10 @@ def accept_tensors(*names: str) -> Callable[[Function], Function]:
         move_keywords(function, options, new_names, warns=not is_former)
         return args
 
-    return _decorator(convert)
+    return converting(convert)
 
 
-@_decorator
+@converting
 def accept_without_output(function: Any, args: Arguments, options: Keywords) -> Arguments:
     """Accepts ``all_to_all_single(input, output_splits, input_splits, ...)``, without an output."""
     names = ("input", "output_split_sizes", "input_split_sizes", "codec", "backward_codec", "group")

@@ -8,10 +8,8 @@ from tersor._core import InvalidArgumentError
 
 
 class CopiedHookState:
-    """Replaces ``HookState`` in a copied or loaded DDP model, which has no ranks or residuals.
-
-    DDP calls no hook of a copy, and gradients of the copy are sent uncompressed.
-    """
+    """Replaces ``HookState`` in a copied or loaded DDP model, which has no ranks or residuals. DDP
+    calls no hook of a copy, and gradients of the copy are sent uncompressed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # Python's own protocols

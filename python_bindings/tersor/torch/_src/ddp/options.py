@@ -16,11 +16,8 @@ from tersor.torch._src.parameters.selection import split_parameters
 
 
 def checked_ddp(model: nn.Module) -> DistributedDataParallel:
-    """Returns the DDP model, also of a compiled model.
-
-    Raises:
-        InvalidArgumentError: The model is no DDP model, or cannot have a communication hook.
-    """
+    """Returns the DDP model, also of a compiled model. Raises InvalidArgumentError if the model is
+    no DDP model, or cannot have a communication hook."""
     ddp = _compat.uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         raise InvalidArgumentError(
@@ -81,10 +78,8 @@ def refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
 
 
 class NewParameterCheck:
-    """A forward pre-hook of a DDP model that refuses new parameters.
-
-    A copy of the model checks nothing.
-    """
+    """A forward pre-hook of a DDP model that refuses new parameters. A copy of the model checks
+    nothing."""
 
     def __init__(self, parameters: Iterable[Mapping[str, nn.Parameter]]) -> None:
         """``parameters``: all parameters that the model has now."""

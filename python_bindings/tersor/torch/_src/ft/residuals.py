@@ -60,9 +60,7 @@ class Position:
 
     def state(self, world: World, discarded: bool) -> _core.FeedbackState:
         """Returns the state for the next call; ``discarded``: the last call's step was discarded.
-
-        Each quorum counts steps from 0, because a restarted replica has no earlier steps.
-        """
+        Each quorum counts steps from 0, because a restarted replica has no earlier steps."""
         if discarded and self._previous is not None:
             self._current.copy_(self._previous)
         if self._state is None or self._world != world:
@@ -75,10 +73,8 @@ class Position:
         return self._state
 
     def total(self, *, discarded: bool = False) -> Tensor:
-        """Returns the whole residual of this rank on the host. Waits for a device.
-
-        ``discarded``: the last call's step was discarded.
-        """
+        """Returns the whole residual of this rank on the host. Waits for a device. ``discarded``:
+        the last call's step was discarded."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         discarded |= self.discarded
@@ -174,11 +170,8 @@ class Positions:
 
     @checkpoint.reject_damage()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Loads residuals.
-
-        Raises:
-            InvalidArgumentError: The state is damaged or not finite. Nothing changed.
-        """
+        """Loads residuals. If the state is damaged or not finite, raises InvalidArgumentError and
+        changes nothing."""
         loaded = {}
         for key, tensor in checkpoint.as_mapping(state).items():
             fragment, position = map(int, key.split("."))

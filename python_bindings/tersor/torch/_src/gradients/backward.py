@@ -80,7 +80,6 @@ class Backward:
         self._completion: concurrent.futures.Future[None] | None = None
 
     def add(self, gradients: Tensor) -> Bucket:
-        """Adds a bucket."""
         devices: Any = [gradients.device] if gradients.is_cuda else None
         self.buckets.append(Bucket(gradients, Future(devices=devices)))
         return self.buckets[-1]

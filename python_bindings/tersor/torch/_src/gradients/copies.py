@@ -38,10 +38,8 @@ class _Entry:
 
 
 class SentGradients:
-    """Gradients by the name of the parameter. Keeps one copy of each gradient.
-
-    On a CPU ``changed`` waits for the comparison of the bits. On a GPU the next call reports.
-    """
+    """Gradients by the name of the parameter. Keeps one copy of each gradient. On a CPU ``changed``
+    waits for the comparison of the bits. On a GPU the next call reports."""
 
     def __init__(self, device: torch.device) -> None:
         self._synchronous = device.type == "cpu"
@@ -102,10 +100,8 @@ class SentGradients:
 
 @torch.no_grad()
 def write_means(pairs: Sequence[tuple[Tensor, Tensor]], *, sums: bool = False) -> None:
-    """Puts the second tensor of each pair into the first. ``sums``: sums instead of means.
-
-    On a CPU the tensors of a pair exchange memory if nothing else has the gradient's memory.
-    """
+    """Puts the second tensor of each pair into the first. ``sums``: sums instead of means. On a CPU
+    the tensors of a pair exchange memory if nothing else has the gradient's memory."""
     for _, mean in pairs if sums else ():
         restore_overflow(mean)
     copied = [pair for pair in pairs if not _swapped(*pair)]

@@ -46,10 +46,8 @@ class ElasticOptions(ReducerOptions, total=False):
 
 
 class TensorExchange:
-    """Exchanges named tensors on one device among the ranks of a process group.
-
-    Do not free or write a tensor between ``acquire`` and ``release``.
-    """
+    """Exchanges named tensors on one device among the ranks of a process group. Do not free or
+    write a tensor between ``acquire`` and ``release``."""
 
     reducer: GradientReducer  #: the reducer of the latest ``register``
 
@@ -243,13 +241,9 @@ class Presence:
         self, present: Mapping[str, bool], extra: Sequence[bool], samples: float | None
     ) -> tuple[list[str], list[int], float]:
         """Returns the results of ``on_any_rank``, and this rank's weight in the mean over samples.
-
-        The weight is 1 if no rank has samples.
-
-        Raises:
-            InvalidArgumentError: ``samples`` is negative or not finite. On all ranks if only some
-                ranks have samples, or if the sum is 0.
-        """
+        The weight is 1 if no rank has samples. Raises InvalidArgumentError if ``samples`` is
+        negative or not finite. If only some ranks have samples, or the sum is 0, all ranks raise
+        the error."""
         if samples is not None and not 0 <= samples < math.inf:
             raise InvalidArgumentError(f"samples={samples}: give a number of samples, 0 or more")
         flags = [*present.values(), *extra, samples is not None]

@@ -29,11 +29,8 @@ class Samples:
         self._share: float | None = None
 
     def begin(self, *, is_done: bool = False) -> None:
-        """Starts a pass with the current count. ``is_done``: this rank has no more inputs.
-
-        Raises:
-            InvalidArgumentError: ``weighted`` is True without a count, or False with a count.
-        """
+        """Starts a pass with the current count. ``is_done``: this rank has no more inputs. Raises
+        InvalidArgumentError if ``weighted`` is True without a count, or False with a count."""
         count, self.count = self.count, None
         if is_done and self.weighted and count is None:
             count = 0.0
@@ -64,13 +61,9 @@ class Samples:
             self.weigh(reducer)
 
     def share(self, gradients: torch.Tensor, group: dist.ProcessGroup | None) -> float:
-        """Returns the factor of this rank's gradients in a mean, or sum, without a reducer.
-
-        A collective call of ``group``.
-
-        Raises:
-            InvalidArgumentError: On all ranks: a rank has no count, or the sum is 0.
-        """
+        """Returns the factor of this rank's gradients in a mean, or sum, without a reducer. A
+        collective call of ``group``. If a rank has no count, or the sum is 0, all ranks raise
+        InvalidArgumentError."""
         if self._sums:
             return 1.0
         if not self.weighted:
@@ -121,7 +114,6 @@ class SampleWeighted:
 
 
 def refuse_weighted(options: Mapping[str, Any], name: str, remedy: str) -> None:
-    """Raises InvalidArgumentError for ``weighted=True``."""
     if options.get("weighted"):
         raise InvalidArgumentError(f"weighted=True: {name} {remedy}")
 
@@ -139,7 +131,6 @@ class UnevenInputs:
         self._model: Callable[[], DistributedDataParallel | None] | None = None
 
     def set_model(self, model: DistributedDataParallel) -> None:
-        """Sets the model."""
         self._model = weakref.ref(model)
 
     def model(self) -> DistributedDataParallel | None:
@@ -150,10 +141,8 @@ class UnevenInputs:
         return self._model()
 
     def check(self) -> None:
-        """Raises InvalidArgumentError for a mean over the remaining ranks, before a pass.
-
-        PyTorch divides by the number of remaining ranks only without a hook.
-        """
+        """Raises InvalidArgumentError for a mean over the remaining ranks, before a pass. PyTorch
+        divides by the number of remaining ranks only without a hook."""
         model = self.model()
         if model is not None and _compat.divides_by_remaining_ranks(model):
             raise InvalidArgumentError(

@@ -71,11 +71,8 @@ class Call:
                 raise InvalidArgumentError(f"{self.call} takes no {other}: use {ADVICE[other]}")
 
     def agree(self, *like: object, own: Sequence[int] = ()) -> list[Sequence[int]]:
-        """Returns ``own`` of each rank.
-
-        Raises:
-            TransportError: On all ranks, if a rank makes another call.
-        """
+        """Returns ``own`` of each rank. If a rank makes another call, all ranks raise
+        TransportError."""
         named = [f"name={self._name!r}"] if self._name else []
         here = f"{self.call}({', '.join([*named, *map(str, like)])})"
         calls: list[Any] = [None] * dist.get_world_size()
@@ -98,11 +95,8 @@ class Call:
             raise TransportError(f"{self.call} failed: {error}") from error
 
     def checked(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
-        """Returns the tensor without autograd history.
-
-        Raises:
-            InvalidArgumentError: The backends cannot send the tensor.
-        """
+        """Returns the tensor without autograd history. Raises InvalidArgumentError if the backends
+        cannot send the tensor."""
         expect(tensor, Tensor, f"{self.call} takes a tensor")
         models.refuse_shard(f"a tensor of {self.call}", tensor)
         if tensor.device.type not in _devices() or tensor.layout != torch.strided:
@@ -115,11 +109,8 @@ class Call:
         return tensor.detach()
 
     def reduce_(self, tensor: Tensor, reduction: Reduction, codec: str) -> Tensor:
-        """Reduces over all ranks, in place.
-
-        Raises:
-            InvalidArgumentError: Horovod lacks the dtype, or a sum of integers overflows.
-        """
+        """Reduces over all ranks, in place. Raises InvalidArgumentError if Horovod lacks the dtype,
+        or a sum of integers overflows."""
         is_integer = tensor.dtype in _INTEGERS
         if not (is_integer or tensor.dtype in (*DTYPES, torch.float64)):
             raise InvalidArgumentError(
@@ -150,7 +141,6 @@ class Call:
         return tensor.copy_(found)
 
     def broadcast_(self, named: list[tuple[str, Tensor]], root_rank: int) -> None:
-        """Broadcasts in place."""
         tensors = [self.checked(one) for _, one in named]
         kinds = [(one.dtype, list(one.shape)) for one in tensors]
         self.agree(checked_root(root_rank), [name for name, _ in named], kinds)

@@ -135,11 +135,8 @@ def local_size() -> int:
 
 
 def local_rank_and_size() -> tuple[int, int]:
-    """Returns the rank on this host and the number of ranks on this host.
-
-    Raises:
-        InvalidArgumentError: ``init`` was not called.
-    """
+    """Returns the rank on this host and the number of ranks on this host. Raises
+    InvalidArgumentError before ``init``."""
     if not is_initialized():
         raise InvalidArgumentError("call hvd.init() first")
     return _State.local

@@ -41,10 +41,8 @@ def layouts(parameters: Iterable[Tensor]) -> dict[str, list[list[int]]]:
 
 
 def check_layouts(saved: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """Raises InvalidArgumentError if a saved state has a parameter of another layout.
-
-    A residual lies in the memory order of its parameter. Earlier versions saved no layouts.
-    """
+    """Raises InvalidArgumentError if a saved state has a parameter of another layout. A residual
+    lies in the memory order of its parameter. Earlier versions saved no layouts."""
     names = saved.get("parameters", ())
     for i, (name, one) in enumerate((name, parameters.get(name)) for name in names):
         now = {} if one is None else layouts([one])
@@ -65,14 +63,8 @@ def contiguous_like(like: Tensor) -> Tensor:
 @contextlib.contextmanager
 def as_contiguous(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
     """Provides the values in the order of indices. Writes changes back at the end of the block.
-
-    Args:
-        tensor: Any strided tensor.
-        stream: The stream of a device tensor. Default: the current stream.
-
-    Raises:
-        InvalidArgumentError: Values share memory.
-    """
+    ``stream``: of a device tensor; default: the current stream. Raises InvalidArgumentError if
+    values share memory."""
     if tensor.layout != torch.strided or tensor.is_contiguous():
         yield tensor
         return

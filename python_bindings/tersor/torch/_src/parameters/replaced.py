@@ -16,10 +16,8 @@ from tersor.torch._src.parameters.memory_order import memory_order
 
 
 class Registered:
-    """The modules of parameters, without shards of FSDP2.
-
-    Also a forward pre-hook of a DDP model. A copy of the model checks nothing.
-    """
+    """The modules of parameters, without shards of FSDP2. Also a forward pre-hook of a DDP model. A
+    copy of the model checks nothing."""
 
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], modules: Iterable[nn.Module] | None = None

@@ -95,13 +95,9 @@ class OptimizedParameters:
     def __init__(
         self, optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
     ) -> None:
-        """Keeps no reference to the optimizer, which may own this object.
-
-        Args:
-            optimizer: The optimizer.
-            named_parameters: Names of at least all trained parameters. Default: the names of the
-                groups, or ``"parameter.0"``, ….
-        """
+        """Keeps no reference to the optimizer, which may own this object. ``named_parameters``:
+        names of at least all trained parameters; default: the names of the groups, or
+        ``"parameter.0"``, …."""
         self._optimizer = weakref.ref(optimizer)
         self._named = _by_id(named_parameters or ())
         self.all: dict[str, Tensor] = {}  #: trained and frozen parameters
@@ -116,20 +112,15 @@ class OptimizedParameters:
 
     def with_gradients(self) -> dict[str, bool]:
         """Returns by name of all parameters, including new ones, if this rank has a gradient.
-
-        Raises:
-            InvalidArgumentError: A parameter was replaced or cast in a model.
-        """
+        Raises InvalidArgumentError if a parameter was replaced or cast in a model."""
         self.sync_groups()
         remedy = "make the optimizer after that, or put the new parameter into its param_groups"
         self._registered.check(remedy)
         return {name: one.grad is not None for name, one in self.all.items()}
 
     def sync_groups(self) -> None:
-        """Follows additions and replacements in the optimizer's groups.
-
-        A replacement without a name takes the name of the replaced tensor.
-        """
+        """Follows additions and replacements in the optimizer's groups. A replacement without a
+        name takes the name of the replaced tensor."""
         own = {id(one): one for one in self._tensors()}
         if own.keys() == {id(one) for one in self.all.values()}:
             return
@@ -253,12 +244,9 @@ def refuse_unsupported(parameters: Mapping[str, Tensor], kind: str) -> None:
 
 
 def refreshed(model: nn.Module, known: Mapping[str, Tensor], kind: str) -> dict[str, nn.Parameter]:
-    """Returns the model's current parameters by the names in ``known``.
-
-    Raises:
-        InvalidArgumentError: A parameter is gone, has another shape or device, or has an
-            unsupported type. The message names the parameter.
-    """
+    """Returns the model's current parameters by the names in ``known``. Raises
+    InvalidArgumentError, which names the parameter, if a parameter is gone, has another shape or
+    device, or has an unsupported type."""
     current = every_parameter(model)
     for name, before in known.items():
         now = current.get(name)
@@ -280,10 +268,8 @@ def is_sharded_over(ranks: Collection[int], tensor: Tensor) -> bool:
 
 
 def refuse_sharded(parameters: Mapping[str, Tensor], group: dist.ProcessGroup, hint: str) -> None:
-    """Raises InvalidArgumentError if ranks of the group have different shards.
-
-    ``hint`` is the alternative in the message.
-    """
+    """Raises InvalidArgumentError if ranks of the group have different shards. ``hint`` is the
+    alternative in the message."""
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, one in parameters.items():
         if is_sharded_over(others, one):

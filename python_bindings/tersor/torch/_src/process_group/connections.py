@@ -55,11 +55,8 @@ class Members:
 
 
 class Connection:
-    """The transports of one process group. Making a connection is a collective call.
-
-    Raises:
-        TransportError: A rank is late; the message has the rank.
-    """
+    """The transports of one process group. Making a connection is a collective call, which raises
+    TransportError with the rank if a rank is late."""
 
     def __init__(self, members: Members) -> None:
         self.process = os.getpid()
@@ -83,7 +80,6 @@ class Connection:
             transport.abort(cause)
 
     def close(self) -> None:
-        """Closes the transports."""
         if self.process != os.getpid():
             return  # a forked process has no threads
         for transport in self._devices.values():
@@ -130,7 +126,6 @@ def transport(
 
 
 def transport_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
-    """Returns the transport for a tensor's device."""
     expect(tensor, torch.Tensor, "tensor must be a torch.Tensor")
     return transport(process_group, tensor.device)
 
@@ -207,12 +202,8 @@ def close_all() -> None:
 
 
 def as_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Returns the group, by default of all ranks.
-
-    Raises:
-        InvalidArgumentError: This process is not a member, or there is no process group.
-        TypeError: The argument is not a process group.
-    """
+    """Returns the group, by default of all ranks. Raises InvalidArgumentError if this process is
+    not a member or there is no process group, and TypeError for an argument of another type."""
     if not dist.is_initialized():
         raise InvalidArgumentError(
             "there is no process group: call torch.distributed.init_process_group first"

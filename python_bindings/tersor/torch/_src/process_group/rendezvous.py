@@ -49,11 +49,8 @@ class Rendezvous:
         self._store.set(f"{self._name}/{key}", value)
 
     def get(self, key: str, seconds: float) -> str | None:
-        """Waits for a value. Returns None after the time limit.
-
-        Raises:
-            TransportError: A rank gave up the rendezvous; the message has the reason.
-        """
+        """Waits for a value. Returns None after the time limit. If a rank gave up the rendezvous,
+        raises TransportError with the reason."""
         found = self._wait_for_key(f"{self._name}/{key}", time.monotonic() + seconds)
         if found is not None:
             self._remove_after_read(key)

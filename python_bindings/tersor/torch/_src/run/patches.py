@@ -29,7 +29,6 @@ from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.reducer import ReducerOptions
 from tersor.torch import _compat
-from tersor.torch._src.checkpoint.residuals import zeros
 from tersor.torch._src.ddp import hook as ddp
 from tersor.torch._src.ddp.hook import HookState
 from tersor.torch._src.fsdp import compression as fsdp
@@ -40,7 +39,6 @@ from tersor.torch._src.parameters.selection import DTYPES, Unsupported, inner_mo
 from tersor.torch._src.process_group.connections import seconds_of, transport
 
 MIN_BYTES = 1 << 20  # of a counted all-reduce
-_TEXT_BYTES = 512  # of the compared options
 _OWN_HOOK = "the script registers a communication hook of its own"
 _OWN_CALL = "the script calls tersor.torch.compress itself"
 _LIBRARIES = ("torch", "tersor")
@@ -282,21 +280,14 @@ def replace(functions: Mapping[Any, Any]) -> None:
 
 
 def check_same_options(group: dist.ProcessGroup, text: str) -> None:
-    """Compares the options of all ranks. A collective call.
-
-    Raises:
-        InvalidArgumentError: Two ranks were started with different options.
-    """
+    """Compares the options of all ranks. A collective call. Raises InvalidArgumentError if two
+    ranks were started with different options."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    encoded = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
-    own, every = zeros(_TEXT_BYTES), zeros(group.size(), _TEXT_BYTES)
-    own[: len(encoded)] = torch.frombuffer(encoded, dtype=torch.uint8)
     ranks = transport(group).channel()  # on the host, because the program may have set no device
-    collectives.allgather(ranks, own, every.view(-1), codec="none", timeout=seconds_of(group))
-    rows = [bytes(one.byte().tolist()).rstrip(b"\0") for one in every]
-    for number, other in enumerate(rows):
-        if other != rows[0]:
-            wrong, first = (one[len(digest) :].decode(errors="replace") for one in (other, rows[0]))
+    texts = collectives.gather_texts(ranks, digest + text, seconds_of(group))
+    for number, other in enumerate(texts):
+        if other != texts[0]:
+            wrong, first = (one[len(digest) :] for one in (other, texts[0]))
             raise InvalidArgumentError(
                 f"rank {number} was started with {wrong}, rank 0 with {first}: give all ranks the "
                 "same --codec, --rules and --unsupported"

@@ -123,10 +123,8 @@ _FIELDS = dataclasses.fields(ParameterStatistics)
 
 
 def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
-    """Adds bytes, seconds and overflows; takes the norm of all residuals and the largest error.
-
-    A discarded step counts for all parameters.
-    """
+    """Adds bytes, seconds and overflows; takes the norm of all residuals and the largest error. A
+    discarded step counts for all parameters."""
     entries = list(parameters)
     codecs = {one.codec for one in entries}
     added: Any = {"name": "", "codec": codecs.pop() if len(codecs) == 1 else SEVERAL, "reason": ""}
