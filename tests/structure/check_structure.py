@@ -109,6 +109,18 @@ def check_pages(root):
             yield f"docs/site/public.py: lacks {header.relative_to(root).as_posix()}"
 
 
+def check_exports(root):
+    """Headers declare every private name that a shared library exports. Only the part `abi` builds the library."""
+    exports = root / "cmake" / "exports.map.in"
+    if not exports.exists():
+        return
+    folders = [root / top for top in ("include", "kernels", "codecs", "comm")]
+    words = {word for top in folders for file in top.rglob("*.h") for word in re.findall(r"\w+", file.read_text())}
+    for name in re.findall(r"tersor::(\w+)(?:::)?\*;", exports.read_text()):
+        if name not in words:
+            yield f"cmake/exports.map.in: no header declares {name}"
+
+
 def check_umbrella(root):
     """tersor.h includes no single codec and no optional library, not even indirectly."""
     seen, pending = set(), ["tersor/tersor.h"]
@@ -203,6 +215,7 @@ def violations(root):
     yield from check_twice(root, functions_by_namespace)
     yield from check_map(root)
     yield from check_pages(root)
+    yield from check_exports(root)
 
 
 def main():
