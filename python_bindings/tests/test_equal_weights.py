@@ -31,6 +31,14 @@ def step(model: torch.nn.Module, optimizer: Any) -> None:
     optimizer.step()
 
 
+def after_a_step(kind: str) -> tuple[torch.nn.Linear, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 64)
+    optimizer = optimizer_of(kind, model)
+    step(model, optimizer)
+    return model, optimizer
+
+
 def expect_difference(model: torch.nn.Module, optimizer: Any, names: str) -> None:
     before = [one.detach().clone() for one in model.parameters()]
     with pytest.raises(tersor.InvalidArgumentError, match=f"different values of {names}: load"):
@@ -54,10 +62,7 @@ def test_ranks_with_different_weights_raise_in_the_first_step(
 @pytest.mark.parametrize("kind", KINDS[2:])
 @ranks.on(2)
 def test_other_weights_after_loading_a_state_raise(rank: int, count: int, kind: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(96, 64)
-    optimizer = optimizer_of(kind, model)
-    step(model, optimizer)
+    model, optimizer = after_a_step(kind)
     optimizer.load_state_dict(optimizer.state_dict())
     with torch.no_grad():
         model.bias[3] += rank * 1e-3
@@ -82,10 +87,7 @@ def test_other_values_of_an_unfrozen_parameter_raise(rank: int, count: int, kind
 @pytest.mark.parametrize("kind", KINDS[2:])
 @ranks.on(2)
 def test_other_values_of_a_replaced_parameter_raise(rank: int, count: int, kind: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(96, 64)
-    optimizer = optimizer_of(kind, model)
-    step(model, optimizer)
+    model, optimizer = after_a_step(kind)
     former, model.bias = model.bias, torch.nn.Parameter(torch.full((64,), float(rank)))
     for group in optimizer.param_groups:
         group["params"] = [model.bias if one is former else one for one in group["params"]]
@@ -100,10 +102,7 @@ def test_other_values_of_a_replaced_parameter_raise(rank: int, count: int, kind:
 def test_loading_a_state_on_one_rank_compares_on_all_ranks(
     rank: int, count: int, kind: str
 ) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(96, 64)
-    optimizer = optimizer_of(kind, model)
-    step(model, optimizer)
+    model, optimizer = after_a_step(kind)
     if rank == 1:
         optimizer._presence.compare_again()
     with torch.no_grad():

@@ -25,7 +25,7 @@ TEST(Survivors, LateRankIsNotifiedOfExclusion) {
       EXPECT_EQ(found.lost, std::vector<int>{2});
       agreed.count_down();
     } else {
-      agreed.wait();  // the others stop waiting at their time limit
+      agreed.wait();  // until ranks 0 and 1 remove rank 2
       test::expect_error<TransportError>([&] { survivors.agree(3, Survivors::Cause::kOther); },
                                          "rank 2 was left out by rank");
     }
