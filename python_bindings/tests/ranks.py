@@ -303,6 +303,7 @@ def _call(task: _Task) -> Any:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # equal weights on all ranks, after any earlier task of a process
     dist.init_process_group(
         "gloo",
         init_method=f"file://{task.meeting}",
