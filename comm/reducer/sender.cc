@@ -64,6 +64,7 @@ bool Sender::advance() {
   if (states_.handle.valid()) return false;
   while (true) {
     LockedStep step = step_.lock();
+    if (step->agreement_pending()) return true;  // requested since agree()
     const auto index = step->take_requested();
     if (!index) break;
     Message& message = messages_[*index];

@@ -94,7 +94,7 @@ bool ReducerStep::request(const Order& parameters, std::span<const std::uint32_t
 }
 
 std::optional<std::uint32_t> ReducerStep::take_requested() {
-  if (requested_.empty()) return std::nullopt;
+  if (requested_.empty() || agreement_pending()) return std::nullopt;
   const std::uint32_t message = requested_.front();
   requested_.pop_front();
   return message;

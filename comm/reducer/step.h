@@ -89,6 +89,7 @@ class ReducerStep {
 
   /// True if the driver has work.
   bool has_work() const { return !requested_.empty() || order_requested_ || agreement_pending(); }
+  /// Returns the next message, or nothing before ranks agree on their loaded states.
   std::optional<std::uint32_t> take_requested();
   /// Records the arrival of a message's results.
   void set_done(std::uint32_t message);

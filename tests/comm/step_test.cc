@@ -68,6 +68,16 @@ TEST_F(Steps, MessagesAreRequestedInOrderOnceReady) {
   EXPECT_FALSE(step_.has_work());
 }
 
+TEST_F(Steps, MessagesInReadyOrderWaitForTheAgreement) {
+  step_.set_parameters(1, SendingOrder::kReadyOrder);
+  const std::vector<std::uint32_t> message{step_.add_message({0})};
+  step_.request_agreement();
+  EXPECT_TRUE(step_.request({0}, message));
+  EXPECT_EQ(taken(), (std::vector<std::uint32_t>{})) << "ranks must first compare loaded states";
+  step_.agree();
+  EXPECT_EQ(taken(), message);
+}
+
 TEST_F(Steps, CompleteOnceClosedAndAllResultsArrived) {
   learn();
   for (const std::uint32_t parameter : {3u, 2u, 1u, 0u}) step_.ready(parameter);
