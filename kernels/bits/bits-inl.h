@@ -7,7 +7,6 @@
 #endif
 
 #include "kernels/bits/bits.h"
-#include "kernels/bits/cpu.h"
 #include "kernels/host/simd-inl.h"
 
 #include <algorithm>

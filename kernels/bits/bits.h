@@ -1,4 +1,4 @@
-// Lists of small numbers as bits, one value at a time: the reference for kernels/bits/cpu.h.
+// Lists of small numbers as bits, one value at a time: the reference for kernels/bits/bits-inl.h.
 //
 // A number is split into a low part of fixed width and a quotient. The low parts are stored next to
 // each other. The quotients of a list are unary codes in a plane of their own: q zeros and a one
@@ -19,6 +19,8 @@ namespace tersor::kernels {
 constexpr unsigned kMaxFieldBits = 56;
 /// Bytes that a PlaneWriter may write, and `field_at` may read, after the last bit.
 constexpr std::size_t kPlaneSlack = 8;
+/// Bytes after a list or a plane that vector code may read or write.
+constexpr std::size_t kPackedSlack = 64;
 
 /// Appends fields and unary codes to memory.
 class PlaneWriter {

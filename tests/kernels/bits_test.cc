@@ -2,8 +2,8 @@
 // of any bytes.
 
 #include "kernels/bits/bits.h"
-#include "kernels/bits/cpu.h"
 #include "kernels/scalar/philox.h"
+#include "tests/kernels/bits_functions.h"
 #include "tests/kernels/reference.h"
 
 #include <gtest/gtest.h>

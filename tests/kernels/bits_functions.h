@@ -1,14 +1,10 @@
-// Unary codes and bit planes of byte lists on the CPU. kernels/bits/bits.h defines the bits. Codecs
-// include kernels/bits/bits-inl.h instead; these functions are for tests.
+// The loops of kernels/bits/bits-inl.h as functions, compiled for each instruction set.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tersor::kernels {
-
-/// Bytes after a list or a plane that vector code may read or write.
-constexpr std::size_t kPackedSlack = 64;
 
 /// Writes the unary codes of `numbers[i] >> shift`. Returns the number of 32-bit words, including
 /// the zeros after the last code. `plane` and `numbers` have kPackedSlack more bytes.

@@ -1,11 +1,11 @@
-// Implements kernels/bits/cpu.h, once per instruction set.
+// Implements bits_functions.h, once per instruction set.
 
-#include "kernels/bits/cpu.h"
+#include "tests/kernels/bits_functions.h"
 
 #include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/bits/cpu.cc"
+#define HWY_TARGET_INCLUDE "tests/kernels/bits_functions.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
 #include "kernels/bits/bits-inl.h"
