@@ -18,10 +18,7 @@
 
 namespace tersor::kernels {
 
-struct BlocktopkKernel {
-  static constexpr unsigned kThreads = kWarpThreads;
-  static constexpr unsigned kResident = 10;
-  static constexpr bool kScans = false;
+struct BlocktopkKernel : LaunchBounds<kWarpThreads, 10> {
   using Block = DeviceBlock<kThreads, kScans>;
 
   /// Calls visit(segment, unit) for each block of values processed by this warp.

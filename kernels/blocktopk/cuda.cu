@@ -34,11 +34,6 @@ void check_sizes(std::span<const Segment> segments, const BlocktopkBlock& block)
   }
 }
 
-template <class Kernel>
-void launch(Queue& queue, const Kernel& kernel) {
-  queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, 1));
-}
-
 /// Queues the launches of a call that writes a frame.
 template <class Kernel, class Call, class EntryOf>
 void launch_blocks(Queue& queue, Kernel& kernel, const Call& call, const BlocktopkBlock& block,
@@ -53,7 +48,7 @@ void launch_blocks(Queue& queue, Kernel& kernel, const Call& call, const Blockto
                    kernel.seal = seal_of(frame, position);
                    kernel.seal.clears_sums = true;
                    kernel.next = position.is_last ? next_words_of_call(call) : NextWords{};
-                   launch(queue, kernel);
+                   queue.launch_tasks(kernel, kernel.table.units, 1);
                  });
   add_checksum(queue, frame);
 }
@@ -91,7 +86,7 @@ void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block
         return entry;
       };
       for_each_table(kernel.table, call.segments, sizes_of(block), numbered_entry,
-                     [&](LaunchPosition) { launch(queue, kernel); });
+                     [&](LaunchPosition) { queue.launch_tasks(kernel, kernel.table.units, 1); });
     });
   });
 }

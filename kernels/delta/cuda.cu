@@ -18,8 +18,7 @@ void launch(const DeltaDeviceTensor& tensor, StreamView stream, const Change& ch
     kernel.is_float = exponent_bits != 0;
     kernel.mantissa_bits = 8 * delta_dtype_bytes(tensor.dtype) - 1 - exponent_bits;
     change(kernel);
-    Queue queue(stream);
-    queue.launch(kernel, queue.blocks_for<Kernel<Bits>>(kernel.blocks, 1));
+    Queue(stream).launch_tasks(kernel, kernel.blocks, 1);
   };
   switch (delta_dtype_bytes(tensor.dtype)) {
     case 1:

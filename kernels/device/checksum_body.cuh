@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/device/frames.cuh"
+#include "kernels/device/queue.cuh"
 #include "kernels/device/seal.cuh"
 
 #include <tersor/wire.h>
@@ -14,12 +15,7 @@
 namespace tersor::kernels {
 
 template <unsigned kCapacity>
-struct ChecksumKernel {
-  static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+struct ChecksumKernel : LaunchBounds<256, 4> {
   std::uint32_t frames = 0;
   const std::byte* frame[kCapacity];
   std::uint64_t frame_bytes;  // per frame, including the header; a multiple of 16

@@ -167,7 +167,7 @@ void launch_units(Queue& queue, Kernel& kernel) {
   kernel.table.run = run_of(queue, kernel);
   const std::size_t runs = ceil_div(kernel.table.units, kernel.table.run);
   if constexpr (requires { kernel.list; }) kernel.list.distribute(ceil_div(runs, kWarps));
-  queue.launch(kernel, queue.blocks_for<Kernel>(runs, kWarps));
+  queue.launch_tasks(kernel, runs, kWarps);
 }
 
 /// Returns the header's part of its frame's checksum.
@@ -192,11 +192,10 @@ inline void prepare_seal(Queue& queue, const DeviceFrame& frame) {
 /// Sums the payloads of the `frames` frames that the kernel lists.
 template <unsigned kCapacity>
 void launch_checksum(Queue& queue, ChecksumKernel<kCapacity>& kernel, std::size_t frames) {
-  using Kernel = ChecksumKernel<kCapacity>;
   kernel.frames = static_cast<std::uint32_t>(frames);
   kernel.piece_bytes = piece_bytes_of(frames * kernel.frame_bytes);
   const std::size_t pieces = ceil_div(kernel.frame_bytes, std::uint64_t{kernel.piece_bytes});
-  queue.launch(kernel, queue.blocks_for<Kernel>(pieces, Kernel::kThreads / kWarpThreads));
+  queue.launch_tasks(kernel, pieces, kernel.kThreads / kWarpThreads);
 }
 
 /// Completes the header of a frame with a checksum, after launches without their own sums.
@@ -253,17 +252,14 @@ void prepare_next_words(Queue& queue, const Call& call) {
     queue.zero(&call.words_out->overflows, sizeof call.words_out->overflows);
 }
 
-/// Writes the next step's words in a separate launch.
-struct AdvanceWordsKernel {
-  static constexpr unsigned kThreads = 32;
-  static constexpr unsigned kResident = 1;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+/// Writes the next step's words, and the header of a frame that no other launch writes.
+struct AdvanceWordsKernel : LaunchBounds<32, 1> {
   NextWords next;
+  FrameSeal seal = {};
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
     next.write(block);
   }
 };
@@ -329,7 +325,8 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
     launch_units(queue, kernel);
   });
   if constexpr (kAdvance == Advance::kSeparateLaunch)
-    if (call.words_out != nullptr) queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
+    if (call.words_out != nullptr)
+      queue.launch(AdvanceWordsKernel{{}, next_words_of_call(call)}, 1);
 }
 
 /// Queues the launches of a call that decodes.

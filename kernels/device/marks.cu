@@ -12,12 +12,7 @@ namespace tersor::kernels {
 namespace {
 
 /// Increments one counter. The words that belong to the counter are written first.
-struct MarkKernel {
-  static constexpr unsigned kThreads = 32;
-  static constexpr unsigned kResident = 1;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+struct MarkKernel : LaunchBounds<32, 1> {
   ProgressWords* words;
   std::uint64_t* counter;
   bool begins;
@@ -36,12 +31,7 @@ struct MarkKernel {
 };
 
 /// Advances the step, and copies the overflow count for the host.
-struct AdvanceStepKernel {
-  static constexpr unsigned kThreads = 32;
-  static constexpr unsigned kResident = 1;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+struct AdvanceStepKernel : LaunchBounds<32, 1> {
   StateWords* words;
   std::uint64_t* overflows;
 
@@ -53,12 +43,7 @@ struct AdvanceStepKernel {
   }
 };
 
-struct CopyWordsKernel {
-  static constexpr unsigned kThreads = 32;
-  static constexpr unsigned kResident = 1;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+struct CopyWordsKernel : LaunchBounds<32, 1> {
   const StateWords* from;
   const StateWords* gradient;
   StateWords* to;
@@ -76,12 +61,7 @@ struct CopyWordsKernel {
 };
 
 /// Sets all bits to one.
-struct SpoilKernel {
-  static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+struct SpoilKernel : LaunchBounds<256, 4> {
   Words128* memory;
   std::size_t count;
 
@@ -94,15 +74,12 @@ struct SpoilKernel {
 };
 
 void mark(ProgressWords* words, std::uint64_t* counter, StreamView stream) {
-  Queue(stream).launch(MarkKernel{words, counter, false, 0, 0}, 1);
+  Queue(stream).launch(MarkKernel{{}, words, counter, false, 0, 0}, 1);
 }
 
 /// The sum of squares. Threads add rows of 16 bytes, and a block adds the threads' sums as a tree.
 template <typename T>
-struct SquaresKernel {
-  static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
+struct SquaresKernel : LaunchBounds<256, 4> {
   static constexpr unsigned kRow = 16 / sizeof(T);
   struct Shared {
     SharedArray<double, kThreads> sum;
@@ -145,11 +122,9 @@ template <typename T>
 void queue_squares(ConstValueSpan values, double* sum, StreamView stream) {
   using Kernel = SquaresKernel<T>;
   const auto* pointer = reinterpret_cast<const T*>(values.pointer());
-  Queue queue(stream);
-  queue.launch(
-      Kernel{pointer, values.count(), reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0, sum},
-      queue.blocks_for<Kernel>(ceil_div(values.count(), std::size_t{Kernel::kRow}),
-                               Kernel::kThreads));
+  const bool aligned = reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
+  Queue(stream).launch_tasks(Kernel{{}, pointer, values.count(), aligned, sum},
+                             ceil_div(values.count(), std::size_t{Kernel::kRow}), Kernel::kThreads);
 }
 
 }  // namespace
@@ -159,7 +134,7 @@ void mark_begun(ProgressWords* words, std::chrono::milliseconds timeout, std::ui
   const auto most = std::int64_t{std::numeric_limits<std::uint32_t>::max()};
   const auto timeout_ms =
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(timeout.count(), 0, most));
-  Queue(stream).launch(MarkKernel{words, &words->begun, true, timeout_ms, name}, 1);
+  Queue(stream).launch(MarkKernel{{}, words, &words->begun, true, timeout_ms, name}, 1);
 }
 
 void mark_ended(ProgressWords* words, StreamView stream) { mark(words, &words->ended, stream); }
@@ -167,18 +142,17 @@ void mark_signal(ProgressWords* words, StreamView stream) { mark(words, &words->
 
 void spoil(ByteSpan memory, StreamView stream) {
   const std::size_t count = memory.size() / sizeof(Words128);
-  Queue queue(stream);
-  queue.launch(SpoilKernel{reinterpret_cast<Words128*>(memory.data()), count},
-               queue.blocks_for<SpoilKernel>(count, SpoilKernel::kThreads));
+  Queue(stream).launch_tasks(SpoilKernel{{}, reinterpret_cast<Words128*>(memory.data()), count},
+                             count, SpoilKernel::kThreads);
 }
 
 void advance_step(StateWords* words, std::uint64_t* overflows, StreamView stream) {
-  Queue(stream).launch(AdvanceStepKernel{words, overflows}, 1);
+  Queue(stream).launch(AdvanceStepKernel{{}, words, overflows}, 1);
 }
 
 void copy_words(const StateWords* from, const StateWords* gradient, StateWords* to,
                 StreamView stream) {
-  Queue(stream).launch(CopyWordsKernel{from, gradient, to}, 1);
+  Queue(stream).launch(CopyWordsKernel{{}, from, gradient, to}, 1);
 }
 
 const void* any_kernel() { return reinterpret_cast<const void*>(&run_kernel<MarkKernel>); }

@@ -1,5 +1,5 @@
 // Kernel launches: a Queue wraps the caller's stream. A kernel is a struct that is copied into the
-// launch:
+// launch. LaunchBounds defines the constants and an empty Shared:
 //   static constexpr unsigned kThreads;          threads per block, a multiple of 32
 //   static constexpr unsigned kResident;         minimum blocks per multiprocessor:
 //                                                65,536 / (kThreads * kResident) registers
@@ -21,6 +21,15 @@
 #include <cstddef>
 
 namespace tersor::kernels {
+
+/// The base class of most kernels. A kernel with shared memory defines its own Shared.
+template <unsigned kBlockThreads, unsigned kMinBlocks, bool kCallsScan = false>
+struct LaunchBounds {
+  static constexpr unsigned kThreads = kBlockThreads;
+  static constexpr unsigned kResident = kMinBlocks;
+  static constexpr bool kScans = kCallsScan;
+  struct Shared {};
+};
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kResident)
@@ -74,6 +83,12 @@ class Queue {
     check_cuda(
         cudaLaunchKernel(&run_kernel<Kernel>, blocks, Kernel::kThreads, arguments, 0, stream_),
         "launching a kernel");
+  }
+
+  /// Launches blocks for `tasks` tasks, `tasks_per_block` per block.
+  template <class Kernel>
+  void launch_tasks(const Kernel& kernel, std::size_t tasks, unsigned tasks_per_block) {
+    launch(kernel, blocks_for<Kernel>(tasks, tasks_per_block));
   }
 
   /// Queues a memset to zero.

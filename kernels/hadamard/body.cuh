@@ -23,10 +23,11 @@
 
 namespace tersor::kernels {
 
-constexpr unsigned kHadamardThreads = 128;
+constexpr unsigned kHadamardThreads = 128, kHadamardWarps = kHadamardThreads / kWarpThreads;
 /// Blocks per multiprocessor: the maximum without register spills. A thread holds 32 values of y
 /// and, with feedback, 32 values of p.
-constexpr unsigned kHadamardResident = 4, kHadamardFeedbackResident = 3;
+template <typename E>
+constexpr unsigned kHadamardResident = std::is_same_v<E, NoResidual> ? 4 : 3;
 /// Blocks per multiprocessor for decode, by architecture.
 struct HadamardResident {
   unsigned from;
@@ -167,15 +168,11 @@ TERSOR_DEVICE void sum_written_rotations(const Sum& sum, const Entry& segment, u
 }
 
 template <typename G, typename E, unsigned kCapacity>
-struct HadamardEncodeKernel {
-  static constexpr unsigned kThreads = kHadamardThreads;
+struct HadamardEncodeKernel : LaunchBounds<kHadamardThreads, kHadamardResident<E>> {
   static constexpr unsigned kRun = 2;
-  static constexpr unsigned kResident =
-      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFeedbackResident;
-  static constexpr bool kScans = false;
   struct Shared {
-    RotationSpace space[kThreads / kWarpThreads];
-    ThreadSums<kThreads> written;
+    RotationSpace space[kHadamardWarps];
+    ThreadSums<kHadamardThreads> written;
   };
 
   SegmentTable<EncodeEntry, kCapacity> table;
@@ -241,14 +238,11 @@ struct HadamardEntry {
 };
 
 template <typename T, unsigned kMaxSegments, unsigned kMaxFrames>
-struct HadamardDecodeKernel {
-  static constexpr unsigned kThreads = kHadamardThreads;
+struct HadamardDecodeKernel : LaunchBounds<kHadamardThreads, tuning_of(kHadamardTuning).decode> {
   static constexpr unsigned kRun = 2;
-  static constexpr unsigned kResident = tuning_of(kHadamardTuning).decode;
-  static constexpr bool kScans = false;
   struct Shared {
-    RotationSpace space[kThreads / kWarpThreads];
-    ThreadSums<kThreads> read;
+    RotationSpace space[kHadamardWarps];
+    ThreadSums<kHadamardThreads> read;
   };
 
   SegmentTable<HadamardEntry, kMaxSegments> table;
@@ -307,16 +301,12 @@ struct HadamardDecodeKernel {
 };
 
 template <typename E, unsigned kMaxSegments, unsigned kMaxFrames>
-struct HadamardReduceKernel {
-  static constexpr unsigned kThreads = kHadamardThreads;
+struct HadamardReduceKernel : LaunchBounds<kHadamardThreads, kHadamardResident<E>> {
   static constexpr unsigned kRun = 2;
-  static constexpr unsigned kResident =
-      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFeedbackResident;
-  static constexpr bool kScans = false;
   struct Shared {
-    RotationSpace space[kThreads / kWarpThreads];
-    ThreadSums<kThreads> written;
-    ThreadSums<kThreads> read;
+    RotationSpace space[kHadamardWarps];
+    ThreadSums<kHadamardThreads> written;
+    ThreadSums<kHadamardThreads> read;
   };
 
   SegmentTable<ReduceEntry, kMaxSegments> table;

@@ -72,12 +72,7 @@ struct IntsumMaximaKernel : UnitKernel {
 };
 
 /// A kernel over all blocks, independent of segments. A thread processes one block at a time.
-struct IntsumBlocksKernel {
-  static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+struct IntsumBlocksKernel : LaunchBounds<256, 4> {
   std::size_t count;
 
   template <class Block, class Visit>

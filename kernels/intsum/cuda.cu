@@ -52,7 +52,7 @@ void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call,
     kernel.next = kAdvancesStep && position.is_last ? next_words_of_call(call) : NextWords{};
   });
   if (!kAdvancesStep && call.words_out != nullptr)
-    queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
+    queue.launch(AdvanceWordsKernel{{}, next_words_of_call(call)}, 1);
 }
 
 /// Converts between the scales in the round state and the flags stored after all codes.
@@ -62,12 +62,12 @@ void launch_flags(Queue& queue, const Execution& execution, std::span<const Segm
   IntsumOffset end;
   for (const Segment& segment : segments)
     end += IntsumOffset::of(segment.count, options.accumulator_bits);
-  const IntsumFlagKernel<Flag> kernel{{end.maxima},
+  const IntsumFlagKernel<Flag> kernel{{{}, end.maxima},
                                       reinterpret_cast<float*>(execution.round_state.data()),
                                       reinterpret_cast<Flag*>(codes) + end.codes,
                                       options.scale,
                                       encodes};
-  queue.launch(kernel, queue.blocks_for<IntsumFlagKernel<Flag>>(kernel.count, kernel.kThreads));
+  queue.launch_tasks(kernel, kernel.count, kernel.kThreads);
 }
 
 template <class Call>
@@ -96,11 +96,11 @@ void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima
 
 void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan maxima) {
   Queue queue(call.execution.stream);
-  const IntsumScalesKernel kernel{{maxima.count()},
+  const IntsumScalesKernel kernel{{{}, maxima.count()},
                                   reinterpret_cast<const std::uint32_t*>(maxima.pointer()),
                                   reinterpret_cast<float*>(call.execution.round_state.data()),
                                   levels};
-  queue.launch(kernel, queue.blocks_for<IntsumScalesKernel>(kernel.count, kernel.kThreads));
+  queue.launch_tasks(kernel, kernel.count, kernel.kThreads);
 }
 
 void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, float factor,

@@ -2,6 +2,7 @@
 // memory, the orthonormal basis, and the memory from the sum of W.
 #pragma once
 
+#include "kernels/device/queue.cuh"
 #include "kernels/lowrank/matrix.cuh"
 #include "kernels/scalar/square_root.h"
 
@@ -17,10 +18,7 @@ struct LowrankColumnEntry {
   std::uint32_t first_unit;
 };
 
-struct LowrankColumnKernel {
-  static constexpr unsigned kThreads = 1024;
-  static constexpr unsigned kResident = 1;
-  static constexpr bool kScans = false;
+struct LowrankColumnKernel : LaunchBounds<1024, 1> {
   static constexpr unsigned kTasks = 1;  // units per block at a time
   struct Shared {
     SharedArray<std::uint32_t, kThreads / kWarpThreads> maxima;

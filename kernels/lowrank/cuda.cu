@@ -46,7 +46,7 @@ void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments,
         if constexpr (requires { kernel.next; })
           kernel.next = position.is_last ? next : NextWords{};
         if constexpr (requires { Kernel::kTasks; })
-          queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, Kernel::kTasks));
+          queue.launch_tasks(kernel, kernel.table.units, Kernel::kTasks);
         else
           launch_units(queue, kernel);
       });

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
+#include "kernels/device/queue.cuh"
 #include "kernels/device/row.cuh"
 #include "kernels/quantize/formulas.h"
 #include "kernels/topk/formulas.h"
@@ -111,10 +112,7 @@ struct TopkDecodeUnit {
 };
 
 template <typename T, DecodeMode kMode, unsigned kMaxSegments, unsigned kMaxFrames>
-struct TopkDecodeKernel {
-  static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 5;
-  static constexpr bool kScans = false;
+struct TopkDecodeKernel : LaunchBounds<256, 5> {
   static constexpr unsigned kRow = 16 / sizeof(T);
   struct Shared {
     SharedArray<float, kTopkDecodeUnit> sum;

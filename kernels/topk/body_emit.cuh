@@ -17,10 +17,7 @@
 namespace tersor::kernels {
 
 template <typename G, typename E>
-struct TopkEmitKernel {
-  static constexpr unsigned kThreads = kTopkThreads;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = true;
+struct TopkEmitKernel : LaunchBounds<kTopkThreads, 4, true> {
   using Reader = TopkReader<G, E>;
   using Shared = SharedArray<std::uint32_t, 1>;
 

@@ -15,11 +15,9 @@
 
 namespace tersor::kernels {
 
+/// Fewer blocks are resident in the first launch, which also gathers.
 template <typename G, typename E, unsigned kDigit>
-struct TopkNarrowKernel {
-  static constexpr unsigned kThreads = kTopkThreads;
-  static constexpr unsigned kResident = kDigit == 0 ? 3 : 4;  // the first launch also gathers
-  static constexpr bool kScans = true;
+struct TopkNarrowKernel : LaunchBounds<kTopkThreads, kDigit == 0 ? 3 : 4, true> {
   static constexpr unsigned kBins = kTopkDigitBins[kDigit];
   static constexpr unsigned kFirstBin = kTopkDigitBin[kDigit];
   static constexpr unsigned kNextShift =

@@ -15,13 +15,10 @@
 
 namespace tersor::kernels {
 
+/// The last block reads all samples, so its threads must have many loads in flight. More than 512
+/// threads would have too few registers.
 template <typename G, typename E>
-struct TopkSampleKernel {
-  // The last block reads all samples, so its threads must have many loads in flight. More threads
-  // would have too few registers.
-  static constexpr unsigned kThreads = 512;
-  static constexpr unsigned kResident = 1;
-  static constexpr bool kScans = true;
+struct TopkSampleKernel : LaunchBounds<512, 1, true> {
   using Reader = TopkReader<G, E>;
   static constexpr unsigned kRow = Reader::kRow;
 

@@ -96,10 +96,7 @@ struct TopkList {
 static_assert(sizeof(TopkCandidate) == sizeof(Words64));
 
 template <typename G, typename E>
-struct TopkScanKernel {
-  static constexpr unsigned kThreads = kTopkThreads;
-  static constexpr unsigned kResident = 3;
-  static constexpr bool kScans = true;
+struct TopkScanKernel : LaunchBounds<kTopkThreads, 3, true> {
   using Reader = TopkReader<G, E>;
   using Rows = TopkPartRows<Reader>;
   static constexpr unsigned kRow = Rows::kRow, kRows = Rows::kRows;

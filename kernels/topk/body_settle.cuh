@@ -16,14 +16,10 @@
 namespace tersor::kernels {
 
 template <typename E>
-struct TopkSettleKernel {
-  static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
+struct TopkSettleKernel : LaunchBounds<256, 4> {
   static constexpr unsigned kBlock = Int8Format::kBlock;
   static constexpr unsigned kValuesPerThread = kBlock / 32;  // values per thread
   static_assert(kBlock == TopkLayout::kBlock);
-  struct Shared {};
 
   const TopkControl* control;
   const float* chosen;

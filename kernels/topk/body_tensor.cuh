@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
+#include "kernels/device/queue.cuh"
 #include "kernels/device/row.cuh"
 #include "kernels/topk/device_plan.h"
 

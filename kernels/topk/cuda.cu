@@ -29,23 +29,6 @@
 namespace tersor::kernels {
 namespace {
 
-/// Writes a frame's header if no segment has values.
-struct TopkSealKernel {
-  static constexpr unsigned kThreads = 32;
-  static constexpr unsigned kResident = 1;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
-  FrameSeal seal;
-  NextWords next;
-
-  template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    seal.write(block);
-    next.write(block);
-  }
-};
-
 TopkLayout layout_of(std::size_t count, const TopkOptions& options) {
   return {count, topk_selected(count, options.density), options.values};
 }
@@ -56,50 +39,34 @@ struct TopkFinalWrites {
   NextWords next;
 };
 
-/// The launches of one segment.
 template <typename G, typename E>
-class TopkLaunches {
- public:
-  TopkLaunches(Queue& queue, const TopkTask<G, E>& task, const TopkTarget& target)
-      : queue_(queue), task_(task), target_(target) {}
+void launch_select(Queue& queue, const TopkTask<G, E>& task, TopkForce force) {
+  const auto* end = reinterpret_cast<std::byte*>(task.memory.runs);  // of control and counts
+  queue.zero(task.memory.control,
+             static_cast<std::size_t>(end - reinterpret_cast<std::byte*>(task.memory.control)));
+  const TopkSampleKernel<G, E> sample{{}, task};
+  queue.launch_tasks(sample, task.plan.samples, sample.kThreads * sample.kRow);
+  queue.launch_tasks(TopkScanKernel<G, E>{{}, task, force}, task.plan.parts, 1);
+  queue.launch_tasks(TopkNarrowKernel<G, E, 0>{{}, task}, task.plan.parts, 1);
+  queue.launch_tasks(TopkNarrowKernel<G, E, 1>{{}, task}, task.plan.parts, 1);
+  queue.launch_tasks(TopkNarrowKernel<G, E, 2>{{}, task}, task.plan.parts, 1);
+}
 
-  void run(TopkForce force, const TopkFinalWrites& final_writes) {
-    const auto* end = reinterpret_cast<std::byte*>(task_.memory.runs);  // of control and counts
-    queue_.zero(task_.memory.control,
-                static_cast<std::size_t>(end - reinterpret_cast<std::byte*>(task_.memory.control)));
-    const TopkSampleKernel<G, E> sample{task_};
-    launch(sample, task_.plan.samples, sample.kThreads * sample.kRow);
-    launch(TopkScanKernel<G, E>{task_, force}, task_.plan.parts, 1);
-    launch(TopkNarrowKernel<G, E, 0>{task_}, task_.plan.parts, 1);
-    launch(TopkNarrowKernel<G, E, 1>{task_}, task_.plan.parts, 1);
-    launch(TopkNarrowKernel<G, E, 2>{task_}, task_.plan.parts, 1);
-    send(final_writes);
-  }
-
- private:
-  template <class Kernel>
-  void launch(const Kernel& kernel, std::size_t tasks, unsigned tasks_per_block) {
-    queue_.launch(kernel, queue_.blocks_for<Kernel>(tasks, tasks_per_block));
-  }
-
-  void send(const TopkFinalWrites& final_writes) {
-    using Emit = TopkEmitKernel<G, E>;
-    const std::size_t parts = task_.plan.parts;
-    const unsigned blocks = static_cast<unsigned>(
-        std::min<std::size_t>(queue_.blocks_for<Emit>(parts, 4), kTopkMaxBlocks));
-    queue_.launch(
-        Emit{task_, target_, ceil_div(parts, blocks), final_writes.seal, final_writes.next},
-        blocks);
-    if (target_.layout.values != TopkValues::kInt8) return;
-    const TopkSettleKernel<E> settle{task_.memory.control, task_.memory.chosen,
-                                     task_.tensor.residual_out, target_};
-    launch(settle, target_.layout.blocks(), settle.kThreads / kWarpThreads);
-  }
-
-  Queue& queue_;
-  const TopkTask<G, E>& task_;
-  const TopkTarget& target_;
-};
+template <typename G, typename E>
+void launch_send(Queue& queue, const TopkTask<G, E>& task, const TopkTarget& target,
+                 const TopkFinalWrites& final_writes) {
+  using Emit = TopkEmitKernel<G, E>;
+  const std::size_t parts = task.plan.parts;
+  const unsigned blocks = static_cast<unsigned>(
+      std::min<std::size_t>(queue.blocks_for<Emit>(parts, 4), kTopkMaxBlocks));
+  queue.launch(
+      Emit{{}, task, target, ceil_div(parts, blocks), final_writes.seal, final_writes.next},
+      blocks);
+  if (target.layout.values != TopkValues::kInt8) return;
+  const TopkSettleKernel<E> settle{
+      {}, task.memory.control, task.memory.chosen, task.tensor.residual_out, target};
+  queue.launch_tasks(settle, target.layout.blocks(), settle.kThreads / kWarpThreads);
+}
 
 template <typename G, typename E>
 TopkTensor<G, E> tensor_of(const EncodeCall& call, std::size_t index, const TopkOptions& options) {
@@ -142,10 +109,10 @@ void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& op
     task.plan = topk_device_plan(target.layout.count, target.layout.selected, force);
     std::size_t bytes;
     task.memory = topk_device_memory(task.plan, call.execution.workspace.data(), bytes);
-    TopkLaunches<G, E>(queue, task, target)
-        .run(force, i + 1 == last ? final_writes : TopkFinalWrites{});
+    launch_select(queue, task, force);
+    launch_send(queue, task, target, i + 1 == last ? final_writes : TopkFinalWrites{});
   }
-  if (last == 0) queue.launch(TopkSealKernel{final_writes.seal, final_writes.next}, 1);
+  if (last == 0) queue.launch(AdvanceWordsKernel{{}, final_writes.next, final_writes.seal}, 1);
 }
 
 /// The part of a segment requested by a call.
@@ -184,9 +151,8 @@ void decode_segments(Queue& queue, const DecodeCall& call, const TopkOptions& op
     const auto index = static_cast<std::size_t>(&segment - call.segments.data());
     return {layout_of(segment.count, options).bytes(), units_of(entry_of(index, 0))};
   };
-  for_each_table(kernel.table, call.segments, sizes_of, entry_of, [&](LaunchPosition) {
-    queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, 1));
-  });
+  for_each_table(kernel.table, call.segments, sizes_of, entry_of,
+                 [&](LaunchPosition) { queue.launch_tasks(kernel, kernel.table.units, 1); });
 }
 
 }  // namespace
