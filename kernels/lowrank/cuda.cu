@@ -28,23 +28,28 @@ LowrankMatrix matrix_of(const Segment& segment, std::size_t rank,
           .workspace = static_cast<std::uint32_t>(offset.workspace / kLowrankChains)};
 }
 
-/// Queues the launches of one kernel. The callback entry_of(i, matrix, position) returns the table
-/// entries.
-template <class Kernel, class EntryOf>
-void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments, std::size_t rank,
-                const EntryOf& entry_of, const NextWords& next = {}) {
+/// Queues the launches of one kernel. Sets the kernel's members that follow from the call. The
+/// callback entry_of(i, matrix, position) returns the table entries.
+template <class Kernel, class Call, class EntryOf>
+void launch_all(Queue& queue, Kernel& kernel, const Call& call, std::size_t rank,
+                const EntryOf& entry_of) {
+  if constexpr (requires { kernel.round_state; })
+    kernel.round_state = reinterpret_cast<float*>(call.execution.round_state.data());
+  if constexpr (requires { kernel.workspace; })
+    kernel.workspace = reinterpret_cast<float*>(call.execution.workspace.data());
+  if constexpr (requires { kernel.words; }) kernel.words = words_of_call(call);
   for_each_table(
-      kernel.table, segments,
+      kernel.table, call.segments,
       [&](const Segment& segment) -> LowrankSizes {
         return {LowrankOffset::of({segment.rows, segment.columns, rank}),
                 Kernel::units(matrix_of(segment, rank))};
       },
       [&](std::size_t i, const LowrankOffset& offset) {
-        return entry_of(i, matrix_of(segments[i], rank, offset), offset);
+        return entry_of(i, matrix_of(call.segments[i], rank, offset), offset);
       },
       [&](LaunchPosition position) {
         if constexpr (requires { kernel.next; })
-          kernel.next = position.is_last ? next : NextWords{};
+          kernel.next = position.is_last ? next_words_of_call(call) : NextWords{};
         if constexpr (requires { Kernel::kTasks; })
           queue.launch_tasks(kernel, kernel.table.units, Kernel::kTasks);
         else
@@ -72,13 +77,6 @@ auto column_entry_of(const Call& call) {
   };
 }
 
-float* workspace_of(const Execution& execution) {
-  return reinterpret_cast<float*>(execution.workspace.data());
-}
-float* round_state_of(const Execution& execution) {
-  return reinterpret_cast<float*>(execution.round_state.data());
-}
-
 /// Calls visitor(T{}) with the value type of round 1.
 template <typename Visitor>
 void visit_sent_type(Dtype dtype, const Visitor& visitor) {
@@ -86,37 +84,14 @@ void visit_sent_type(Dtype dtype, const Visitor& visitor) {
   visitor(float{});
 }
 
-template <typename G, typename E>
-void launch_partial(Queue& queue, const EncodeCall& call, std::size_t rank) {
-  LowrankPartialKernel<G, E> kernel;
-  kernel.round_state = round_state_of(call.execution);
-  kernel.workspace = workspace_of(call.execution);
-  kernel.words = words_of_call(call);
-  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call));
-}
-
 template <typename T>
 void launch_send(Queue& queue, const EncodeCall& call, std::size_t rank, float factor,
                  ValueSpan values) {
   LowrankSendKernel<T> kernel;
-  kernel.round_state = round_state_of(call.execution);
-  kernel.workspace = workspace_of(call.execution);
   kernel.values = reinterpret_cast<T*>(values.pointer());
   kernel.factor = factor;
   prepare_next_words(queue, call);
-  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call),
-             next_words_of_call(call));
-}
-
-template <typename G, typename E>
-void launch_residual(Queue& queue, const EncodeCall& call, std::size_t rank) {
-  if constexpr (!std::is_same_v<E, NoResidual>) {
-    LowrankResidualKernel<G, E> kernel;
-    kernel.round_state = round_state_of(call.execution);
-    kernel.workspace = workspace_of(call.execution);
-    kernel.words = words_of_call(call);
-    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call));
-  }
+  launch_all(queue, kernel, call, rank, encode_entry_of<&LowrankOffset::right>(call));
 }
 
 }  // namespace
@@ -124,14 +99,11 @@ void launch_residual(Queue& queue, const EncodeCall& call, std::size_t rank) {
 void lowrank_device_project(const EncodeCall& call, std::size_t rank, ValueSpan projected) {
   Queue queue(call.execution.stream);
   LowrankDirectionsKernel directions;
-  directions.workspace = workspace_of(call.execution);
-  launch_all(queue, directions, call.segments, rank, column_entry_of<&LowrankOffset::left>(call));
+  launch_all(queue, directions, call, rank, column_entry_of<&LowrankOffset::left>(call));
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     LowrankProjectKernel<G, E> kernel;
-    kernel.workspace = workspace_of(call.execution);
     kernel.projected = reinterpret_cast<float*>(projected.pointer());
-    kernel.words = words_of_call(call);
-    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::left>(call));
+    launch_all(queue, kernel, call, rank, encode_entry_of<&LowrankOffset::left>(call));
   });
 }
 
@@ -139,18 +111,21 @@ void lowrank_device_basis(const DecodeCall& call, std::size_t rank, ConstValueSp
   Queue queue(call.execution.stream);
   LowrankBasisKernel kernel;
   kernel.projected = reinterpret_cast<const float*>(projected.pointer());
-  kernel.round_state = round_state_of(call.execution);
-  launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankOffset::left>(call));
+  launch_all(queue, kernel, call, rank, column_entry_of<&LowrankOffset::left>(call));
 }
 
 void lowrank_device_coefficients(const EncodeCall& call, std::size_t rank, float factor,
                                  ValueSpan values) {
   Queue queue(call.execution.stream);
   visit_sent(call, [&]<typename G, typename E>(G, E) {
-    launch_partial<G, E>(queue, call, rank);
+    LowrankPartialKernel<G, E> partial;
+    launch_all(queue, partial, call, rank, encode_entry_of<&LowrankOffset::right>(call));
     visit_sent_type(values.dtype(),
                     [&]<typename T>(T) { launch_send<T>(queue, call, rank, factor, values); });
-    launch_residual<G, E>(queue, call, rank);
+    if constexpr (!std::is_same_v<E, NoResidual>) {
+      LowrankResidualKernel<G, E> residual;
+      launch_all(queue, residual, call, rank, encode_entry_of<&LowrankOffset::right>(call));
+    }
   });
 }
 
@@ -159,16 +134,13 @@ void lowrank_device_decode(const DecodeCall& call, std::size_t rank, ConstValueS
   visit_sent_type(values.dtype(), [&]<typename T>(T) {
     LowrankRememberKernel<T> kernel;
     kernel.values = reinterpret_cast<const T*>(values.pointer());
-    kernel.workspace = workspace_of(call.execution);
-    launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankOffset::right>(call));
+    launch_all(queue, kernel, call, rank, column_entry_of<&LowrankOffset::right>(call));
   });
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     LowrankDecodeKernel<T> kernel;
-    kernel.round_state = round_state_of(call.execution);
-    kernel.workspace = workspace_of(call.execution);
     kernel.factor = call.factor;
     kernel.mode = call.mode;
-    launch_all(queue, kernel, call.segments, rank,
+    launch_all(queue, kernel, call, rank,
                [&](std::size_t i, const LowrankMatrix& matrix, const LowrankOffset& offset) {
                  return LowrankDecodeEntry{entry_of(call, i, offset.right), matrix};
                });
