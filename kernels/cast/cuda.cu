@@ -38,16 +38,6 @@ void launch_cast(Queue& queue, Kernel& kernel, const CastDestination& to, const 
                                     cast_sizes(DtypeOf<Wire>::value, to.padding));
 }
 
-/// Calls the visitor with the kind of random bytes that a call needs. `kUsesNoise` is false if
-/// rounding cannot change values.
-template <bool kUsesNoise, class Call, typename Visitor>
-void visit_cast_noise(Rounding rounding, const Call& call, Visitor&& visitor) {
-  if constexpr (kUsesNoise)
-    visit_noise(rounding, call.segments, visitor);
-  else
-    visitor(Constant<NoiseKind::kNone>{});
-}
-
 template <class Format, typename Wire, typename G, typename E, NoiseKind kKind>
 void encode_as(const CastDestination& to, const EncodeCall& call) {
   Queue queue(call.execution.stream);
@@ -81,7 +71,7 @@ template <class Format>
 void cast_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame) {
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     constexpr bool kUsesNoise = kCanRound<Format, G, !std::is_same_v<E, NoResidual>>;
-    visit_cast_noise<kUsesNoise>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
+    visit_noise<kUsesNoise>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
       encode_as<Format, typename Format::template Wire<G>, G, E, kKind>(framed(frame), call);
     });
   });
@@ -126,7 +116,7 @@ void cast_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceF
   visit_gradient_dtype(call.dtype, [&]<typename G>(G) {
     using Wire = typename Format::template Wire<G>;
     visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_cast_noise<Format::kHasRounding>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
+      visit_noise<Format::kHasRounding>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
         visit_reduce_lengths<kKind>(
             call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
               CastReduceKernel<Wire, E, kKind, segments(), frames()> kernel;

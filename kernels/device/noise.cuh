@@ -22,14 +22,19 @@ namespace tersor::kernels {
 /// - kAny: each value has its own counter.
 enum class NoiseKind : std::uint8_t { kNone, kUnits, kAny };
 
-/// Calls the visitor with the kind of random bytes needed by a call.
-template <typename Visitor>
-void visit_noise(Rounding rounding, std::span<const Segment> segments, Visitor&& visitor) {
-  if (rounding == Rounding::kNearest) return visitor(Constant<NoiseKind::kNone>{});
-  const bool in_units = std::ranges::all_of(
-      segments, [](const Segment& segment) { return segment.first_index % kNoiseUnit == 0; });
-  if (in_units) return visitor(Constant<NoiseKind::kUnits>{});
-  return visitor(Constant<NoiseKind::kAny>{});
+/// Calls the visitor with the kind of random bytes needed by a call. `kUsesNoise` is false if
+/// stochastic rounding is not supported or cannot change values.
+template <bool kUsesNoise = true, class Call, typename Visitor>
+void visit_noise(Rounding rounding, const Call& call, Visitor&& visitor) {
+  if constexpr (kUsesNoise)
+    if (rounding == Rounding::kStochastic) {
+      const bool in_units = std::ranges::all_of(call.segments, [](const Segment& segment) {
+        return segment.first_index % kNoiseUnit == 0;
+      });
+      if (in_units) return visitor(Constant<NoiseKind::kUnits>{});
+      return visitor(Constant<NoiseKind::kAny>{});
+    }
+  visitor(Constant<NoiseKind::kNone>{});
 }
 
 /// Long lists are compiled only for calls without noise and feedback.

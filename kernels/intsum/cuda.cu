@@ -111,7 +111,7 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
     launch_fixed_scales(queue, call, options, codes.pointer(), true);
   }
   visit_sent(call, [&]<typename G, typename E>(G, E) {
-    visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
+    visit_noise(options.rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
       IntsumEncodeKernel<G, E, kKind> kernel;
       kernel.codes = codes.pointer();
       kernel.scales = reinterpret_cast<const float*>(call.execution.round_state.data());

@@ -16,15 +16,6 @@ SegmentSizes quantize_sizes(const Segment& segment) {
           ceil_div(segment.count, Kernel::Order::kValues)};
 }
 
-/// Calls visit_noise, or the visitor for a format without stochastic rounding.
-template <class Format, typename Visitor>
-void visit_noise_of(Rounding rounding, std::span<const Segment> segments, Visitor&& visitor) {
-  if constexpr (Format::kStochastic)
-    visit_noise(rounding, segments, visitor);
-  else
-    visitor(Constant<NoiseKind::kNone>{});
-}
-
 template <class Format, NoiseKind kKind, class Kernel, class Call>
 void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame) {
   kernel.coder.payload = frame.frame + sizeof(FrameHeader);
@@ -59,7 +50,7 @@ void quantize_device_encode(const EncodeCall& call, Rounding rounding, const Dev
       LargestSentKernel<G, E, kShortListSegments> largest;
       launch_largest<decltype(largest), typename Format::Layout>(queue, largest, call, frame);
     }
-    visit_noise_of<Format>(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
+    visit_noise<Format::kStochastic>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
       visit_lengths<kEncodeLengths<E, kKind>>(call.segments.size(), 0, [&](auto segments, auto) {
         QuantizeEncodeKernel<Format, G, E, kKind, segments()> kernel;
         launch_quantize<Format, kKind>(queue, kernel, call, frame);
@@ -72,7 +63,7 @@ template <class Format>
 void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
   visit_residual_type(call.states, [&]<typename E>(E) {
-    visit_noise_of<Format>(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
+    visit_noise<Format::kStochastic>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
       visit_reduce_lengths<kKind>(
           call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
             QuantizeReduceKernel<Format, E, kKind, segments(), frames()> kernel;
