@@ -225,7 +225,7 @@ struct CastCoder {
 template <typename Wire, typename G, typename E, NoiseKind kKind, unsigned kCapacity>
 using CastEncodeKernel = EncodeFrame<CastCoder<Wire, G, E, kKind>, kCapacity>;
 
-/// Copies the bits of the gradient. Inactive segments become zeros.
+/// Copies a gradient with values of the size of the integer T. Inactive segments become zeros.
 template <typename T>
 struct CopyCoder {
   static constexpr unsigned kRow = 16 / sizeof(T);

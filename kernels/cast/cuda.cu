@@ -44,7 +44,8 @@ void encode_as(const CastDestination& to, const EncodeCall& call) {
   if constexpr (Format::kLossless && std::is_same_v<Wire, G> && std::is_same_v<E, NoResidual>)
     if (to.factor == 1)
       return visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
-        CopyKernel<G, segments()> kernel;
+        using Bits = std::conditional_t<sizeof(G) == 4, std::uint32_t, std::uint16_t>;
+        CopyKernel<Bits, segments()> kernel;
         launch_cast<Wire, kKind>(queue, kernel, to, call);
       });
   visit_lengths<kEncodeLengths<E, kKind>>(call.segments.size(), 0, [&](auto segments, auto) {

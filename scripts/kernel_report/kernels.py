@@ -134,7 +134,9 @@ def _hadamard_reduce(residual: str, most: str, listed: str) -> Work | None:
 
 
 def _copy(value: str, most: str) -> Work | None:
-    return Work(f"copy {WORDS[value]}", 2 * BYTES[value]) if most == FEW else None
+    value_bytes = {"unsigned int": 4, "unsigned short": 2}[value]
+    title = f"copy, values of {value_bytes} bytes"
+    return Work(title, 2 * value_bytes) if most == FEW else None
 
 
 def _checksum(most: str) -> Work | None:
