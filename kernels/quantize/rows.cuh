@@ -2,6 +2,7 @@
 // time. The formats' device code builds on this file.
 #pragma once
 
+#include "kernels/device/instructions.cuh"
 #include "kernels/device/noise.cuh"
 #include "kernels/device/row.cuh"
 #include "kernels/quantize/formulas.h"
@@ -25,18 +26,12 @@ TERSOR_DEVICE typename Format::Scale::SegmentScale segment_scale_of(
   return Format::Scale::SegmentScale::of(largest);
 }
 
-/// Returns bytes picked from two words: nibble i of `selector` selects byte 0 to 7 of high:low.
-TERSOR_DEVICE std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high,
-                                          std::uint32_t selector) {
-  return __byte_perm(low, high, selector);
-}
-
 /// Returns byte `kByte` of each of four words.
 template <unsigned kByte>
 TERSOR_DEVICE std::uint32_t gather_bytes(const std::uint32_t* word) {
   constexpr std::uint32_t kPair = kByte | (kByte + 4) << 4;
-  return permute_bytes(permute_bytes(word[0], word[1], kPair),
-                       permute_bytes(word[2], word[3], kPair), 0x5410);
+  return select_bytes(select_bytes(word[0], word[1], kPair), select_bytes(word[2], word[3], kPair),
+                      0x5410);
 }
 
 /// Converts an integer of at most 22 bits to float, exactly and without a conversion instruction.
@@ -48,7 +43,7 @@ TERSOR_DEVICE float float_of_small(std::int32_t value) {
 /// 2^23.
 template <unsigned kBias>
 TERSOR_DEVICE float float_of_byte(std::uint32_t word, unsigned index) {
-  return float_of(permute_bytes(word, 0x4b000000u, 0x7440u + index)) - (8388608.0f + kBias);
+  return float_of(select_bytes(word, 0x4b000000u, 0x7440u + index)) - (8388608.0f + kBias);
 }
 
 /// Returns byte `kByte` of each word as a row.
