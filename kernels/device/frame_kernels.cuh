@@ -10,7 +10,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace tersor::kernels {
 
@@ -150,20 +149,9 @@ concept FrameReader = FramePart<Reader> && requires {
   { Reader::kSumsCodes } -> std::convertible_to<bool>;
 };
 
-/// A reader is a parameter of the kernel if it has members.
-template <class Reader, bool kEmpty = std::is_empty_v<Reader>>
-struct ReaderOf {
-  Reader reader;
-  TERSOR_DEVICE const Reader& own_reader() const { return reader; }
-};
-template <class Reader>
-struct ReaderOf<Reader, true> {
-  TERSOR_DEVICE Reader own_reader() const { return {}; }
-};
-
 /// Decodes a list of frames, or a part of the list's segments.
 template <FrameReader Reader, unsigned kMaxSegments, unsigned kMaxFrames>
-struct DecodeFrames : UnitKernel, ReaderOf<Reader> {
+struct DecodeFrames : UnitKernel {
   static constexpr unsigned kThreads = Reader::Policy::kThreads;
   static constexpr unsigned kRounds = Reader::Policy::kRounds;
   static constexpr unsigned kResident = Reader::Policy::kResident;
@@ -175,13 +163,13 @@ struct DecodeFrames : UnitKernel, ReaderOf<Reader> {
   SegmentTable<DecodeEntry, kMaxSegments> table;
   FrameList<kMaxFrames> list;
   float factor;
+  Reader reader;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const bool valid = list.check(block);
     const ReadSums sums(block, list, valid, shared.read);
     const bool sums_codes = Reader::kSumsCodes && sums.is_single();
-    const auto& reader = this->own_reader();
     auto pass = reader.begin(block, list, factor, valid);
     Order::visit(
         block, table,
