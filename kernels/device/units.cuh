@@ -186,22 +186,13 @@ TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Re
   }
 }
 
-/// Like for_each_run, for units of 512 values, with visit(segment, position).
-template <unsigned kRow, class Block, class Table, class Read, class Visit, class Written>
-TERSOR_DEVICE void for_each_position(const Block& block, const Table& table, const Read& read,
-                                     const Visit& visit, const Written& written) {
-  for_each_run<kUnitValues>(
-      block, table, read,
-      [&](const auto& segment, std::size_t first) {
-        visit(segment, UnitPosition<kRow>{first, segment.count, block.warp().thread_rank()});
-      },
-      written);
-}
-
 /// Calls visit(segment, position) for each unit of this warp.
 template <unsigned kRow, class Block, class Table, class Visit>
 TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const Visit& visit) {
-  for_each_position<kRow>(block, table, DoNothing{}, visit, DoNothing{});
+  const auto visit_unit = [&](const auto& segment, std::size_t first) {
+    visit(segment, UnitPosition<kRow>{first, segment.count, block.warp().thread_rank()});
+  };
+  for_each_run<kUnitValues>(block, table, DoNothing{}, visit_unit, DoNothing{});
 }
 
 /// The order of kernels that process runs of units of kUnitValues values. See for_each_run.
