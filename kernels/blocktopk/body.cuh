@@ -67,7 +67,7 @@ struct BlocktopkDecodeKernel : BlocktopkKernel {
     BlocktopkStaged staged;
   };
 
-  Table table;
+  Table table;  // `parameter`: index in the call
   FrameList<kMaxFrames> list;
   BlocktopkShape shape;
   float factor;
@@ -86,7 +86,7 @@ struct BlocktopkDecodeKernel : BlocktopkKernel {
         shared.slot.set_rows(first, rows);
       });
       const bool valid =
-          frames.add(segment.reserved, unit, unit.number + block.blocks(), shared.slot);
+          frames.add(segment.parameter, unit, unit.number + block.blocks(), shared.slot);
       unit.for_each_unit(warp.thread_rank(), [&](unsigned first, const auto& position) {
         BlocktopkSlot::Rows rows;
         shared.slot.get_rows(first, rows);

@@ -82,7 +82,7 @@ void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block
       kernel.mode = call.mode;
       const auto numbered_entry = [&](std::size_t i, std::uint64_t offset) {
         DecodeEntry entry = entry_of(call, i, offset);
-        entry.reserved = static_cast<std::uint32_t>(i);
+        entry.parameter = static_cast<std::uint32_t>(i);
         return entry;
       };
       for_each_table(kernel.table, call.segments, sizes_of(block), numbered_entry,

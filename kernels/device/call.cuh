@@ -49,8 +49,8 @@ struct DecodeEntry {
   void* output;
   std::uint64_t count;
   std::uint64_t offset;
+  std::uint32_t parameter;
   std::uint32_t first_unit;
-  std::uint32_t reserved;
 };
 
 struct ReduceEntry {

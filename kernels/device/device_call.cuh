@@ -293,8 +293,8 @@ inline DecodeEntry entry_of(const DecodeCall& call, std::size_t i, std::uint64_t
   return {.output = call.outputs[i].pointer(),
           .count = call.segments[i].count,
           .offset = offset,
-          .first_unit = 0,
-          .reserved = 0};
+          .parameter = call.segments[i].parameter,
+          .first_unit = 0};
 }
 
 /// Returns the counter of finite values that overflowed.

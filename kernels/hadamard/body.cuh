@@ -227,14 +227,8 @@ struct HadamardEncodeKernel : LaunchBounds<kHadamardThreads, kHadamardResident<E
   }
 };
 
-/// A segment to decode.
-struct HadamardEntry {
-  void* output;
-  std::uint64_t count;
+struct HadamardDecodeEntry : DecodeEntry {
   std::uint64_t first_index;
-  std::uint64_t offset;
-  std::uint32_t parameter;
-  std::uint32_t first_unit;
 };
 
 template <typename T, unsigned kMaxSegments, unsigned kMaxFrames>
@@ -245,7 +239,7 @@ struct HadamardDecodeKernel : LaunchBounds<kHadamardThreads, tuning_of(kHadamard
     ThreadSums<kHadamardThreads> read;
   };
 
-  SegmentTable<HadamardEntry, kMaxSegments> table;
+  SegmentTable<HadamardDecodeEntry, kMaxSegments> table;
   FrameList<kMaxFrames> list;
   float factor;
   unsigned bits;
@@ -259,7 +253,7 @@ struct HadamardDecodeKernel : LaunchBounds<kHadamardThreads, tuning_of(kHadamard
     for_each_run<kHadamardUnitValues>(
         block, table,
         [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
-        [&](const HadamardEntry& segment, std::size_t first) {
+        [&](const HadamardDecodeEntry& segment, std::size_t first) {
           const auto warp = block.warp();
           decode_unit(Rotation(warp, shared.space[block.warp_rank()],
                                {step, segment.parameter, segment.first_index + first}),
@@ -271,7 +265,7 @@ struct HadamardDecodeKernel : LaunchBounds<kHadamardThreads, tuning_of(kHadamard
 
  private:
   template <class Warp>
-  TERSOR_DEVICE void decode_unit(const Rotation<Warp>& rotation, const HadamardEntry& segment,
+  TERSOR_DEVICE void decode_unit(const Rotation<Warp>& rotation, const HadamardDecodeEntry& segment,
                                  std::size_t first, bool valid) const {
     auto* output = static_cast<T*>(segment.output);
     rotation.for_each_block(

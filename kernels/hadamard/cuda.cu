@@ -27,25 +27,6 @@ void launch_hadamard(Queue& queue, Kernel& kernel, const Call& call, unsigned bi
   launch_writer<Advance::kSeparateLaunch>(queue, kernel, call, &frame, sizes_of(bits));
 }
 
-template <unsigned kCapacity, class Call>
-FrameList<kCapacity> list_frames_with_step(Queue& queue, const Call& call,
-                                           const FrameHeader& expected, Launches launches) {
-  FrameList<kCapacity> list =
-      list_frames<kCapacity>(queue, call.frames, expected, call.execution, launches);
-  list.has_step = true;
-  return list;
-}
-
-HadamardEntry hadamard_entry(const DecodeCall& call, std::size_t i, std::uint64_t offset) {
-  const Segment& segment = call.segments[i];
-  return {.output = call.outputs[i].pointer(),
-          .count = segment.count,
-          .first_index = segment.first_index,
-          .offset = offset,
-          .parameter = segment.parameter,
-          .first_unit = 0};
-}
-
 }  // namespace
 
 void hadamard_device_encode(const EncodeCall& call, unsigned bits, const DeviceFrame& frame) {
@@ -63,14 +44,17 @@ void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHe
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardDecodeKernel<T, segments(), frames()> kernel;
-      kernel.list = list_frames_with_step<frames()>(queue, call, expected,
-                                                    launches_of(kernel.table, call.segments));
+      kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
+                                          launches_of(kernel.table, call.segments));
+      kernel.list.has_step = true;
       kernel.factor = call.factor;
       kernel.bits = bits;
       kernel.mode = call.mode;
       for_each_table(
           kernel.table, call.segments, sizes_of(bits),
-          [&](std::size_t i, std::uint64_t offset) { return hadamard_entry(call, i, offset); },
+          [&](std::size_t i, std::uint64_t offset) {
+            return HadamardDecodeEntry{entry_of(call, i, offset), call.segments[i].first_index};
+          },
           [&](LaunchPosition) { launch_units(queue, kernel); });
     });
   });
@@ -81,8 +65,9 @@ void hadamard_device_reduce(const ReduceCall& call, unsigned bits, const DeviceF
   visit_residual_type(call.states, [&]<typename E>(E) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardReduceKernel<E, segments(), frames()> kernel;
-      kernel.list = list_frames_with_step<frames()>(queue, call, frame.header,
-                                                    launches_of(kernel.table, call.segments));
+      kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
+                                          launches_of(kernel.table, call.segments));
+      kernel.list.has_step = true;
       kernel.factor = call.factor;
       launch_hadamard(queue, kernel, call, bits, frame);
     });

@@ -94,7 +94,7 @@ class Bench {
     Kernel kernel;
     kernel.factor = 1;
     kernel.table.add(
-        {.output = values_.pointer, .count = count_, .offset = 0, .first_unit = 0, .reserved = 0},
+        {.output = values_.pointer, .count = count_, .offset = 0, .parameter = 0, .first_unit = 0},
         count_ / kTileValues);
     kernel.list.frames = 1;
     kernel.list.frame[0] = frame_.pointer;
