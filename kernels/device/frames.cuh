@@ -25,8 +25,6 @@ struct NoResidual {};
 /// the last block compares them. Otherwise an earlier launch computes the sums.
 template <unsigned kCapacity>
 struct FrameList {
-  static constexpr unsigned kFrames = kCapacity;
-
   FrameHeader expected;
   ChecksumParts* sums = nullptr;  // [frames], sums of the payloads; null: checksums are not checked
   FrameFault* fault = nullptr;

@@ -111,7 +111,7 @@ struct TopkDecodeUnit {
   TERSOR_DEVICE bool ends_segment() const { return unit + kTopkDecodeUnit >= segment.count; }
 };
 
-template <typename T, DecodeMode kMode, unsigned kMaxSegments, unsigned kMaxFrames>
+template <typename T, unsigned kMaxSegments, unsigned kMaxFrames>
 struct TopkDecodeKernel : LaunchBounds<256, 5> {
   static constexpr unsigned kRow = 16 / sizeof(T);
   struct Shared {
@@ -122,6 +122,7 @@ struct TopkDecodeKernel : LaunchBounds<256, 5> {
   FrameList<kMaxFrames> list;
   TopkValues values;
   float factor;
+  DecodeMode mode;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
@@ -176,11 +177,11 @@ struct TopkDecodeKernel : LaunchBounds<256, 5> {
   }
 
   template <class Block>
-  TERSOR_DEVICE static void load_outputs(const Block& block, Shared& shared,
-                                         const TopkDecodeUnit& unit) {
+  TERSOR_DEVICE void load_outputs(const Block& block, Shared& shared,
+                                  const TopkDecodeUnit& unit) const {
     for_each_row(block, unit, [&](unsigned first, RowPosition position) {
       float row[kRow] = {};
-      if constexpr (kMode == DecodeMode::kAdd)
+      if (mode == DecodeMode::kAdd)
         load_row<Load::kAny>(static_cast<const T*>(output_of(unit)), position, row);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) shared.sum.set(slot(first + i), row[i]);

@@ -137,13 +137,11 @@ std::size_t units_of(const TopkDecodeEntry& entry) {
 }
 
 template <class Kernel>
-void decode_segments(Queue& queue, const DecodeCall& call, const TopkOptions& options,
-                     const FrameHeader& expected) {
-  Kernel kernel;
-  kernel.list = list_frames<decltype(kernel.list)::kFrames>(queue, call.frames, expected,
-                                                            call.execution, Launches::kSeveral);
+void decode_segments(Queue& queue, Kernel& kernel, const DecodeCall& call,
+                     const TopkOptions& options) {
   kernel.values = options.values;
   kernel.factor = call.factor;
+  kernel.mode = call.mode;
   const auto entry_of = [&](std::size_t i, std::uint64_t offset) {
     return decode_entry_of(call, i, offset, options);
   };
@@ -181,12 +179,10 @@ void topk_device_decode(const DecodeCall& call, const TopkOptions& options,
   Queue queue(call.execution.stream);
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
-      if (call.mode == DecodeMode::kAssign)
-        decode_segments<TopkDecodeKernel<T, DecodeMode::kAssign, segments(), frames()>>(
-            queue, call, options, expected);
-      else
-        decode_segments<TopkDecodeKernel<T, DecodeMode::kAdd, segments(), frames()>>(
-            queue, call, options, expected);
+      TopkDecodeKernel<T, segments(), frames()> kernel;
+      kernel.list =
+          list_frames<frames()>(queue, call.frames, expected, call.execution, Launches::kSeveral);
+      decode_segments(queue, kernel, call, options);
     });
   });
 }
