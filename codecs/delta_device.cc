@@ -5,6 +5,7 @@
 #include "kernels/delta/device.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
+#include "kernels/host/arrays.h"
 
 #include <tersor/align.h>
 #include <tersor/buffer.h>
@@ -18,29 +19,12 @@ namespace tersor {
 namespace {
 
 using namespace encoding;
+using kernels::ArrayAllocator;
 using kernels::DeltaDeviceTensor;
 using kernels::DeltaFault;
 using kernels::DeltaSums;
 
 constexpr std::size_t kArrayAlignment = 256;  // bytes of an array in device memory
-
-/// Divides memory into aligned arrays. Without memory, computes the size.
-class ArrayAllocator {
- public:
-  explicit ArrayAllocator(std::byte* memory) : memory_(memory) {}
-
-  template <typename T>
-  T* take(std::size_t count) {
-    std::byte* const first = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ = align_up(bytes_ + count * sizeof(T), kArrayAlignment);
-    return reinterpret_cast<T*>(first);
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  std::size_t bytes_ = 0;
-};
 
 /// Returns the changed values of coded blocks, or more.
 std::uint64_t max_recorded(const DeltaView& view) {
@@ -151,10 +135,10 @@ PreparedDeviceDelta::PreparedDeviceDelta(std::span<const DeltaTensor> tensors,
     part.blocks = reinterpret_cast<std::uint32_t*>(moved(view.blocks));
     part.max_recorded = max_recorded(view);
   }
-  ArrayAllocator sizes(nullptr);
+  ArrayAllocator sizes(nullptr, kArrayAlignment);
   state.allocate_arrays(sizes, all);
   state.changes = Buffer(sizes.bytes(), Memory::kDevice);
-  ArrayAllocator arrays(state.changes.pointer());
+  ArrayAllocator arrays(state.changes.pointer(), kArrayAlignment);
   state.allocate_arrays(arrays, all);
   kernels::copy_bytes(state.delta.pointer(), delta.data(), delta.size(), stream);
   state.decode(all, stream);

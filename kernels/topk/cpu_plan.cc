@@ -1,6 +1,7 @@
 // Sizes of a CPU top-k, all known before the first value is read.
 #include "kernels/topk/cpu_plan.h"
 
+#include "kernels/host/arrays.h"
 #include "kernels/topk/cpu.h"
 
 #include <tersor/align.h>
@@ -41,25 +42,6 @@ std::size_t tasks_of(std::size_t count, std::size_t tiles, unsigned threads) {
   return std::max(min_tasks, std::min(max_tasks, threads * TopkTuning::kTasksPerThread));
 }
 
-/// Allocates consecutive parts of a workspace.
-class BumpAllocator {
- public:
-  explicit BumpAllocator(std::byte* memory) : memory_(memory) {}
-
-  template <typename T>
-  T* take(std::size_t elements) {
-    std::byte* start = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ += align_up(elements * sizeof(T), kAlignment);
-    return reinterpret_cast<T*>(start);
-  }
-
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  std::size_t bytes_ = 0;
-};
-
 }  // namespace
 
 TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads) {
@@ -81,19 +63,19 @@ TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads) {
 }
 
 TopkWorkspace topk_workspace(const TopkPlan& plan, std::byte* memory, std::size_t& bytes) {
-  BumpAllocator allocator(memory);
+  ArrayAllocator arrays(memory, kAlignment);
   const std::size_t candidates = plan.pages * plan.page + kTopkSlack;
   TopkWorkspace workspace;
-  workspace.scratch = allocator.take<TopkScratch>(plan.tasks);
-  workspace.runs = allocator.take<TopkRun>(plan.strips());
-  workspace.tiles = allocator.take<TopkTileCount>(plan.tiles);
-  workspace.samples = allocator.take<float>(plan.samples);
+  workspace.scratch = arrays.take<TopkScratch>(plan.tasks);
+  workspace.runs = arrays.take<TopkRun>(plan.strips());
+  workspace.tiles = arrays.take<TopkTileCount>(plan.tiles);
+  workspace.samples = arrays.take<float>(plan.samples);
   workspace.top_samples =
-      allocator.take<float>(std::min(plan.samples, TopkTuning::kMaxTopSamples) + kTopkSlack);
-  workspace.chosen = allocator.take<float>(plan.k);
-  workspace.candidates.value = allocator.take<float>(candidates);
-  workspace.candidates.index = allocator.take<std::uint16_t>(candidates);
-  bytes = allocator.bytes();
+      arrays.take<float>(std::min(plan.samples, TopkTuning::kMaxTopSamples) + kTopkSlack);
+  workspace.chosen = arrays.take<float>(plan.k);
+  workspace.candidates.value = arrays.take<float>(candidates);
+  workspace.candidates.index = arrays.take<std::uint16_t>(candidates);
+  bytes = arrays.bytes();
   return workspace;
 }
 

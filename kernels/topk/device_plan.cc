@@ -1,6 +1,8 @@
 // See device_plan.h. Computes only sizes and addresses and needs no device.
 #include "kernels/topk/device_plan.h"
 
+#include "kernels/host/arrays.h"
+
 #include <tersor/align.h>
 
 #include <algorithm>
@@ -49,18 +51,15 @@ TopkDevicePlan topk_device_plan(std::size_t count, std::size_t k, TopkForce forc
 
 TopkDeviceMemory topk_device_memory(const TopkDevicePlan& plan, std::byte* workspace,
                                     std::size_t& bytes) {
-  bytes = 0;
-  const auto take = [&]<typename T>(T*& part, std::size_t count) {
-    part = reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(workspace) + bytes);
-    bytes += align_up(count * sizeof(T), kAlignment);
-  };
-  TopkDeviceMemory memory;
-  take(memory.control, 1);
-  take(memory.counts, std::min(plan.parts, kTopkMaxBlocks));
-  take(memory.runs, plan.parts);
-  take(memory.candidates, plan.capacity);
-  take(memory.samples, plan.samples);
-  take(memory.chosen, plan.k);
+  ArrayAllocator arrays(workspace, kAlignment);
+  const TopkDeviceMemory memory{
+      .control = arrays.take<TopkControl>(1),
+      .counts = arrays.take<std::uint64_t>(std::min(plan.parts, kTopkMaxBlocks)),
+      .runs = arrays.take<TopkPartRun>(plan.parts),
+      .candidates = arrays.take<TopkCandidate>(plan.capacity),
+      .samples = arrays.take<float>(plan.samples),
+      .chosen = arrays.take<float>(plan.k)};
+  bytes = arrays.bytes();
   return memory;
 }
 
