@@ -26,15 +26,7 @@ struct Keys {
   std::size_t count;
 };
 
-HWY_INLINE VI32 keys_of(VF32 values) {
-  return hn::And(hn::BitCast(I32(), values), hn::Set(I32(), 0x7fffffff));
-}
 HWY_INLINE VI32 keys_at(const float* values) { return keys_of(load_values(values)); }
-
-/// Returns a bound for Gt: a key reaches `key` if the key is greater than the bound.
-HWY_INLINE VI32 gt_bound(std::uint32_t key) {
-  return hn::Set(I32(), static_cast<std::int32_t>(key) - 1);
-}
 
 /// Counts the keys that reach `key`.
 HWY_INLINE std::size_t count_from(const Keys& keys, std::uint32_t key) {

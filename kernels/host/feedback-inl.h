@@ -25,9 +25,10 @@ decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) 
                              std::string(dtype_name(feedback.dtype)));
 }
 
-/// Calls `visitor(G{}, E{})` with the types of gradient and residual.
-template <typename Visitor>
-decltype(auto) visit_sent(const EncodeInput& sent, Visitor&& visitor) {
+/// Calls `visitor(G{}, E{})` with the types of gradient and residual. `sent` is an EncodeInput, or
+/// has the same members `dtype` and `feedback`.
+template <class Sent, typename Visitor>
+decltype(auto) visit_sent(const Sent& sent, Visitor&& visitor) {
   return visit_gradient_dtype(sent.dtype, [&]<typename G>(G) {
     return visit_residual(sent.feedback, [&]<typename E>(E) { return visitor(G{}, E{}); });
   });

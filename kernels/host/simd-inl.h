@@ -70,6 +70,15 @@ HWY_INLINE VF32 with_nan(VF32 value, std::uint32_t nan) {
   return hn::IfThenElse(hn::Eq(value, value), value, hn::BitCast(F32(), hn::Set(U32(), nan)));
 }
 
+/// Returns the bits without sign, which order magnitudes.
+HWY_INLINE VI32 keys_of(VF32 values) {
+  return hn::And(hn::BitCast(I32(), values), hn::Set(I32(), 0x7fffffff));
+}
+/// Returns a bound for Gt: a key reaches `key` if the key is greater than the bound.
+HWY_INLINE VI32 gt_bound(std::uint32_t key) {
+  return hn::Set(I32(), static_cast<std::int32_t>(key - 1));
+}
+
 HWY_INLINE void store_values(VF32 value, float* values) { hn::StoreU(value, F32(), values); }
 
 #if !TERSOR_PORTABLE

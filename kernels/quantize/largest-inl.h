@@ -55,20 +55,15 @@ std::uint32_t largest_of_sums(const QuantizeReduce& arguments) {
 template <class Format>
 std::uint32_t largest_sent(const EncodeInput& sent) {
   const DefaultFloatMode mode;
-  std::uint32_t largest = 0;
-  visit_sent(sent,
-             [&]<typename G, typename E>(G, E) { largest = largest_of_range<Format, G, E>(sent); });
-  return largest;
+  return visit_sent(
+      sent, [&]<typename G, typename E>(G, E) { return largest_of_range<Format, G, E>(sent); });
 }
 
 template <class Format>
 std::uint32_t largest_sum(const QuantizeReduce& arguments) {
   const DefaultFloatMode mode;
-  std::uint32_t largest = 0;
-  visit_residual(arguments.feedback, [&](auto residual) {
-    largest = largest_of_sums<Format, decltype(residual)>(arguments);
-  });
-  return largest;
+  return visit_residual(arguments.feedback,
+                        [&]<typename E>(E) { return largest_of_sums<Format, E>(arguments); });
 }
 
 template <class Format>

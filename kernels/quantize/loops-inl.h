@@ -28,8 +28,7 @@ class Absmax {
 
   /// Adds the k-th vector. Four alternating maxima avoid a dependency between consecutive vectors.
   HWY_INLINE void update(VF32 value, std::size_t k) {
-    const VI32 magnitude_mask = hn::Set(I32(), 0x7fffffff);
-    maxima_[k % 4] = hn::Max(maxima_[k % 4], hn::And(hn::BitCast(I32(), value), magnitude_mask));
+    maxima_[k % 4] = hn::Max(maxima_[k % 4], keys_of(value));
   }
 
   HWY_INLINE std::uint32_t bits() const {

@@ -14,7 +14,7 @@
 #include <hwy/foreach_target.h>
 
 #include "kernels/host/dispatch.h"
-#include "kernels/host/simd-inl.h"
+#include "kernels/host/feedback-inl.h"
 
 #include <algorithm>
 #include <bit>
@@ -25,26 +25,10 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 namespace {
 
-struct NoResidual {};
-
-/// Calls `visitor(G{}, E{})`. G is the gradient type, and E is the residual type: float, Bf16 or
-/// NoResidual.
-template <typename Visitor>
-void visit_types(const TopkScan& scan, Visitor&& visitor) {
-  visit_gradient_dtype(scan.dtype, [&](auto g) {
-    if (scan.feedback.residual_in == nullptr)
-      visitor(g, NoResidual{});
-    else if (scan.feedback.dtype == Dtype::kBf16)
-      visitor(g, Bf16{});
-    else
-      visitor(g, float{});
-  });
-}
-
-/// Pointers to the values of one strip. `E` is the residual type or NoResidual.
+/// Pointers to the values of one strip. `E` is the residual type or NoValues.
 template <typename G, typename E>
 struct Strip {
-  static constexpr bool kHasResidual = !std::is_same_v<E, NoResidual>;
+  static constexpr bool kHasResidual = !std::is_same_v<E, NoValues>;
 
   Strip(const TopkScan& scan_, TopkStrip strip)
       : scan(scan_),
@@ -125,15 +109,6 @@ HWY_INLINE bool in_range(float value, TopkKeys keys) {
 }
 
 #if !TERSOR_PORTABLE
-
-HWY_INLINE VI32 keys_of(VF32 p) {
-  return hn::BitCast(I32(), hn::And(hn::BitCast(U32(), p), hn::Set(U32(), 0x7fffffffu)));
-}
-
-/// A bound for hn::Gt. Keys fit into 31 bits.
-HWY_INLINE VI32 gt_bound(std::uint32_t key) {
-  return hn::Set(I32(), static_cast<std::int32_t>(key - 1));
-}
 
 constexpr std::size_t kPrefetchDistance = 1024;  // prefetch distance in values
 constexpr std::size_t kBlock = 512;  // candidates are examined after each block of this many values
@@ -370,17 +345,14 @@ std::size_t scan_strip(const Strip<G, E>& strip, TopkCandidates out, TopkKeyCoun
 }  // namespace
 
 void topk_compute_on(const TopkScan& scan, TopkStrip strip, float* out) {
-  visit_types(scan,
-              [&](auto g, auto e) { compute(Strip<decltype(g), decltype(e)>(scan, strip), out); });
+  visit_sent(scan, [&]<typename G, typename E>(G, E) { compute(Strip<G, E>(scan, strip), out); });
 }
 
 std::size_t topk_scan_strip_on(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
                                TopkKeyCounts& key_counts) {
-  std::size_t found = 0;
-  visit_types(scan, [&](auto g, auto e) {
-    found = scan_strip(Strip<decltype(g), decltype(e)>(scan, strip), out, key_counts);
+  return visit_sent(scan, [&]<typename G, typename E>(G, E) {
+    return scan_strip(Strip<G, E>(scan, strip), out, key_counts);
   });
-  return found;
 }
 
 std::size_t topk_select_on(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
