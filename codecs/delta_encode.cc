@@ -84,11 +84,6 @@ DeltaClasses classes_of(const DeltaTensor& tensor, const DeltaBlock& whole, cons
   return best.first;
 }
 
-void append(std::vector<std::byte>& to, const void* bytes, std::size_t count) {
-  const auto* first = static_cast<const std::byte*>(bytes);
-  to.insert(to.end(), first, first + count);
-}
-
 void append_tensor(const DeltaTensor& tensor, const std::byte* base, const std::byte* now,
                    const DeltaOptions& options, DeltaScratchPool& scratch_pool,
                    std::vector<std::byte>& out) {

@@ -127,10 +127,6 @@ kernels::DeltaChanges plain_changes(const kernels::DeltaBlock& block, const std:
 
 std::vector<std::byte> delta_directory(std::span<const DeltaTensor> tensors) {
   std::vector<std::byte> out(sizeof(DeltaHeader));
-  const auto append = [&](const void* bytes, std::size_t count) {
-    const auto* first = static_cast<const std::byte*>(bytes);
-    out.insert(out.end(), first, first + count);
-  };
   std::unordered_set<std::string_view> names;
   for (const DeltaTensor& tensor : tensors) {
     if (!names.insert(tensor.name).second)
@@ -142,9 +138,9 @@ std::vector<std::byte> delta_directory(std::span<const DeltaTensor> tensors) {
     const DeltaDirectoryEntry entry{.name_bytes = static_cast<std::uint16_t>(tensor.name.size()),
                                     .dtype = static_cast<std::uint8_t>(tensor.dtype),
                                     .dimensions = static_cast<std::uint8_t>(tensor.shape.size())};
-    append(&entry, sizeof entry);
-    append(tensor.shape.data(), tensor.shape.size() * sizeof(std::uint64_t));
-    append(tensor.name.data(), tensor.name.size());
+    append(out, &entry, sizeof entry);
+    append(out, tensor.shape.data(), tensor.shape.size() * sizeof(std::uint64_t));
+    append(out, tensor.name.data(), tensor.name.size());
     out.resize(align_up(out.size(), 8));
   }
   out.resize(align_up(out.size(), kSectionAlignment));

@@ -102,6 +102,11 @@ struct DeltaView {
 kernels::DeltaChanges plain_changes(const kernels::DeltaBlock& block, const std::byte* now,
                                     std::size_t width);
 
+inline void append(std::vector<std::byte>& to, const void* bytes, std::size_t count) {
+  const auto* first = static_cast<const std::byte*>(bytes);
+  to.insert(to.end(), first, first + count);
+}
+
 /// Returns a header and the directory. Throws InvalidArgumentError for equal or too long names and
 /// too many dimensions.
 std::vector<std::byte> delta_directory(std::span<const DeltaTensor> tensors);

@@ -60,28 +60,9 @@ TERSOR_DISPATCHED(void, delta_count,
                    std::uint64_t* changed),
                   (block, now, values, changed))
 
-namespace {
-
-/// Calls visit(the unsigned type of this width).
-template <typename Visitor>
-void visit_width(unsigned width, const Visitor& visit) {
-  switch (width) {
-    case 1:
-      return visit(std::uint8_t());
-    case 2:
-      return visit(std::uint16_t());
-    case 4:
-      return visit(std::uint32_t());
-    default:
-      return visit(std::uint64_t());
-  }
-}
-
-}  // namespace
-
 void delta_write(unsigned width, std::size_t count, const std::uint16_t* places,
                  const std::byte* values, std::byte* block) {
-  visit_width(width, [&]<typename Bits>(Bits) {
+  visit_delta_width(width, [&]<typename Bits>(Bits) {
     const auto* HWY_RESTRICT from = reinterpret_cast<const Bits*>(values);
     auto* HWY_RESTRICT to = reinterpret_cast<Bits*>(block);
     for (std::size_t i = 0; i < count; ++i) to[places[i]] = from[i];
@@ -90,7 +71,7 @@ void delta_write(unsigned width, std::size_t count, const std::uint16_t* places,
 
 void delta_exchange(unsigned width, std::size_t count, const std::uint16_t* places,
                     std::byte* values, std::byte* block) {
-  visit_width(width, [&]<typename Bits>(Bits) {
+  visit_delta_width(width, [&]<typename Bits>(Bits) {
     auto* HWY_RESTRICT other = reinterpret_cast<Bits*>(values);
     auto* HWY_RESTRICT to = reinterpret_cast<Bits*>(block);
     for (std::size_t i = 0; i < count; ++i) {

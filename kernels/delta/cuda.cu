@@ -9,7 +9,7 @@ namespace {
 
 template <template <typename> class Kernel, typename Change>
 void launch(const DeltaDeviceTensor& tensor, StreamView stream, const Change& change) {
-  const auto run = [&]<typename Bits>(Bits) {
+  visit_delta_width(delta_dtype_bytes(tensor.dtype), [&]<typename Bits>(Bits) {
     Kernel<Bits> kernel{};
     kernel.tensor = tensor;
     kernel.blocks = static_cast<unsigned>(ceil_div(tensor.count, kDeltaBlock));
@@ -19,17 +19,7 @@ void launch(const DeltaDeviceTensor& tensor, StreamView stream, const Change& ch
     kernel.mantissa_bits = 8 * delta_dtype_bytes(tensor.dtype) - 1 - exponent_bits;
     change(kernel);
     Queue(stream).launch_tasks(kernel, kernel.blocks, 1);
-  };
-  switch (delta_dtype_bytes(tensor.dtype)) {
-    case 1:
-      return run(std::uint8_t());
-    case 2:
-      return run(std::uint16_t());
-    case 4:
-      return run(std::uint32_t());
-    default:
-      return run(std::uint64_t());
-  }
+  });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "kernels/scalar/bits.h"
 
+#include <cstdint>
 #include <type_traits>
 
 namespace tersor::kernels {
@@ -12,6 +13,21 @@ constexpr unsigned kDeltaWidthBits = 4;   // of the width of low parts
 constexpr unsigned kDeltaMaxWidth = 13;
 constexpr unsigned kDeltaStepBits = 6;  // of the width of big steps
 constexpr unsigned kDeltaGamma = 63;    // the width that means Elias gamma codes
+
+/// Calls visit(the unsigned type of this width). The width is in bytes.
+template <typename Visitor>
+void visit_delta_width(unsigned width, const Visitor& visit) {
+  switch (width) {
+    case 1:
+      return visit(std::uint8_t());
+    case 2:
+      return visit(std::uint16_t());
+    case 4:
+      return visit(std::uint32_t());
+    default:
+      return visit(std::uint64_t());
+  }
+}
 
 /// Converts a float's bits to a position in the order of the numbers, and back: if the sign bit is
 /// 1, the other bits are inverted.
