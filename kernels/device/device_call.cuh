@@ -308,16 +308,17 @@ std::uint64_t* overflows_of(const Call& call) {
 enum class Advance : std::uint8_t { kInLastLaunch, kSeparateLaunch };
 
 /// Queues the launches of an EncodeCall or ReduceCall. The call writes a frame or, if `frame` is
-/// null, raw values.
+/// null, raw values. entry_of(call, i, offset) returns the table entries.
 template <Advance kAdvance, class Kernel, class Call, class SizesOf>
 void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame* frame,
                    const SizesOf& sizes_of) {
   if constexpr (requires { kernel.words; }) kernel.words = words_of_call(call);
   prepare_next_words(queue, call);
   if (frame != nullptr) prepare_seal(queue, *frame);
-  const auto entry = [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); };
+  const auto entry = [&](std::size_t i, const auto& offset) { return entry_of(call, i, offset); };
   for_each_table(kernel.table, call.segments, sizes_of, entry, [&](LaunchPosition position) {
-    kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, position);
+    if constexpr (requires { kernel.seal; })
+      kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, position);
     if constexpr (requires { kernel.next; })
       kernel.next = kAdvance == Advance::kInLastLaunch && position.is_last
                         ? next_words_of_call(call)
@@ -333,7 +334,7 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
 template <class Kernel, class SizesOf>
 void launch_reader(Queue& queue, Kernel& kernel, const DecodeCall& call, const SizesOf& sizes_of) {
   kernel.factor = call.factor;
-  const auto entry = [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); };
+  const auto entry = [&](std::size_t i, const auto& offset) { return entry_of(call, i, offset); };
   for_each_table(kernel.table, call.segments, sizes_of, entry,
                  [&](LaunchPosition) { launch_units(queue, kernel); });
 }

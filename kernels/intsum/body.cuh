@@ -5,8 +5,10 @@
 //   Decode: 1, 2 or 4 read and 4 written. Adding to the output adds 4 read.
 #pragma once
 
+#include "kernels/device/device_call.cuh"
 #include "kernels/intsum/codes.cuh"
 #include "kernels/intsum/formulas.h"
+#include "kernels/intsum/offsets.h"
 #include "kernels/quantize/body.cuh"
 
 namespace tersor::kernels {
@@ -18,6 +20,14 @@ struct IntsumEncodeEntry : EncodeEntry {
 struct IntsumDecodeEntry : DecodeEntry {
   std::uint64_t first_block;
 };
+inline IntsumEncodeEntry entry_of(const EncodeCall& call, std::size_t i,
+                                  const IntsumOffset& offset) {
+  return {entry_of(call, i, offset.codes), offset.maxima};
+}
+inline IntsumDecodeEntry entry_of(const DecodeCall& call, std::size_t i,
+                                  const IntsumOffset& offset) {
+  return {entry_of(call, i, offset.codes), offset.maxima};
+}
 
 /// Returns the index within the call of the block that contains a row of chunk `chunk`.
 template <class Entry, unsigned kRow>

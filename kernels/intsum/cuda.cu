@@ -1,10 +1,8 @@
 // Launches intsum's kernels on a device. Each round needs a single launch for up to
 // kShortListSegments segments.
 
-#include "kernels/device/device_call.cuh"
 #include "kernels/intsum/body.cuh"
 #include "kernels/intsum/device.h"
-#include "kernels/intsum/offsets.h"
 
 namespace tersor::kernels {
 namespace {
@@ -24,35 +22,6 @@ auto sizes_of(AccumulatorBits accumulator_bits) {
 
 unsigned code_bytes(AccumulatorBits accumulator_bits) {
   return static_cast<unsigned>(dtype_bytes(intsum_dtype(accumulator_bits)));
-}
-
-/// Queues the launches of an encode. The callback `prepare_launch(position)` runs before each
-/// launch.
-template <class Kernel, class Prepare>
-void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call,
-                   AccumulatorBits accumulator_bits, const Prepare& prepare_launch) {
-  kernel.words = words_of_call(call);
-  for_each_table(
-      kernel.table, call.segments, sizes_of(accumulator_bits),
-      [&](std::size_t i, const IntsumOffset& offset) {
-        return IntsumEncodeEntry{entry_of(call, i, offset.codes), offset.maxima};
-      },
-      [&](LaunchPosition position) {
-        prepare_launch(position);
-        launch_units(queue, kernel);
-      });
-}
-
-template <NoiseKind kKind, class Kernel>
-void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call,
-                  AccumulatorBits accumulator_bits) {
-  constexpr bool kAdvancesStep = kKind == NoiseKind::kNone;  // no kernel reads the step
-  prepare_next_words(queue, call);
-  launch_encode(queue, kernel, call, accumulator_bits, [&](LaunchPosition position) {
-    kernel.next = kAdvancesStep && position.is_last ? next_words_of_call(call) : NextWords{};
-  });
-  if (!kAdvancesStep && call.words_out != nullptr)
-    queue.launch(AdvanceWordsKernel{{}, next_words_of_call(call)}, 1);
 }
 
 /// Converts between the scales in the round state and the flags stored after all codes.
@@ -82,8 +51,12 @@ void launch_maxima(Queue& queue, const EncodeCall& call, float factor, std::byte
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     IntsumMaximaKernel<G, E> kernel;
     kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima);
+    kernel.words = words_of_call(call);
     kernel.factor = factor;
-    launch_encode(queue, kernel, call, AccumulatorBits::k8, [](LaunchPosition) {});
+    for_each_table(
+        kernel.table, call.segments, sizes_of(AccumulatorBits::k8),
+        [&](std::size_t i, const IntsumOffset& offset) { return entry_of(call, i, offset); },
+        [&](LaunchPosition) { launch_units(queue, kernel); });
   });
 }
 
@@ -120,7 +93,8 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
       kernel.levels = static_cast<float>(intsum_levels(options, call.contributions));
       kernel.accumulator_bits = options.accumulator_bits;
       kernel.code_bytes = code_bytes(options.accumulator_bits);
-      launch_codes<kKind>(queue, kernel, call, options.accumulator_bits);
+      launch_writer<kAdvanceFor<kKind>>(queue, kernel, call, nullptr,
+                                        sizes_of(options.accumulator_bits));
     });
   });
 }
@@ -135,16 +109,10 @@ void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
     IntsumDecodeKernel<T> kernel;
     kernel.codes = codes.pointer();
     kernel.scales = reinterpret_cast<const float*>(call.execution.round_state.data());
-    kernel.factor = call.factor;
     kernel.mode = call.mode;
     kernel.accumulator_bits = accumulator_bits;
     kernel.code_bytes = code_bytes(accumulator_bits);
-    for_each_table(
-        kernel.table, call.segments, sizes_of(accumulator_bits),
-        [&](std::size_t i, const IntsumOffset& offset) {
-          return IntsumDecodeEntry{entry_of(call, i, offset.codes), offset.maxima};
-        },
-        [&](LaunchPosition) { launch_units(queue, kernel); });
+    launch_reader(queue, kernel, call, sizes_of(accumulator_bits));
   });
 }
 
