@@ -166,10 +166,8 @@ void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
                         const DeviceFrame& frame, TopkForce force) {
   Queue queue(call.execution.stream);
   prepare_next_words(queue, call);
-  visit_gradient_dtype(dtype_of(call.gradients), [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      encode_segments<G, E>(queue, call, options, frame, force);
-    });
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    encode_segments<G, E>(queue, call, options, frame, force);
   });
   add_checksum(queue, frame);
 }
