@@ -49,16 +49,11 @@ class EntropyCodec final : public FrameCodec {
 
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
     const StateWords words = words_of(call);
-    const kernels::Store store = kernels::Store::kCached;
-    write(call, words, frame, [&](std::size_t i) {
-      const bool copies = call.states.empty();
-      return Source{copies ? call.gradients[i].pointer() : nullptr,
-                    [&call, &words, store](const Slice& block, std::byte* to) {
-                      return none().encode(
-                          {.sent = sent_of(call, block, words, store), .output = {to, store}});
-                    },
-                    is_active(call.segments[i])};
-    });
+    PayloadSum sum;
+    EntropyWriter writer = writer_of(call, frame, sum);
+    std::atomic<std::uint64_t> overflows{0};
+    for (std::size_t i = 0; i < call.segments.size(); ++i) write(call, words, i, writer, overflows);
+    seal(call, words, overflows, writer, frame);
   }
 
   void do_decode(const DecodeCall& call) const override {
@@ -315,50 +310,28 @@ class EntropyCodec final : public FrameCodec {
     return {payload_of(frame), dtype_of(call), threads, sums ? &sum : nullptr};
   }
 
-  /// A segment to encode: its values or, if `values` is null, a function that writes a block's
-  /// values and returns the number of finite values that became infinite.
-  template <typename Fill>
-  struct Source {
-    const std::byte* values;
-    Fill fill;
-    bool is_active;
-  };
-  template <typename Fill>
-  Source(const std::byte*, Fill, bool) -> Source<Fill>;
-
-  /// Encodes all segments. source(i) is the source of segment i.
-  template <typename SourceOf>
-  void write(const EncodeCall& call, const StateWords& words, ByteSpan frame,
-             const SourceOf& source) const {
-    PayloadSum sum;
-    EntropyWriter writer = writer_of(call, frame, sum);
-    std::atomic<std::uint64_t> overflows{0};
-    for (std::size_t i = 0; i < call.segments.size(); ++i) {
-      const EntropyLayout layout{call.segments[i].count, writer.dtype};
-      const auto from = source(i);
-      if (!from.is_active) {
-        writer.write_zeros(layout);
-        keep_residual(feedback_of(call.states, Slice{.segment = i, .count = layout.count}, words,
-                                  kernels::Store::kCached),
-                      layout.count);
-        continue;
-      }
-      const std::byte* values = from.values;
-      if (values == nullptr && layout.count != 0) {
-        std::byte* const value_space = writer.value_space(layout);
-        parallel_for(
-            layout.blocks(), writer.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
-              for (std::size_t block = begin; block < end; ++block) {
-                const Slice slice = block_slice(i, layout, block);
-                overflows +=
-                    from.fill(slice, value_space + slice.first * dtype_bytes(writer.dtype));
-              }
-            });
-        values = value_space;
-      }
-      writer.write(layout, values);
+  /// Encodes a segment. Blocks with feedback are first rounded to values.
+  static void write(const EncodeCall& call, const StateWords& words, std::size_t index,
+                    EntropyWriter& writer, std::atomic<std::uint64_t>& overflows) {
+    constexpr kernels::Store kStore = kernels::Store::kCached;
+    const EntropyLayout layout{call.segments[index].count, writer.dtype};
+    if (!is_active(call.segments[index])) {
+      writer.write_zeros(layout);
+      const Slice whole{.segment = index, .count = layout.count};
+      return keep_residual(feedback_of(call.states, whole, words, kStore), layout.count);
     }
-    seal(call, words, overflows, writer, frame);
+    if (call.states.empty()) return writer.write(layout, call.gradients[index].pointer());
+    std::byte* const values = writer.value_space(layout);
+    parallel_for(layout.blocks(), writer.threads,
+                 [&](std::size_t, std::size_t begin, std::size_t end) {
+                   for (std::size_t block = begin; block < end; ++block) {
+                     const Slice slice = block_slice(index, layout, block);
+                     overflows += none().encode(
+                         {.sent = sent_of(call, slice, words, kStore),
+                          .output = {values + slice.first * dtype_bytes(writer.dtype), kStore}});
+                   }
+                 });
+    writer.write(layout, values);
   }
 
   template <typename Call>
