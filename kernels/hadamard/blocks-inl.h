@@ -26,11 +26,11 @@ constexpr std::size_t kPrefetchDistance = 4;  // prefetch distance in batches
 template <unsigned kBits>
 using Bits = std::integral_constant<unsigned, kBits>;
 template <typename Visitor>
-HWY_INLINE void visit_bits(unsigned bits, Visitor&& visitor) {
+HWY_INLINE decltype(auto) visit_bits(unsigned bits, Visitor&& visitor) {
   if (bits == 1) return visitor(Bits<1>{});
   if (bits == 2) return visitor(Bits<2>{});
   if (bits == 3) return visitor(Bits<3>{});
-  visitor(Bits<4>{});
+  return visitor(Bits<4>{});
 }
 
 template <typename T>

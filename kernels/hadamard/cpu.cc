@@ -163,13 +163,11 @@ void hadamard_decode_on(const HadamardDecode& arguments) {
 
 std::size_t hadamard_reduce_on(const HadamardReduce& arguments) {
   const DefaultFloatMode mode;
-  std::size_t overflows = 0;
-  visit_residual(arguments.feedback, [&](auto residual) {
-    visit_bits(arguments.input.bits, [&]<unsigned kBits>(Bits<kBits>) {
-      overflows = reduce_range<kBits, decltype(residual)>(arguments);
+  return visit_residual(arguments.feedback, [&]<typename E>(E) {
+    return visit_bits(arguments.input.bits, [&]<unsigned kBits>(Bits<kBits>) {
+      return reduce_range<kBits, E>(arguments);
     });
   });
-  return overflows;
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

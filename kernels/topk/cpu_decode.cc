@@ -115,21 +115,17 @@ class Decoder {
   }
 
   void widen(const void* values, std::size_t count, float* sum) const {
-    const CastDecode cast{
-        .payloads = {&values, 1}, .count = count, .to = {.output = sum, .dtype = Dtype::kF32}};
-    if (task_.dtype == Dtype::kBf16)
-      cast_loops<Bf16Format>().decode(cast);
-    else
-      cast_loops<F16Format>().decode(cast);
+    loops().decode(
+        {.payloads = {&values, 1}, .count = count, .to = {.output = sum, .dtype = Dtype::kF32}});
   }
 
   void narrow(float* sum, std::size_t count, void* output) const {
     if (task_.dtype == Dtype::kF16) std::transform(sum, sum + count, sum, within_f16);
-    const CastEncode cast{.sent = {sum, Dtype::kF32, count}, .output = {.values = output}};
-    if (task_.dtype == Dtype::kBf16)
-      cast_loops<Bf16Format>().encode(cast);
-    else
-      cast_loops<F16Format>().encode(cast);
+    loops().encode({.sent = {sum, Dtype::kF32, count}, .output = {.values = output}});
+  }
+
+  CastLoops loops() const {
+    return task_.dtype == Dtype::kBf16 ? cast_loops<Bf16Format>() : cast_loops<F16Format>();
   }
 
   const TopkDecode& task_;
