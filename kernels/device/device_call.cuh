@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
-#include "kernels/device/checksum_body.cuh"
 #include "kernels/device/device_frame.h"
 #include "kernels/device/queue.cuh"
 #include "kernels/host/checksum.h"
@@ -189,25 +188,12 @@ inline void prepare_seal(Queue& queue, const DeviceFrame& frame) {
     queue.zero(FrameSeal::sums_of(frame.frame), FrameSeal::kSumsBytes);
 }
 
-/// Sums the payloads of the `frames` frames that the kernel lists.
-template <unsigned kCapacity>
-void launch_checksum(Queue& queue, ChecksumKernel<kCapacity>& kernel, std::size_t frames) {
-  kernel.frames = static_cast<std::uint32_t>(frames);
-  kernel.piece_bytes = piece_bytes_of(frames * kernel.frame_bytes);
-  const std::size_t pieces = ceil_div(kernel.frame_bytes, std::uint64_t{kernel.piece_bytes});
-  queue.launch_tasks(kernel, pieces, kernel.kThreads / kWarpThreads);
-}
+/// Sums the payloads of frames of `frame_bytes` bytes in a separate launch. `sums` must be zeros.
+void sum_frames(Queue& queue, std::span<const ConstByteSpan> frames, std::size_t frame_bytes,
+                ChecksumParts* sums);
 
 /// Completes the header of a frame with a checksum, after launches without their own sums.
-inline void add_checksum(Queue& queue, const DeviceFrame& frame) {
-  if ((frame.header.flags & kFrameHasChecksum) == 0) return;
-  ChecksumKernel<1> kernel;
-  kernel.frame[0] = frame.frame;
-  kernel.frame_bytes = sizeof(FrameHeader) + frame.header.payload_bytes;
-  kernel.sums = FrameSeal::sums_of(frame.frame);
-  kernel.seal = seal_of(frame, {.is_first = false, .is_last = true});
-  launch_checksum(queue, kernel, 1);
-}
+void add_checksum(Queue& queue, const DeviceFrame& frame);
 
 /// Lists the frames of a call. If the frames have checksums, `workspace` holds the sums of an
 /// earlier launch, or zeros if the kernel itself sums the frames.
@@ -226,11 +212,7 @@ FrameList<kCapacity> list_frames(Queue& queue, std::span<const ConstByteSpan> fr
   queue.zero(list.sums, device_frames_bytes(frames.size()));
   if (launches == Launches::kOne) return list;
   list.are_summed = true;
-  ChecksumKernel<kCapacity> kernel;
-  for (std::size_t i = 0; i < frames.size(); ++i) kernel.frame[i] = list.frame[i];
-  kernel.frame_bytes = list.frame_bytes();
-  kernel.sums = list.sums;
-  launch_checksum(queue, kernel, frames.size());
+  sum_frames(queue, frames, list.frame_bytes(), list.sums);
   return list;
 }
 
@@ -252,17 +234,9 @@ void prepare_next_words(Queue& queue, const Call& call) {
     queue.zero(&call.words_out->overflows, sizeof call.words_out->overflows);
 }
 
-/// Writes the next step's words, and the header of a frame that no other launch writes.
-struct AdvanceWordsKernel : LaunchBounds<32, 1> {
-  NextWords next;
-  FrameSeal seal = {};
-
-  template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    seal.write(block);
-    next.write(block);
-  }
-};
+/// Writes the next step's words, and the header of a frame that no other launch writes, in a
+/// separate launch.
+void advance_words(Queue& queue, const NextWords& next, const FrameSeal& seal = {});
 
 /// Return a table entry whose first_unit is not yet set.
 inline EncodeEntry entry_of(const EncodeCall& call, std::size_t i, std::uint64_t offset) {
@@ -326,8 +300,7 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
     launch_units(queue, kernel);
   });
   if constexpr (kAdvance == Advance::kSeparateLaunch)
-    if (call.words_out != nullptr)
-      queue.launch(AdvanceWordsKernel{{}, next_words_of_call(call)}, 1);
+    if (call.words_out != nullptr) advance_words(queue, next_words_of_call(call));
 }
 
 /// Queues the launches of a call that decodes.

@@ -112,7 +112,7 @@ void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& op
     launch_select(queue, task, force);
     launch_send(queue, task, target, i + 1 == last ? final_writes : TopkFinalWrites{});
   }
-  if (last == 0) queue.launch(AdvanceWordsKernel{{}, final_writes.next, final_writes.seal}, 1);
+  if (last == 0) advance_words(queue, final_writes.next, final_writes.seal);
 }
 
 /// The part of a segment requested by a call.
