@@ -1,4 +1,5 @@
-// Implements <tersor/network.h> except blocks (block_pool.cc).
+// Implements <tersor/network.h> except blocks (block_pool.cc) and make_transport
+// (host_transport.cc).
 #include <sched.h>
 #include <tersor/error.h>
 #include <tersor/network.h>
@@ -6,7 +7,6 @@
 #include <string>
 
 #include "comm/transport/host/head.h"
-#include "comm/transport/host/host_transport.h"
 #include "comm/transport/host/shared_lock.h"
 
 namespace tersor {
@@ -42,10 +42,5 @@ Wire::~Wire() = default;
 Block Wire::take_block(std::size_t bytes) const { return shared_->pools.host().take(bytes); }
 
 void Wire::pause() const { sched_yield(); }
-
-std::unique_ptr<Transport> make_transport(std::unique_ptr<Wire> wire) {
-  return std::make_unique<host::HostTransport>(
-      std::make_shared<host::ProgressEngine>(std::move(wire)));
-}
 
 }  // namespace tersor
