@@ -198,7 +198,7 @@ RankAddress join_via_addresses(std::span<const std::string> addresses, std::stri
 }
 
 std::unique_ptr<Transport> transport_at(RankAddress address) {
-  return make_transport(std::make_unique<TcpWire>(std::move(address)));
+  return make_transport(make_wire(std::move(address)));
 }
 
 }  // namespace
