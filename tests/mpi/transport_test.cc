@@ -146,7 +146,7 @@ MPI_Comm communicator_of_a_wire() {
   return own;
 }
 
-void expect_refusal(mpi::MpiWire& wire) {
+void expect_refusal(Wire& wire) {
   const auto until = Clock::now() + std::chrono::seconds(30);
   test::expect_error<TransportError>(
       [&] {
@@ -156,13 +156,13 @@ void expect_refusal(mpi::MpiWire& wire) {
 }
 
 void receive_refused_ones(int count) {
-  mpi::MpiWire wire(MPI_COMM_WORLD);
-  wire.start({.take = [](const Wire::Arrival&) { ADD_FAILURE() << "was taken"; }});
+  const auto wire = mpi::make_wire(MPI_COMM_WORLD);
+  wire->start({.take = [](const Wire::Arrival&) { ADD_FAILURE() << "was taken"; }});
   for (int message = 0; message < count; ++message) {
-    if (rank_count() > 1) expect_refusal(wire);
+    if (rank_count() > 1) expect_refusal(*wire);
     MPI_Barrier(MPI_COMM_WORLD);
   }
-  wire.end(Wire::Shutdown::kCoordinated);
+  wire->end(Wire::Shutdown::kCoordinated);
 }
 
 // Headers announcing more or fewer bytes than the message contains, and a truncated header.

@@ -44,7 +44,7 @@ bool all_arrive(MPI_Comm communicator) {
 }  // namespace
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator) {
-  return make_transport(std::make_unique<mpi::MpiWire>(communicator));
+  return make_transport(mpi::make_wire(communicator));
 }
 
 MpiSession::MpiSession() : meeting_(initialise(nullptr, nullptr)) {}
