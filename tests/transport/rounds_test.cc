@@ -22,11 +22,9 @@ using RankBody = std::function<void(const std::shared_ptr<Channel>&)>;
 /// Runs ranks on threads, each with a channel. Returns the text of each rank's TransportError. All
 /// channels live until the last rank has ended.
 std::vector<std::string> on_channels(int ranks, const Link& link, const RankBody& body) {
-  const auto network = std::make_shared<inproc::Network>(ranks, link);
   std::vector<std::shared_ptr<host::ProgressEngine>> engines;
-  for (int rank = 0; rank < ranks; ++rank)
-    engines.push_back(std::make_shared<host::ProgressEngine>(
-        std::make_unique<inproc::InProcessWire>(network, rank)));
+  for (auto& wire : inproc::make_wires(ranks, link))
+    engines.push_back(std::make_shared<host::ProgressEngine>(std::move(wire)));
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::atomic<int> running{ranks};
   std::vector<std::jthread> threads;

@@ -49,10 +49,9 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> make_inprocess_transports(int ranks, const Link& link) {
-  const auto network = std::make_shared<inproc::Network>(ranks, link);
   std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < ranks; ++rank)
-    transports.push_back(make_transport(std::make_unique<inproc::InProcessWire>(network, rank)));
+  for (auto& wire : inproc::make_wires(ranks, link))
+    transports.push_back(make_transport(std::move(wire)));
   return transports;
 }
 
