@@ -182,7 +182,7 @@ void Channel::wait(HostTransfer& transfer) {
     if (Clock::now() >= transfer.deadline_)
       on_timeout(transfer);
     else
-      sleep(sleep_until(transfer.deadline_));
+      sleep(transfer.deadline_);
   }
   transfer.check();
 }
@@ -194,7 +194,7 @@ void Channel::wait_activity(Clock::time_point until) {
     HostTransfer* next = next_to_expire();
     if (next != nullptr && now >= next->deadline_) on_timeout(*next);
     if (woken_.exchange(false) || completions_ != reported_ || now >= until) break;
-    sleep(sleep_until(next == nullptr ? until : std::min(until, next->deadline_)));
+    sleep(next == nullptr ? until : std::min(until, next->deadline_));
   }
   reported_ = completions_;
 }
@@ -211,10 +211,10 @@ HostTransfer* Channel::next_to_expire() const {
   return first == active_.end() ? nullptr : *first;
 }
 
-Clock::time_point Channel::sleep_until(Clock::time_point until) const {
+void Channel::sleep(Clock::time_point until) {
   const bool copying = std::any_of(active_.begin(), active_.end(),
                                    [](const auto* transfer) { return transfer->copying(); });
-  return copying ? std::min(until, Clock::now() + kCopyPollInterval) : until;
+  engine_->wait(state_, seen_, copying ? std::min(until, Clock::now() + kCopyPollInterval) : until);
 }
 
 // Explains a timeout: the ranks to blame, or how one call differs from another.

@@ -130,7 +130,7 @@ class Channel {
   void poll();
   /// Returns as soon as a batch was closed, a fault was raised or `wake` was called since the last
   /// `poll`, or at `until`. May return early.
-  void sleep(Clock::time_point until) { engine_->wait(state_, seen_, until); }
+  void sleep(Clock::time_point until);
   void make_progress();
   void step_all();
   /// Returns true if an operation ended.
@@ -141,7 +141,6 @@ class Channel {
   void on_timeout(HostTransfer& transfer);
   FailedRanks diagnose_timeout(const HostTransfer& transfer);
   HostTransfer* next_to_expire() const;
-  Clock::time_point sleep_until(Clock::time_point until) const;
 
   std::shared_ptr<ProgressEngine> engine_;
   ChannelState& state_;
