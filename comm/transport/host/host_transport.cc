@@ -169,14 +169,13 @@ class HostTransport final : public Transport {
     const ValueSpan any = any_part(operation, parts);
     envelope.dtype = any.dtype();
     envelope.count = count_of(parts);
-    std::vector<ValueSpan> typed(parts.begin(), parts.end());
-    for (ValueSpan& part : typed)
+    RingWork work{.parts = {parts.begin(), parts.end()},
+                  .combine = call == Calling::kSum ? kernels::add_values : kernels::maximum_values};
+    for (ValueSpan& part : work.parts)
       if (part.empty()) part = ValueSpan(nullptr, 0, envelope.dtype);
-    const RingWork work{
-        .parts = typed,
-        .combine = call == Calling::kSum ? kernels::add_values : kernels::maximum_values};
-    if (any.memory() == Memory::kHost) return channel_->start(make_reduction(start, work));
-    return channel_->start(make_staged_reduction(staging_for(operation), start, work));
+    if (any.memory() == Memory::kHost)
+      return channel_->start(make_reduction(start, std::move(work)));
+    return channel_->start(make_staged_reduction(staging_for(operation), start, std::move(work)));
   }
 
   std::unique_ptr<Transport> join(std::span<const int> members, FaultDomain::Kind kind) {

@@ -23,15 +23,22 @@ void copy_values(ValueSpan into, ConstByteSpan from) {
   if (!from.empty()) std::memcpy(into.pointer(), from.data(), from.size());
 }
 
+/// Copies the values, part after part.
+void copy_parts(std::span<const ValueSpan> parts, std::byte* into) {
+  for (const ValueSpan& part : parts) {
+    if (!part.empty()) std::memcpy(into, part.pointer(), part.bytes());
+    into += part.bytes();
+  }
+}
+
 class Ring final : public HostTransfer {
  public:
-  Ring(const Start& start, const RingWork& work)
+  Ring(const Start& start, RingWork work)
       : HostTransfer(start),
-        parts_(work.parts.begin(), work.parts.end()),
-        combine_(work.combine),
-        chunks_(work.parts, start.envelope.dtype),
-        ranks_(static_cast<int>(work.parts.size())),
-        messages_(2 * (work.parts.size() - 1) * chunks_.chunks),
+        work_(std::move(work)),
+        chunks_(work_.parts, start.envelope.dtype),
+        ranks_(static_cast<int>(work_.parts.size())),
+        messages_(2 * (work_.parts.size() - 1) * chunks_.chunks),
         window_(std::min(messages_, RingTuning::kWindow)),
         outgoing_(window_),
         incoming_(window_),
@@ -66,7 +73,7 @@ class Ring final : public HostTransfer {
   ValueSpan chunk(std::size_t index, int shift) const {
     const auto step = static_cast<int>(index / chunks_.chunks);
     const int part = neighbour(2 * ranks_ - shift - step);
-    return chunks_.of(parts_[static_cast<std::size_t>(part)], index % chunks_.chunks);
+    return chunks_.of(work_.parts[static_cast<std::size_t>(part)], index % chunks_.chunks);
   }
 
   // Messages of the first step need only space in the window. Later messages forward a chunk and
@@ -114,15 +121,15 @@ class Ring final : public HostTransfer {
     if (processed_ >= copied_from)
       copy_values(values, incoming.payload.bytes());
     else
-      combine_(values.pointer(), incoming.payload.bytes().data(), values.dtype(), values.count());
+      work_.combine(values.pointer(), incoming.payload.bytes().data(), values.dtype(),
+                    values.count());
     incoming.payload = {};
     ++processed_;
     if (processed_ + window_ <= messages_) post_receive(processed_ + window_ - 1);
     return true;
   }
 
-  std::vector<ValueSpan> parts_;
-  Combine combine_;
+  const RingWork work_;
   RingChunks chunks_;
   int ranks_;
   std::size_t messages_;  // number of messages each rank sends and receives
@@ -139,17 +146,11 @@ class Ring final : public HostTransfer {
 /// Receives all values of all ranks and combines them locally, in the order of the ring.
 class Direct final : public HostExchange {
  public:
-  Direct(const Start& start, const RingWork& work)
-      : HostExchange(start, work.parts.size() - 1),
-        parts_(work.parts.begin(), work.parts.end()),
-        combine_(work.combine) {
-    const std::size_t bytes = bytes_of_all(parts_);
+  Direct(const Start& start, RingWork work)
+      : HostExchange(start, work.parts.size() - 1), work_(std::move(work)) {
+    const std::size_t bytes = bytes_of_all(work_.parts);
     own_ = channel().engine().pools().host().take(bytes);
-    std::byte* next = own_.writable().data();
-    for (const ValueSpan& part : parts_) {
-      if (!part.empty()) std::memcpy(next, part.pointer(), part.bytes());
-      next += part.bytes();
-    }
+    copy_parts(work_.parts, own_.writable().data());
     add_all(own_.bytes(), bytes, bytes);
     for (Outgoing& message : outgoing()) message.block = own_;
   }
@@ -157,27 +158,26 @@ class Direct final : public HostExchange {
   bool step() override {
     if (!HostExchange::step()) return false;
     std::size_t offset = 0;
-    for (std::size_t part = 0; part < parts_.size(); offset += parts_[part++].bytes())
+    for (std::size_t part = 0; part < work_.parts.size(); offset += work_.parts[part++].bytes())
       combine_part(part, offset);
     return true;
   }
 
  private:
   void combine_part(std::size_t part, std::size_t offset) {
-    const ValueSpan values = parts_[part];
-    for (std::size_t distance = 1; distance <= parts_.size(); ++distance) {
-      const auto rank = static_cast<int>((part + distance) % parts_.size());
+    const ValueSpan values = work_.parts[part];
+    for (std::size_t distance = 1; distance <= work_.parts.size(); ++distance) {
+      const auto rank = static_cast<int>((part + distance) % work_.parts.size());
       const ConstByteSpan all = rank == channel().rank() ? own_.bytes() : payload_of(rank);
       const ConstByteSpan theirs = all.subspan(offset, values.bytes());
       if (distance == 1)
         copy_values(values, theirs);
       else
-        combine_(values.pointer(), theirs.data(), values.dtype(), values.count());
+        work_.combine(values.pointer(), theirs.data(), values.dtype(), values.count());
     }
   }
 
-  std::vector<ValueSpan> parts_;
-  Combine combine_;
+  const RingWork work_;
   Block own_;  // local values, part after part
 };
 
@@ -196,20 +196,16 @@ std::byte* contiguous_begin(std::span<const ValueSpan> parts) {
 /// Sums short inputs with step lists (steps.h). All algorithms and all ranks return the same bits.
 class SmallSum final : public StepTransfer {
  public:
-  SmallSum(const Start& start, const RingWork& work, HostSteps steps)
+  SmallSum(const Start& start, RingWork work, HostSteps steps)
       : StepTransfer(start, std::move(steps), dtype_bytes(start.envelope.dtype)),
-        parts_(work.parts.begin(), work.parts.end()),
-        combine_(work.combine),
-        dtype_(start.envelope.dtype) {}
+        work_(std::move(work)) {}
 
   void begin() override {
-    if (std::byte* const begin = contiguous_begin(parts_); begin != nullptr) {
+    if (std::byte* const begin = contiguous_begin(work_.parts); begin != nullptr) {
       use_items(begin);
     } else {
       allocate_items(envelope().count);
-      for_each_part([](ValueSpan part, std::byte* target) {
-        std::memcpy(target, part.pointer(), part.bytes());
-      });
+      copy_parts(work_.parts, at(0));
     }
     StepTransfer::begin();
   }
@@ -220,31 +216,22 @@ class SmallSum final : public StepTransfer {
   void combine(const HostStep& step, Block received) override {
     std::byte* const own = at(step.received.first);
     std::byte* const theirs = received.writable().data();
-    if (step.from > channel().rank()) return combine_(own, theirs, dtype_, step.received.count);
-    combine_(theirs, own, dtype_, step.received.count);
+    const Dtype dtype = envelope().dtype;
+    if (step.from > channel().rank()) return work_.combine(own, theirs, dtype, step.received.count);
+    work_.combine(theirs, own, dtype, step.received.count);
     std::memcpy(own, theirs, received.bytes().size());
   }
 
   void finish() override {
     if (!owns_items()) return;
-    for_each_part([](ValueSpan part, std::byte* target) {
-      std::memcpy(part.pointer(), target, part.bytes());
-    });
-  }
-
-  /// Calls `copy(values of a part, address in the transfer's own items)`.
-  template <typename Copy>
-  void for_each_part(Copy&& copy) const {
-    std::byte* next = at(0);
-    for (const ValueSpan& part : parts_) {
-      if (!part.empty()) copy(part, next);
+    const std::byte* next = at(0);
+    for (const ValueSpan& part : work_.parts) {
+      copy_values(part, {next, part.bytes()});
       next += part.bytes();
     }
   }
 
-  std::vector<ValueSpan> parts_;
-  Combine combine_;
-  Dtype dtype_;
+  const RingWork work_;
 };
 
 bool is_exact(Dtype dtype) {
@@ -280,13 +267,14 @@ ValueSpan RingChunks::of(ValueSpan part, std::size_t chunk) const {
   return part.subspan(first, std::min(chunk_count, part.count() - first));
 }
 
-std::unique_ptr<HostTransfer> make_reduction(const Start& start, const RingWork& work) {
+std::unique_ptr<HostTransfer> make_reduction(const Start& start, RingWork work) {
   const SumAlgorithm algorithm = algorithm_of(start, work);
-  if (algorithm == SumAlgorithm::kDirect) return std::make_unique<Direct>(start, work);
-  if (algorithm == SumAlgorithm::kRing) return std::make_unique<Ring>(start, work);
+  if (algorithm == SumAlgorithm::kDirect) return std::make_unique<Direct>(start, std::move(work));
+  if (algorithm == SumAlgorithm::kRing) return std::make_unique<Ring>(start, std::move(work));
   const Channel& channel = *start.channel;
   return std::make_unique<SmallSum>(
-      start, work, steps_of(algorithm, channel.rank(), channel.ranks(), start.envelope.count));
+      start, std::move(work),
+      steps_of(algorithm, channel.rank(), channel.ranks(), start.envelope.count));
 }
 
 }  // namespace tersor::host

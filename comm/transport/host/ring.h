@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "comm/transport/host/channel.h"
 #include "comm/transport/host/exchange.h"
@@ -45,11 +46,11 @@ using Combine = void (*)(void* into, const void* from, Dtype dtype, std::size_t 
 
 /// The parts of a sum, one per rank. The envelope holds the dtype and the total count.
 struct RingWork {
-  std::span<const ValueSpan> parts;
+  std::vector<ValueSpan> parts;
   Combine combine;
 };
 
 /// Creates the transfer of a sum or maximum.
-std::unique_ptr<HostTransfer> make_reduction(const Start& start, const RingWork& work);
+std::unique_ptr<HostTransfer> make_reduction(const Start& start, RingWork work);
 
 }  // namespace tersor::host

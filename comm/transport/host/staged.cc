@@ -111,11 +111,8 @@ class StagedExchange final : public HostExchange {
 /// back.
 class StagedReduction final : public HostTransfer {
  public:
-  StagedReduction(Staging& staging, const Start& start, const RingWork& work)
-      : HostTransfer(start),
-        parts_(work.parts.begin(), work.parts.end()),
-        combine_(work.combine),
-        copies_(staging, start.operation) {}
+  StagedReduction(Staging& staging, const Start& start, RingWork work)
+      : HostTransfer(start), work_(std::move(work)), copies_(staging, start.operation) {}
 
   std::vector<int> missing() const override {
     return reduction_ == nullptr ? std::vector<int>{} : reduction_->missing();
@@ -137,7 +134,7 @@ class StagedReduction final : public HostTransfer {
     if (pinned_) copies_.retain(pinned_);
     std::byte* next = pinned_.writable().data();
     const StreamView stream = copies_.begin_to_host();
-    for (const ValueSpan& part : parts_) {
+    for (const ValueSpan& part : work_.parts) {
       if (!part.empty()) Staging::check(operation(), {part.pointer(), part.bytes()});
       on_host_.emplace_back(next, part.count(), envelope().dtype);
       kernels::copy_bytes(next, part.pointer(), part.bytes(), stream);
@@ -161,21 +158,21 @@ class StagedReduction final : public HostTransfer {
     Operation on_host = operation();
     on_host.memory = Memory::kHost;
     on_host.keep_alive = std::make_shared<const Block>(pinned_);
-    reduction_ = make_reduction(nested_start(on_host), {.parts = on_host_, .combine = combine_});
+    reduction_ =
+        make_reduction(nested_start(on_host), {.parts = on_host_, .combine = work_.combine});
     reduction_->begin();
   }
 
   void copy_to_device() {
     const StreamView stream = copies_.begin_to_device();
-    for (std::size_t part = 0; part < parts_.size(); ++part)
-      kernels::copy_bytes(parts_[part].pointer(), on_host_[part].pointer(), parts_[part].bytes(),
-                          stream);
+    for (std::size_t part = 0; part < on_host_.size(); ++part)
+      kernels::copy_bytes(work_.parts[part].pointer(), on_host_[part].pointer(),
+                          on_host_[part].bytes(), stream);
     copies_.end_to_device();
   }
 
-  std::vector<ValueSpan> parts_;    // on the device
+  const RingWork work_;             // the parts are on the device
   std::vector<ValueSpan> on_host_;  // host copies of the parts
-  Combine combine_;
   Copies copies_;
   Block pinned_;
   std::unique_ptr<HostTransfer> reduction_;
@@ -189,8 +186,8 @@ std::unique_ptr<HostExchange> make_staged_exchange(Staging& staging, const Start
 }
 
 std::unique_ptr<HostTransfer> make_staged_reduction(Staging& staging, const Start& start,
-                                                    const RingWork& work) {
-  return std::make_unique<StagedReduction>(staging, start, work);
+                                                    RingWork work) {
+  return std::make_unique<StagedReduction>(staging, start, std::move(work));
 }
 
 }  // namespace tersor::host

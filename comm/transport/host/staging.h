@@ -122,7 +122,7 @@ class Copies {
 std::unique_ptr<HostExchange> make_staged_exchange(Staging& staging, const Start& start,
                                                    std::size_t receives);
 std::unique_ptr<HostTransfer> make_staged_reduction(Staging& staging, const Start& start,
-                                                    const RingWork& work);
+                                                    RingWork work);
 
 /// Runs `work`. A device error raises a fault on all ranks.
 template <typename Work>
