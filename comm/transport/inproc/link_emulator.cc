@@ -10,8 +10,8 @@ namespace {
 /// Bytes of the first `segments` segments of a flow.
 std::size_t bytes_of_first(const PacketQueue& flow, std::size_t segments) {
   std::size_t bytes = 0;
-  for (const Packet* packet = flow.first; packet != nullptr && segments > 0;
-       packet = packet->next) {
+  for (const Packet* packet : flow) {
+    if (segments == 0) break;
     const std::size_t own = ceil_div(packet->unsent, LinkEmulator::kSegmentBytes);
     bytes += std::min(packet->unsent, segments * LinkEmulator::kSegmentBytes);
     segments -= std::min(own, segments);
@@ -20,19 +20,6 @@ std::size_t bytes_of_first(const PacketQueue& flow, std::size_t segments) {
 }
 
 }  // namespace
-
-void PacketQueue::push(Packet& packet) {
-  packet.next = nullptr;
-  (empty() ? first : last->next) = &packet;
-  last = &packet;
-}
-
-Packet& PacketQueue::pop() {
-  Packet& packet = *first;
-  first = packet.next;
-  packet.next = nullptr;
-  return packet;
-}
 
 LinkEmulator::LinkEmulator(int hosts, const Link& link)
     : per_byte_(8 * link.overhead / link.bits_per_second),
@@ -54,7 +41,7 @@ void LinkEmulator::post(Packet& packet, Seconds now) {
   if (flow.empty())
     egress.active.insert(std::ranges::lower_bound(egress.active, packet.destination),
                          packet.destination);
-  flow.push(packet);
+  flow.push_back(&packet);
   if (egress.current == nullptr) begin_segment(egress, now);
 }
 
@@ -86,11 +73,11 @@ void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
   if (next == egress.active.end()) next = egress.active.begin();
   egress.last_served = *next;
   PacketQueue& flow = egress.flows[static_cast<std::size_t>(*next)];
-  Packet& packet = *flow.first;
+  Packet& packet = *flow.front();
   egress.current = &packet;
   egress.segment = std::min(packet.unsent, kSegmentBytes);
   packet.unsent -= egress.segment;
-  if (packet.unsent == 0) flow.pop();
+  if (packet.unsent == 0) flow.pop_front();
   if (flow.empty()) egress.active.erase(next);
   egress.free = now + duration(egress.segment);
   departing_.emplace(egress.free, &egress);
@@ -100,9 +87,8 @@ void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
 // for at least k - 1 segments of every other flow, if the flow has as many.
 Seconds LinkEmulator::departure(const Egress& egress, const Packet& packet) const {
   if (packet.unsent == 0) return egress.free;
-  const PacketQueue& own = egress.flows[static_cast<std::size_t>(packet.destination)];
   std::size_t segments = 0, bytes = 0;
-  for (const Packet* before = own.first;; before = before->next) {
+  for (const Packet* before : egress.flows[static_cast<std::size_t>(packet.destination)]) {
     segments += ceil_div(before->unsent, kSegmentBytes);
     bytes += before->unsent;
     if (before == &packet) break;

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <list>
 #include <queue>
 #include <tuple>
 #include <vector>
@@ -29,18 +30,9 @@ struct Packet {
   std::size_t bytes = 0;     ///< total, including the envelope
   std::size_t unsent = 0;    ///< bytes not yet in a departing segment
   Seconds arrival = kNever;  ///< known when the last segment has departed
-  Packet* next = nullptr;    ///< next packet of the flow
 };
-
-/// A linked list of packets in order.
-struct PacketQueue {
-  Packet* first = nullptr;
-  Packet* last = nullptr;
-
-  bool empty() const { return first == nullptr; }
-  void push(Packet& packet);
-  Packet& pop();
-};
+/// Packets in order.
+using PacketQueue = std::list<Packet*>;
 
 class LinkEmulator {
  public:
