@@ -35,28 +35,6 @@ void Watcher::run(const std::stop_token& stop) {
   }
 }
 
-void Watcher::add(Communicator& communicator) {
-  const std::lock_guard lock(mutex_);
-  communicators_.push_back(&communicator);
-}
-
-void Watcher::remove(Communicator& communicator) {
-  Lock lock(mutex_);
-  changed_.wait(lock, [this] { return !stopping_; });
-  std::erase(communicators_, &communicator);
-}
-
-void Watcher::add(Queue& queue) {
-  const std::lock_guard lock(mutex_);
-  queues_.push_back(&queue);
-}
-
-void Watcher::remove(Queue& queue) {
-  Lock lock(mutex_);
-  changed_.wait(lock, [this] { return !stopping_; });
-  std::erase(queues_, &queue);
-}
-
 std::uint32_t Watcher::number_of(std::string_view name) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find(names_.begin(), names_.end(), name);

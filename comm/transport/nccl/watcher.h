@@ -39,11 +39,11 @@ class Watcher {
   void fail(const std::string& cause, std::chrono::milliseconds delay = {},
             FaultSource source = FaultSource::kRanks);
 
-  void add(Communicator& communicator);
-  void add(Queue& queue);
+  void add(Communicator& communicator) { add_to(communicators_, communicator); }
+  void add(Queue& queue) { add_to(queues_, queue); }
   /// Both functions wait while communicators are being stopped.
-  void remove(Communicator& communicator);
-  void remove(Queue& queue);
+  void remove(Communicator& communicator) { remove_from(communicators_, communicator); }
+  void remove(Queue& queue) { remove_from(queues_, queue); }
 
   /// Converts a name to a number for the device; equal names have equal numbers.
   std::uint32_t number_of(std::string_view name);
@@ -54,6 +54,17 @@ class Watcher {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  template <typename Kind>
+  void add_to(std::vector<Kind*>& all, Kind& added) {
+    const std::lock_guard lock(mutex_);
+    all.push_back(&added);
+  }
+  template <typename Kind>
+  void remove_from(std::vector<Kind*>& all, Kind& removed) {
+    Lock lock(mutex_);
+    changed_.wait(lock, [this] { return !stopping_; });
+    std::erase(all, &removed);
+  }
   std::optional<std::string> find_late(Clock::time_point now);
   std::optional<std::string> find_frame_fault();
   std::optional<std::string> find_error();
