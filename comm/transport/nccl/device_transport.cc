@@ -37,13 +37,6 @@ CallRecord record_of(const Operation& operation, std::size_t option_bytes) {
   return own;
 }
 
-CallRecord record_of(ConstByteSpan message) {
-  CallRecord other;
-  std::memcpy(&other, message.data(), std::min(message.size(), sizeof other));
-  other.name[sizeof other.name - 1] = '\0';
-  return other;
-}
-
 /// A hash of the host name and Linux's boot id. Equal for all processes of a machine, including
 /// containers with the same host name.
 std::uint64_t machine_hash() {
@@ -84,7 +77,8 @@ DeviceTransport::DeviceTransport(std::shared_ptr<Watcher> watcher,
                                  std::chrono::milliseconds timeout)
     : DeviceTransport(watcher, make_queue(watcher), std::move(communicator), timeout) {
   watcher_->start(name(rank()));
-  gather_hosts();
+  const Operation operation{.name = "make_nccl_transport", .timeout = timeout_};
+  hosts_ = host::number_hosts(gather_values(operation, machine_hash()));
 }
 
 // Destroys the communicator before the registered device memory.
@@ -155,14 +149,13 @@ void DeviceTransport::agree(const Operation& operation) {
   const std::uint64_t key = Signature().add(operation.signature).add(operation.name).value();
   if (ranks() == 1 || agreed_.contains(key)) return;
   if (kernels::capture_of(operation.stream) != 0)
-    throw InvalidArgumentError(
-        std::string(operation.name) +
-        ": all ranks must compare this call first: call it once before capturing");
+    refuse(operation, "all ranks must compare this call first: call it once before capturing");
   const std::vector<std::byte> options = operation.agreement == nullptr
                                              ? std::vector<std::byte>()
                                              : pack(operation.agreement->strings());
   const CallRecord own = record_of(operation, options.size());
-  const std::vector<CallRecord> calls = gather_calls(operation, own);
+  std::vector<CallRecord> calls = gather_values(operation, own);
+  for (CallRecord& call : calls) call.name[sizeof call.name - 1] = '\0';
   std::string mismatches;
   for (std::size_t rank = 0; rank < calls.size(); ++rank)
     if (!same_call(own, calls[rank]))
@@ -180,15 +173,19 @@ void DeviceTransport::agree(const Operation& operation) {
   throw TransportError(cause, differences);
 }
 
-std::vector<CallRecord> DeviceTransport::gather_calls(const Operation& operation,
-                                                      const CallRecord& own) {
+template <typename Value>
+std::vector<Value> DeviceTransport::gather_values(const Operation& operation, const Value& own) {
   Handle gathered = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
   gathered.wait_synchronize();
-  std::vector<CallRecord> calls(static_cast<std::size_t>(ranks()), own);
-  for (int rank = 0; rank < ranks(); ++rank)
-    if (rank != this->rank())
-      calls[static_cast<std::size_t>(rank)] = record_of(gathered.received(rank));
-  return calls;
+  std::vector<Value> values(static_cast<std::size_t>(ranks()));
+  values[static_cast<std::size_t>(rank())] = own;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (rank == this->rank()) continue;
+    const ConstByteSpan message = gathered.received(rank);
+    std::memcpy(&values[static_cast<std::size_t>(rank)], message.data(),
+                std::min(message.size(), sizeof own));
+  }
+  return values;
 }
 
 // Each rank compares its options with the options of every rank that makes another call. All ranks
@@ -253,19 +250,6 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
   for (const int member : members) hosts.push_back(hosts_[static_cast<std::size_t>(member)]);
   joined->hosts_ = host::number_hosts(hosts);
   return joined;
-}
-
-void DeviceTransport::gather_hosts() {
-  const Operation operation{.name = "make_nccl_transport", .timeout = timeout_};
-  const std::uint64_t own = machine_hash();
-  Handle handle = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
-  handle.wait_synchronize();
-  std::vector<std::uint64_t> numbers(static_cast<std::size_t>(ranks()), own);
-  for (int rank = 0; rank < ranks(); ++rank)
-    if (rank != this->rank())
-      std::memcpy(&numbers[static_cast<std::size_t>(rank)], handle.received(rank).data(),
-                  sizeof own);
-  hosts_ = host::number_hosts(numbers);
 }
 
 void DeviceTransport::wait_activity(Clock::time_point until) {

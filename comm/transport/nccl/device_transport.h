@@ -107,7 +107,6 @@ class DeviceTransport final : public Transport {
   Handle queue_barrier(const Operation& operation);
 
   Handle gather_staged(const Operation& operation, ConstByteSpan send, std::size_t capacity);
-  void gather_hosts();
   ncclUniqueId broadcast_id(std::span<const int> members, const Operation& operation);
   std::unique_ptr<Transport> join(std::span<const int> members, std::shared_ptr<Queue> queue,
                                   std::string_view name);
@@ -115,7 +114,9 @@ class DeviceTransport final : public Transport {
   void check_frames(std::string_view operation);
   void open(const Operation& operation);
   void agree(const Operation& operation);
-  std::vector<CallRecord> gather_calls(const Operation& operation, const CallRecord& own);
+  /// Returns the value of each rank.
+  template <typename Value>
+  std::vector<Value> gather_values(const Operation& operation, const Value& own);
   std::vector<Difference> compare_options(const Operation& operation, ConstByteSpan options,
                                           const std::vector<CallRecord>& calls);
 

@@ -1,9 +1,8 @@
 // Implements device_transport.h: host memory, sent through pinned memory and the device. Used for
 // control messages, not for gradients.
-#include <tersor/error.h>
-
 #include <cstring>
 
+#include "comm/transport/arguments.h"
 #include "comm/transport/nccl/device_transport.h"
 #include "kernels/device/device.h"
 
@@ -14,9 +13,8 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
                                       std::size_t capacity) {
   check_host(operation);
   if (send.size() > capacity)
-    throw InvalidArgumentError(std::string(operation.name) + ": the message has " +
-                               std::to_string(send.size()) + " bytes: give at most the capacity, " +
-                               std::to_string(capacity));
+    refuse(operation, "the message has " + std::to_string(send.size()) +
+                          " bytes: give at most the capacity, " + std::to_string(capacity));
   const std::size_t bytes = SizedMessage::bytes(capacity);
   const auto count = static_cast<std::size_t>(ranks());
   auto transfer =
@@ -44,9 +42,7 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
 void DeviceTransport::check_host(const Operation& operation) const {
   watcher_->check(operation.name);
   if (kernels::capture_of(queue_->wire()) != 0)
-    throw InvalidArgumentError(
-        std::string(operation.name) +
-        ": the host waits for this call, which cannot be captured in a graph");
+    refuse(operation, "the host waits for this call, which cannot be captured in a graph");
 }
 
 // Sends the id from the first member to the other members.

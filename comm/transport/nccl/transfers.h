@@ -17,6 +17,12 @@ namespace tersor::nccl {
 /// The common part of all transfers: the owner, and the received bytes of each rank.
 class NcclTransfer : public Transfer {
  public:
+  NcclTransfer(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
+               const Operation& operation, int ranks)
+      : watcher_(std::move(watcher)),
+        queue_(std::move(queue)),
+        operation_(operation),
+        received_(static_cast<std::size_t>(ranks)) {}
   NcclTransfer(const NcclTransfer&) = delete;
   NcclTransfer& operator=(const NcclTransfer&) = delete;
 
@@ -29,13 +35,6 @@ class NcclTransfer : public Transfer {
   int source() const override;
 
  protected:
-  NcclTransfer(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
-               const Operation& operation, int ranks)
-      : watcher_(std::move(watcher)),
-        queue_(std::move(queue)),
-        operation_(operation),
-        received_(static_cast<std::size_t>(ranks)) {}
-
   const std::shared_ptr<Watcher> watcher_;
   const std::shared_ptr<Queue> queue_;
   const Operation operation_;
@@ -47,9 +46,7 @@ class NcclTransfer : public Transfer {
 /// An operation on device memory, queued at creation. Waiting for the handle makes the stream wait.
 class QueuedTransfer final : public NcclTransfer {
  public:
-  QueuedTransfer(std::shared_ptr<Watcher> watcher, std::shared_ptr<Queue> queue,
-                 const Operation& operation, int ranks)
-      : NcclTransfer(std::move(watcher), std::move(queue), operation, ranks) {}
+  using NcclTransfer::NcclTransfer;
   ~QueuedTransfer() override;
 
   /// Returns memory for received bytes, valid until the end of this handle.
