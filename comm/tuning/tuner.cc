@@ -2,6 +2,7 @@
 
 #include "codecs/planned_codec.h"
 #include "comm/collectives/choose.h"
+#include "comm/collectives/hosts.h"
 #include "comm/transport/arguments.h"
 #include "comm/tuning/link_probe.h"
 #include "comm/tuning/measure.h"
@@ -15,7 +16,6 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <optional>
 #include <span>
 
 namespace tersor {
@@ -60,26 +60,6 @@ CodecCosts read_costs(std::span<const float>& figures) {
     figures = figures.subspan(2);
   }
   return costs;
-}
-
-/// The local rank of each rank on its host. Nothing if each rank has a separate host, if all ranks
-/// share a host, or if hosts have unequal numbers of ranks.
-std::optional<std::vector<int>> local_ranks_on_hosts(const std::vector<int>& hosts) {
-  std::map<int, int> ranks_of;
-  std::vector<int> local_ranks;
-  for (const int host : hosts) local_ranks.push_back(ranks_of[host]++);
-  const int first_size = ranks_of.begin()->second;
-  const bool even = std::all_of(ranks_of.begin(), ranks_of.end(),
-                                [&](const auto& entry) { return entry.second == first_size; });
-  if (ranks_of.size() == 1 || first_size == 1 || !even) return std::nullopt;
-  return local_ranks;
-}
-
-std::vector<int> ranks_with(const std::vector<int>& of_ranks, int value) {
-  std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
-    if (of_ranks[rank] == value) ranks.push_back(static_cast<int>(rank));
-  return ranks;
 }
 
 bool any_feedback(const std::vector<std::string>& specs) {
@@ -180,15 +160,15 @@ void Tuner::Impl::measure_costs(Dtype dtype) {
 // hosts. A single rank per host uses the host's link during the measurement. Otherwise, all ranks
 // are alike.
 void Tuner::Impl::measure_network() {
-  const std::vector<int> hosts = channel_->hosts();
-  const auto local_ranks = local_ranks_on_hosts(hosts);
-  if (options_.link.has_value() || !local_ranks.has_value()) {
+  const HostGroups groups(channel_->hosts(), channel_->ranks());
+  const bool alike = groups.hosts() == 1 || groups.hosts() == groups.ranks() || !groups.even();
+  if (options_.link.has_value() || alike) {
     network_.link = options_.link ? *options_.link : probe(all_ranks(channel_->ranks()));
     return;
   }
-  network_.ranks_per_host = 1 + *std::max_element(local_ranks->begin(), local_ranks->end());
-  network_.local = probe(ranks_with(hosts, hosts[static_cast<std::size_t>(channel_->rank())]));
-  network_.link = probe(ranks_with(*local_ranks, 0));
+  network_.ranks_per_host = groups.max_ranks_per_host();
+  network_.local = probe(groups.host_members(channel_->rank()));
+  network_.link = probe(groups.owners(0));
 }
 
 // Measures the link between the members. All ranks get the maximum over all groups.
