@@ -96,11 +96,6 @@ bool Planner::is_unchunked(const ExchangeParameter& param, Algorithm algorithm) 
          adds_in_place(*param.codec, param.dtype);
 }
 
-std::vector<Exchange> Planner::exchanges(const ExchangeParameter& param,
-                                         Algorithm algorithm) const {
-  return exchanges_of(*param.codec, param.dtype, encoding_ranks(param), algorithm);
-}
-
 Schedule Planner::schedule(const ExchangeParameter& param, std::span<const Exchange> rounds) const {
   if (is_hierarchical(param)) return hierarchical(groups(), shape_.ranks.rank, rounds);
   const Group all = full_group(shape_.ranks.rank, grid(param));
@@ -127,30 +122,51 @@ Shards Planner::with_intra_host_shards(std::vector<Shards> host_shards) const {
   return shards;
 }
 
+// Host shards differ by a unit at most. One host shard may therefore have an additional chunk.
+template <typename PlanShards>
+std::vector<ChunkPlan> Planner::encoded(const ExchangeParameter& param, Algorithm algorithm,
+                                        const PlanShards& plan) const {
+  const auto rounds = exchanges_of(*param.codec, param.dtype, encoding_ranks(param), algorithm);
+  const auto plan_shard = [&](int host_shard) {
+    return plan(encoded_context(host_shard, param), rounds.back());
+  };
+  if (!is_hierarchical(param)) return chunks(schedule(param, rounds), plan_shard(0));
+  std::vector<std::vector<Shards>> of_host_shard;
+  std::size_t count = 0;
+  for (int host_shard = 0; host_shard < groups().host_shards(); ++host_shard) {
+    of_host_shard.push_back(plan_shard(host_shard));
+    count = std::max(count, of_host_shard.back().size());
+  }
+  const std::size_t shard_count = of_host_shard.front().front().size();
+  std::vector<Shards> shards;
+  for (std::size_t chunk = 0; chunk < count; ++chunk) {
+    std::vector<Shards> host_shard_parts;
+    for (std::vector<Shards>& host_shard : of_host_shard)
+      host_shard_parts.push_back(chunk < host_shard.size() ? std::move(host_shard[chunk])
+                                                           : Shards(shard_count));
+    shards.push_back(with_intra_host_shards(std::move(host_shard_parts)));
+  }
+  return chunks(schedule(param, rounds), std::move(shards));
+}
+
 ChunkPlan Planner::whole(std::span<const std::uint32_t> params, Algorithm algorithm) const {
   const ExchangeParameter& first = this->params()[params.front()];
   if (scatters_hierarchically(first)) return whole_scattered(params);
-  const auto rounds = exchanges(first, algorithm);
-  std::vector<Shards> host_shards;
-  const int count = is_hierarchical(first) ? groups().host_shards() : 1;
-  for (int host_shard = 0; host_shard < count; ++host_shard)
-    host_shards.push_back(plan_whole(encoded_context(host_shard, first), params, rounds.back()));
-  Shards shards = is_hierarchical(first) ? with_intra_host_shards(std::move(host_shards))
-                                         : std::move(host_shards.front());
-  return std::move(chunks(schedule(first, rounds), {std::move(shards)}).front());
+  const auto plan = [&](const PlanContext& context, Exchange last) {
+    return std::vector<Shards>{plan_whole(context, params, last)};
+  };
+  return std::move(encoded(first, algorithm, plan).front());
 }
 
 std::vector<ChunkPlan> Planner::cut(std::uint32_t param, Algorithm algorithm,
                                     std::size_t chunk_count) const {
   const ExchangeParameter& own = params()[param];
   if (scatters_hierarchically(own)) return scattered(rank_pieces(param), chunk_count);
-  const auto rounds = exchanges(own, algorithm);
   if (is_unchunked(own, algorithm))
     chunk_count = std::max(chunk_count, encoding_ranks(own) * align_up(own.count, own.unit()));
-  if (!is_hierarchical(own))
-    return chunks(schedule(own, rounds),
-                  plan_cut(encoded_context(0, own), param, rounds.back(), chunk_count));
-  return chunks(schedule(own, rounds), cut_host_shards(param, rounds.back(), chunk_count));
+  return encoded(own, algorithm, [&](const PlanContext& context, Exchange last) {
+    return plan_cut(context, param, last, chunk_count / context.sharding.host_shards);
+  });
 }
 
 /// The range of a parameter for each rank.
@@ -169,30 +185,6 @@ ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> params) const 
   }
   const Schedule schedule = hierarchical_reduce_scatter(groups(), shape_.ranks.rank);
   return std::move(chunks(schedule, {scattered_shards(all)}).front());
-}
-
-// Host shards differ by a unit at most. One host shard may therefore have an additional chunk.
-std::vector<Shards> Planner::cut_host_shards(std::uint32_t param, Exchange last,
-                                             std::size_t chunk_count) const {
-  const auto host_shards = static_cast<std::size_t>(groups().host_shards());
-  const auto shard_count = static_cast<std::size_t>(
-      shards_of(last, encoding_ranks(params()[param]), grid(params()[param])));
-  std::vector<std::vector<Shards>> of_host_shard;
-  std::size_t chunks = 0;
-  for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard) {
-    of_host_shard.push_back(plan_cut(encoded_context(static_cast<int>(host_shard), params()[param]),
-                                     param, last, chunk_count / host_shards));
-    chunks = std::max(chunks, of_host_shard.back().size());
-  }
-  std::vector<Shards> shards;
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-    std::vector<Shards> host_shard_parts;
-    for (std::vector<Shards>& host_shard : of_host_shard)
-      host_shard_parts.push_back(chunk < host_shard.size() ? std::move(host_shard[chunk])
-                                                           : Shards(shard_count));
-    shards.push_back(with_intra_host_shards(std::move(host_shard_parts)));
-  }
-  return shards;
 }
 
 std::vector<ChunkPlan> Planner::cut_by(const Schedule& schedule, Exchange last,

@@ -77,10 +77,11 @@ class Planner {
   float max_ranks_per_host() const { return static_cast<float>(groups().max_ranks_per_host()); }
   bool is_unchunked(const ExchangeParameter& param, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Shards> shards) const;
-  std::vector<Exchange> exchanges(const ExchangeParameter& param, Algorithm algorithm) const;
   Schedule schedule(const ExchangeParameter& param, std::span<const Exchange> rounds) const;
-  std::vector<Shards> cut_host_shards(std::uint32_t param, Exchange last,
-                                      std::size_t chunk_count) const;
+  /// The chunks of encoded values. `plan(context, last)` plans the chunks of a host shard.
+  template <typename PlanShards>
+  std::vector<ChunkPlan> encoded(const ExchangeParameter& param, Algorithm algorithm,
+                                 const PlanShards& plan) const;
   Shards with_intra_host_shards(std::vector<Shards> host_shards) const;
   std::vector<Piece> rank_pieces(std::uint32_t param) const;
   Shards scattered_shards(std::span<const std::vector<Piece>> pieces) const;
