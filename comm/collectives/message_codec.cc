@@ -87,19 +87,23 @@ void MessageCodec::gather_outputs(const Shard& shard, const FramePlan& frame) {
     outputs_.push_back(output_part(shard, context_->bindings[piece.param], piece.range));
 }
 
-// Takes the next frame from each message, without a check: the codec checks the frame.
+// Takes the frame at `offset` of a message, without a check: the codec checks the frame.
+ConstByteSpan MessageCodec::next_frame(const FramePlan& frame, bool sums, const Received& message,
+                                       std::size_t& offset) const try {
+  offset = std::min(offset, message.bytes.size());
+  const ConstByteSpan rest = message.bytes.subspan(offset);
+  const std::size_t bytes = written_bytes(frame, sums, rest);
+  offset += align_up(bytes, kSectionAlignment);
+  return rest.first(bytes);
+} catch (const WireError& error) {
+  throw_damaged(message.rank, error);
+}
+
 void MessageCodec::next_frames(const FramePlan& frame, bool sums,
                                std::span<const Received> messages) {
   frames_.clear();
-  for (std::size_t i = 0; i < messages.size(); ++i) try {
-      const std::size_t offset = std::min(offsets_[i], messages[i].bytes.size());
-      const ConstByteSpan rest = messages[i].bytes.subspan(offset);
-      const std::size_t bytes = written_bytes(frame, sums, rest);
-      frames_.push_back(rest.first(bytes));
-      offsets_[i] = offset + align_up(bytes, kSectionAlignment);
-    } catch (const WireError& error) {
-      throw_damaged(messages[i].rank, error);
-    }
+  for (std::size_t i = 0; i < messages.size(); ++i)
+    frames_.push_back(next_frame(frame, sums, messages[i], offsets_[i]));
 }
 
 void MessageCodec::throw_damaged(int rank, const WireError& error) const {
@@ -154,9 +158,8 @@ Execution MessageCodec::execution(const FramePlan& frame) const {
 void MessageCodec::count_time(const FramePlan& frame, TraceType type, Clock::time_point begin,
                               Clock::time_point end) {
   if (context_->on_device()) return;
-  double all = 0;
-  for (const Piece& piece : frame.pieces) all += static_cast<double>(piece.range.count);
-  const double each = std::chrono::duration<double>(end - begin).count() / all;
+  const double each =
+      std::chrono::duration<double>(end - begin).count() / static_cast<double>(frame.count);
   for (const Piece& piece : frame.pieces) {
     ParamCounters& counters = context_->counters[piece.param];
     (type == TraceType::kDecode ? counters.decode_seconds : counters.encode_seconds) +=
@@ -177,9 +180,7 @@ void MessageCodec::trace(const FramePlan& frame, TraceType type, Clock::time_poi
 }
 
 void MessageCodec::count_bytes(const FramePlan& frame, std::size_t bytes, int peers) {
-  std::size_t all = 0;
-  for (const Piece& piece : frame.pieces) all += piece.range.count;
-  const double each = static_cast<double>(bytes) * peers / static_cast<double>(all);
+  const double each = static_cast<double>(bytes) * peers / static_cast<double>(frame.count);
   for (const Piece& piece : frame.pieces)
     context_->counters[piece.param].sent_bytes +=
         static_cast<std::uint64_t>(each * static_cast<double>(piece.range.count));
@@ -254,13 +255,12 @@ void MessageCodec::check_checksum(ConstByteSpan frame, int rank) const {
 
 std::size_t MessageCodec::forward(const Shard& shard, const Received& received, ByteSpan message,
                                   int peers) {
-  offsets_.assign(1, 0);
+  std::size_t bytes = 0;
   for (const FramePlan& frame : shard.frames) {
-    next_frames(frame, sums_, {&received, 1});
-    check_checksum(frames_.front(), received.rank);
-    count_bytes(frame, frames_.front().size(), peers);
+    const ConstByteSpan forwarded = next_frame(frame, sums_, received, bytes);
+    check_checksum(forwarded, received.rank);
+    count_bytes(frame, forwarded.size(), peers);
   }
-  const std::size_t bytes = offsets_.front();
   copy(message, received.bytes.first(std::min(bytes, received.bytes.size())));
   return bytes;
 }
@@ -273,14 +273,7 @@ void MessageCodec::copy(ByteSpan to, ConstByteSpan from) const {
 
 Received MessageCodec::first_message(const Shard& shard, const Received& several) const {
   std::size_t end = 0;
-  for (const FramePlan& frame : shard.frames) {
-    const ConstByteSpan rest = several.bytes.subspan(std::min(end, several.bytes.size()));
-    try {
-      end += align_up(written_bytes(frame, sums_, rest), kSectionAlignment);
-    } catch (const WireError& error) {
-      throw_damaged(several.rank, error);
-    }
-  }
+  for (const FramePlan& frame : shard.frames) next_frame(frame, sums_, several, end);
   return {several.shard, several.rank, several.bytes.first(std::min(end, several.bytes.size()))};
 }
 
@@ -321,10 +314,8 @@ void MessageCodec::check_splits(const Shard& shard, const Received& message) con
   const FrameHeader found = read_frame_header(message.bytes);
   if (found.signature == shard.signature) return;
   const FramePlan& own = shard.frames.front();
-  std::size_t count = 0;
-  for (const Segment& segment : own.segments) count += segment.count;
   const std::size_t all = own.pieces.empty() ? 0 : context_->params[own.pieces.front().param].count;
-  throw WireError(found.count == count
+  throw WireError(found.count == own.count
                       ? "the rank expects another number of rows than this rank sends, or sends "
                         "more rows than this rank expects"
                       : "the rank sent " + std::to_string(found.count) +

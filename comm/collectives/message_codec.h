@@ -67,6 +67,8 @@ class MessageCodec {
   void gather_owners(const FramePlan& frame, std::size_t stage);
   void gather_outputs(const Shard& shard, const FramePlan& frame);
   void gather_memories(const FramePlan& frame);
+  ConstByteSpan next_frame(const FramePlan& frame, bool sums, const Received& message,
+                           std::size_t& offset) const;
   void next_frames(const FramePlan& frame, bool sums, std::span<const Received> messages);
   std::size_t written_bytes(const FramePlan& frame, bool sums, ConstByteSpan target) const {
     return context_->on_device() ? frame.bytes_of(sums) : frame_bytes(target);

@@ -19,6 +19,7 @@ void add_piece(Shard& shard, const PlanContext& context, Piece piece) {
   FramePlan& frame =
       frame_for(shard, param, context.codec == nullptr ? param.codec.get() : context.codec);
   frame.pieces.push_back(piece);
+  frame.count += piece.range.count;
   const bool whole = piece.range.count == param.count;
   frame.segments.push_back({.count = piece.range.count,
                             .parameter = param.parameter,

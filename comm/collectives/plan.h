@@ -78,6 +78,7 @@ struct FramePlan {
   Dtype dtype = Dtype::kF32;
   std::vector<Piece> pieces = {};
   std::vector<Segment> segments = {};
+  std::size_t count = 0;         ///< values of all pieces
   std::size_t frame_bytes = 0;   ///< capacity
   std::size_t result_bytes = 0;  ///< capacity of a frame with a sum (Codec::results)
   std::size_t workspace_bytes = 0;
