@@ -166,11 +166,15 @@ void Gradients::mark_globally_unused(std::uint32_t parameter) {
   Residuals& residuals = parameters_.residuals;
   globally_unused_[parameter] = true;
   const bool hierarchical = parameters_.context().ranks.hierarchy != nullptr;
+  const auto scratch = [&](Residuals::Kind kind) {
+    const ValueSpan zeros = residuals.scratch(parameter, kind);
+    return SegmentState{zeros, zeros};
+  };
   if (hierarchical && !feedback.sender.residual_out.empty())
-    feedback.sender = residuals.scratch_sender(parameter);
-  if (!feedback.owner.residual_out.empty()) feedback.owner = residuals.scratch_owner(parameter);
-  if (!feedback.memory.out.empty())
-    feedback.memory.out = residuals.scratch_memory(parameter, feedback.memory.out.count());
+    feedback.sender = scratch(Residuals::kSender);
+  if (!feedback.owner.residual_out.empty()) feedback.owner = scratch(Residuals::kOwner);
+  if (ValueSpan& out = feedback.memory.out; !out.empty())
+    out = residuals.scratch(parameter, Residuals::kMemory).subspan(0, out.count());
   deactivate(parameter);
 }
 

@@ -20,7 +20,7 @@ void GradientReducer::Impl::apply_phases(LockedStep& step) {
 // A codec cannot use the memory of its predecessor.
 void GradientReducer::Impl::apply_policy(LockedStep& step) {
   for (const std::size_t entered : policy_.apply(training_step(step)))
-    parameters_.residuals.clear_memory(entered);
+    parameters_.residuals.clear(entered, Residuals::kMemory);
 }
 
 // No work is under way, including work on a device.

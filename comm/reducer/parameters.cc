@@ -171,7 +171,7 @@ void Parameters::fold_unused_owners(std::size_t parameter, StreamView stream) {
     fold_owner(to_floats(version.owner, stream), own, scale, {sum, own.sender_first, scale.sender});
     from_floats(sum, 1.0f, version.sender, stream);
   }
-  residuals.clear_owner(parameter);
+  residuals.clear(parameter, Residuals::kOwner);
 }
 
 void Parameters::add_parameters(Agreement& agreement) const {

@@ -4,105 +4,49 @@
 #include <utility>
 
 namespace tersor {
-namespace {
-
-// A multiple of 64 values, for equal alignment of owner values and sender values.
-std::size_t sender_capacity(std::size_t count) { return align_up(count, 64); }
-
-}  // namespace
 
 void Residuals::set_backend(const MemoryBackend& backend) {
   backend_ = &backend;
   entries_.clear();
 }
 
-std::size_t Residuals::residual_bytes(const Entry& entry) const {
-  return align_up((sender_capacity(entry.count) + entry.owned_count) * dtype_bytes(dtype_),
-                  kWorkspaceAlignment);
-}
-
+// Owner values begin at a multiple of 64 values, so the alignment equals that of sender values.
 void Residuals::add(std::size_t count, std::size_t owned_count, std::size_t memory_count) {
-  Entry entry{
-      .count = count, .owned_count = owned_count, .memory_count = memory_count, .memory = {}};
-  const std::size_t bytes = residual_bytes(entry) + memory_count * sizeof(float);
+  const std::size_t owner = align_up(count, 64) * dtype_bytes(dtype_);
+  const std::size_t memory =
+      align_up(owner + owned_count * dtype_bytes(dtype_), kWorkspaceAlignment);
+  Entry entry{.parts = {Part{0, count, dtype_}, Part{owner, owned_count, dtype_},
+                        Part{memory, memory_count, Dtype::kF32}},
+              .memory = {}};
   for (unsigned i = 0; i < generations_; ++i) {
-    entry.memory.emplace_back(bytes, backend_->memory());
+    entry.memory.emplace_back(memory + memory_count * sizeof(float), backend_->memory());
     backend_->clear(entry.memory.back().span(), backend_->stream());
   }
   entries_.push_back(std::move(entry));
 }
 
-ValueSpan Residuals::values(std::size_t parameter, unsigned generation, Range range) const {
+ValueSpan Residuals::values(std::size_t parameter, unsigned generation, const Part& part) const {
+  if (part.count == 0) return {};
   const Buffer& memory = entries_[parameter].memory[generation];
-  return {memory.pointer() + range.first * dtype_bytes(dtype_), range.count, dtype_,
-          backend_->memory()};
+  return {memory.pointer() + part.offset, part.count, part.dtype, backend_->memory()};
 }
 
-SegmentState Residuals::state(std::size_t parameter, Range range) const {
-  if (range.count == 0) return {};
-  const Entry& entry = entries_[parameter];
-  return {values(parameter, entry.current, range), values(parameter, next(entry), range)};
-}
-
-Range Residuals::owned(const Entry& entry) {
-  return {sender_capacity(entry.count), entry.owned_count};
-}
-
-ValueSpan Residuals::current(std::size_t parameter, Range range) const {
-  if (range.count == 0) return {};
-  return values(parameter, entries_[parameter].current, range);
-}
-
-ValueSpan Residuals::codec_memory(std::size_t parameter, unsigned generation,
-                                  std::size_t count) const {
-  const Entry& entry = entries_[parameter];
-  return {entry.memory[generation].pointer() + residual_bytes(entry), count, Dtype::kF32,
-          backend_->memory()};
-}
-
-SegmentMemory Residuals::memory(std::size_t parameter, std::size_t count) const {
-  if (count == 0) return {};
-  const Entry& entry = entries_[parameter];
-  return {codec_memory(parameter, entry.current, count),
-          codec_memory(parameter, next(entry), count)};
-}
-
-ValueSpan Residuals::scratch(Buffer& memory, std::size_t count, Dtype dtype) {
+ValueSpan Residuals::scratch(std::size_t parameter, Kind kind) {
+  const Part& part = entries_[parameter].parts[kind];
+  Buffer& memory = entries_[parameter].scratch[kind];
   if (memory.bytes() == 0) {
-    memory = Buffer(count * dtype_bytes(dtype), backend_->memory());
+    memory = Buffer(part.count * dtype_bytes(part.dtype), backend_->memory());
     backend_->clear(memory.span(), backend_->stream());
   }
-  return memory.values(count, dtype);
-}
-
-SegmentState Residuals::scratch_sender(std::size_t parameter) {
-  Entry& entry = entries_[parameter];
-  const ValueSpan zeros = scratch(entry.scratch_sender, entry.count, dtype_);
-  return {zeros, zeros};
-}
-
-SegmentState Residuals::scratch_owner(std::size_t parameter) {
-  Entry& entry = entries_[parameter];
-  const ValueSpan zeros = scratch(entry.scratch_owner, entry.owned_count, dtype_);
-  return {zeros, zeros};
-}
-
-// A later phase may use a codec with more memory.
-ValueSpan Residuals::scratch_memory(std::size_t parameter, std::size_t count) {
-  Entry& entry = entries_[parameter];
-  return scratch(entry.scratch_memory, entry.memory_count, Dtype::kF32).subspan(0, count);
-}
-
-ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) const {
-  return count == 0 ? ValueSpan{} : codec_memory(parameter, entries_[parameter].current, count);
+  return memory.values(part.count, part.dtype);
 }
 
 std::vector<Residuals::Version> Residuals::versions(std::size_t parameter) const {
   const Entry& entry = entries_[parameter];
   std::vector<Version> all;
   const auto add_version = [&](unsigned generation) {
-    all.push_back({values(parameter, generation, {0, entry.count}),
-                   values(parameter, generation, owned(entry))});
+    all.push_back({values(parameter, generation, entry.parts[kSender]),
+                   values(parameter, generation, entry.parts[kOwner])});
   };
   add_version(entry.current);
   if (entry.pending) add_version(other(entry));
@@ -148,29 +92,20 @@ std::uint32_t Residuals::take_discarded() {
   return std::exchange(accepted_, false) ? 0 : steps;
 }
 
-void Residuals::clear_each(const std::function<ValueSpan(unsigned)>& part) {
+void Residuals::clear(std::size_t parameter, const Part& part) {
   for (unsigned generation = 0; generation < generations_; ++generation) {
-    const ValueSpan values = part(generation);
+    const ValueSpan values = this->values(parameter, generation, part);
     backend_->clear({values.pointer(), values.bytes()}, backend_->stream());
   }
 }
 
-void Residuals::clear_owner(std::size_t i) {
-  clear_each([&](unsigned generation) { return values(i, generation, owned(entries_[i])); });
-}
-
-void Residuals::clear_memory(std::size_t i) {
-  clear_each(
-      [&](unsigned generation) { return codec_memory(i, generation, entries_[i].memory_count); });
-}
-
 void Residuals::scale(std::size_t i, float factor) {
-  if (entries_[i].count == 0) return;
-  const Range ranges = {0, sender_capacity(entries_[i].count) + entries_[i].owned_count};
-  const auto part = [&](unsigned generation) { return values(i, generation, ranges); };
-  if (factor == 0) return clear_each(part);  // multiplication would keep a NaN
+  const auto& [sender, owner, memory] = entries_[i].parts;
+  if (sender.count == 0) return;
+  const Part both{0, owner.offset / dtype_bytes(dtype_) + owner.count, dtype_};
+  if (factor == 0) return clear(i, both);  // multiplication would keep a NaN
   for (unsigned generation = 0; generation < generations_; ++generation)
-    backend_->scale(part(generation), factor, backend_->stream());
+    backend_->scale(values(i, generation, both), factor, backend_->stream());
 }
 
 void Residuals::clear() {

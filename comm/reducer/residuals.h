@@ -7,6 +7,7 @@
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,22 +33,24 @@ class Residuals {
   std::size_t parameters() const { return entries_.size(); }
   Dtype dtype() const { return dtype_; }
 
+  enum Kind : std::size_t { kSender, kOwner, kMemory };
   /// The memory read and written by the next step.
-  SegmentState sender(std::size_t i) const { return state(i, {0, entries_[i].count}); }
-  SegmentState owner(std::size_t i) const { return state(i, owned(entries_[i])); }
-  /// The first `count` values of the codec's memory; empty if `count` is 0.
-  SegmentMemory memory(std::size_t parameter, std::size_t count) const;
-
-  /// Replacement memory for a step that must not change the parameter's state: residuals of zeros,
-  /// and memory for `count` values written by the codec.
-  SegmentState scratch_sender(std::size_t parameter);
-  SegmentState scratch_owner(std::size_t parameter);
-  ValueSpan scratch_memory(std::size_t parameter, std::size_t count);
+  SegmentState sender(std::size_t i) const { return {current_sender(i), written(i, kSender)}; }
+  SegmentState owner(std::size_t i) const { return {current_owner(i), written(i, kOwner)}; }
+  /// The first `count` values of the codec's memory.
+  SegmentMemory memory(std::size_t i, std::size_t count) const {
+    return {current_memory(i, count), written(i, kMemory).subspan(0, count)};
+  }
+  /// Zeroed replacement memory for a step that must not change the parameter's state. Allocates on
+  /// first use. A later phase may use a codec with more memory, so kMemory returns all values.
+  ValueSpan scratch(std::size_t parameter, Kind kind);
 
   /// The values after the last step.
-  ValueSpan current_sender(std::size_t i) const { return current(i, {0, entries_[i].count}); }
-  ValueSpan current_owner(std::size_t i) const { return current(i, owned(entries_[i])); }
-  ValueSpan current_memory(std::size_t parameter, std::size_t count) const;
+  ValueSpan current_sender(std::size_t i) const { return current(i, kSender); }
+  ValueSpan current_owner(std::size_t i) const { return current(i, kOwner); }
+  ValueSpan current_memory(std::size_t i, std::size_t count) const {
+    return current(i, kMemory).subspan(0, count);
+  }
   /// The values after the last step and, if `discard` would restore values, the restored values.
   struct Version {
     ValueSpan sender, owner;
@@ -71,33 +74,34 @@ class Residuals {
   std::uint32_t take_discarded();
 
   /// These functions change all generations.
-  void clear_owner(std::size_t parameter);
-  void clear_memory(std::size_t parameter);
+  void clear(std::size_t i, Kind kind) { clear(i, entries_[i].parts[kind]); }
   void scale(std::size_t parameter, float factor);
   void clear();
 
  private:
-  struct Entry {
+  /// Values within a generation.
+  struct Part {
+    std::size_t offset;  ///< bytes
     std::size_t count;
-    std::size_t owned_count;
-    std::size_t memory_count;
-    std::vector<Buffer> memory;  ///< by generation: sender values, owner values, codec memory
-    Buffer scratch_sender = {}, scratch_owner = {}, scratch_memory = {};  ///< on first use
+    Dtype dtype;
+  };
+  struct Entry {
+    std::array<Part, 3> parts;        ///< by kind
+    std::vector<Buffer> memory;       ///< by generation
+    std::array<Buffer, 3> scratch{};  ///< by kind
     unsigned current = 0;
     bool pending = false;  ///< True if the other generation holds the values for `discard`
   };
 
-  /// The range of owner values in a generation, after the sender values.
-  static Range owned(const Entry& entry);
-  /// Allocates zeroed memory on first use.
-  ValueSpan scratch(Buffer& memory, std::size_t count, Dtype dtype);
-  /// Zeros `part(generation)` of each generation.
-  void clear_each(const std::function<ValueSpan(unsigned)>& part);
-  ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
-  SegmentState state(std::size_t parameter, Range range) const;
-  ValueSpan current(std::size_t parameter, Range range) const;
-  ValueSpan codec_memory(std::size_t parameter, unsigned generation, std::size_t count) const;
-  std::size_t residual_bytes(const Entry& entry) const;
+  void clear(std::size_t parameter, const Part& part);
+  /// Empty if the part has no values.
+  ValueSpan values(std::size_t parameter, unsigned generation, const Part& part) const;
+  ValueSpan current(std::size_t i, Kind kind) const {
+    return values(i, entries_[i].current, entries_[i].parts[kind]);
+  }
+  ValueSpan written(std::size_t i, Kind kind) const {
+    return values(i, next(entries_[i]), entries_[i].parts[kind]);
+  }
   unsigned other(const Entry& entry) const { return (entry.current + 1) % generations_; }
   unsigned next(const Entry& entry) const {
     return joins_ && entry.pending ? entry.current : other(entry);
