@@ -3,7 +3,7 @@
 #include <tersor/error.h>
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -31,7 +31,6 @@ Survivors::Survivors(Transport& transport, int min_ranks)
       min_ranks_(min_ranks),
       channel_(transport.isolated_channel()),
       members_(static_cast<std::size_t>(transport.ranks())),
-      set_(members_.size(), true),
       votes_(members_.size()) {
   mailbox_.emplace(*channel_, "remaining ranks", set_bytes());
   std::iota(members_.begin(), members_.end(), 0);
@@ -43,33 +42,21 @@ void Survivors::close() {
   channel_.reset();
 }
 
-Survivors::Set Survivors::set_of(const std::vector<int>& ranks) const {
-  Set set(set_.size());
-  for (const int rank : ranks) set[static_cast<std::size_t>(rank)] = true;
-  return set;
-}
-
-std::vector<int> Survivors::ranks_of(const Set& set) {
-  std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < set.size(); ++rank)
-    if (set[rank]) ranks.push_back(static_cast<int>(rank));
-  return ranks;
-}
-
 Survivors::Vote Survivors::read(const Mailbox<Header>::Message& message) const {
   const ConstByteSpan bits = message.body;
   if (bits.size() != set_bytes())
     throw WireError("remaining ranks: a message of " +
                     std::to_string(sizeof(Header) + bits.size()) + " bytes, not " +
                     std::to_string(sizeof(Header) + set_bytes()));
-  Vote vote{.header = message.header, .set = Set(set_.size())};
-  for (std::size_t rank = 0; rank < vote.set.size(); ++rank)
-    vote.set[rank] = (bits[rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0};
+  Vote vote{.header = message.header, .set = {}};
+  for (std::size_t rank = 0; rank < votes_.size(); ++rank)
+    if ((bits[rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0})
+      vote.set.insert(static_cast<int>(rank));
   return vote;
 }
 
 Survivors::Decision Survivors::agree(std::uint32_t steps, Cause cause) {
-  set_ = set_of(members_);
+  set_ = {members_.begin(), members_.end()};
   for (const int peer : members_)
     if (const auto& vote = votes_[static_cast<std::size_t>(peer)]; vote.has_value())
       apply_vote(*vote);
@@ -109,8 +96,8 @@ void Survivors::send_vote(std::uint32_t steps, Cause cause) {
       const Header header{.steps = steps, .agreements = agreements(), .cause = cause};
       mailbox_->send(peer, header, set_bytes(), [this](ByteSpan bits) {
         std::ranges::fill(bits, std::byte{0});
-        for (std::size_t rank = 0; rank < set_.size(); ++rank)
-          if (set_[rank]) bits[rank / 8] |= std::byte{1} << (rank % 8);
+        for (const int rank : set_)
+          bits[static_cast<std::size_t>(rank / 8)] |= std::byte{1} << (rank % 8);
         return bits.size();
       });
     } catch (const PeerLostError&) {
@@ -125,7 +112,7 @@ void Survivors::flush_sends() {
 
 bool Survivors::all_sent() {
   bool sent = true;
-  for (const int peer : ranks_of(set_)) try {
+  for (const int peer : set_) try {
       sent &= mailbox_->unsent(peer) == 0;
     } catch (const PeerLostError&) {
     }
@@ -136,7 +123,7 @@ bool Survivors::all_sent() {
 bool Survivors::receive_votes() {
   bool any = false;
   for (const int peer : members_)
-    if (set_[static_cast<std::size_t>(peer)] && !has_agreed(peer)) any |= receive_vote(peer);
+    if (set_.contains(peer) && !has_agreed(peer)) any |= receive_vote(peer);
   return any;
 }
 
@@ -148,7 +135,8 @@ bool Survivors::receive_vote(int peer) try {
   votes_[static_cast<std::size_t>(peer)] = std::move(vote);
   return true;
 } catch (const PeerLostError&) {
-  remove(peer);
+  set_.erase(peer);
+  changed_ = true;
   return true;
 }
 
@@ -157,7 +145,7 @@ std::optional<Survivors::Vote> Survivors::poll_vote(int peer) {
   const auto message = mailbox_->receive(peer);
   if (!message.has_value()) return std::nullopt;
   Vote vote = read(*message);
-  if (!vote.set[static_cast<std::size_t>(rank_)])
+  if (!vote.set.contains(rank_))
     throw TransportError("rank " + std::to_string(rank_) + " was left out by rank " +
                          std::to_string(peer) + ", which received no message from it within " +
                          std::to_string(kTimeout.count()) + " ms: the others continue without it");
@@ -165,13 +153,7 @@ std::optional<Survivors::Vote> Survivors::poll_vote(int peer) {
 }
 
 void Survivors::apply_vote(const Vote& vote) {
-  for (std::size_t other = 0; other < set_.size(); ++other)
-    if (set_[other] && !vote.set[other]) remove(static_cast<int>(other));
-}
-
-void Survivors::remove(int peer) {
-  set_[static_cast<std::size_t>(peer)] = false;
-  changed_ = true;
+  if (std::erase_if(set_, [&](int rank) { return !vote.set.contains(rank); }) != 0) changed_ = true;
 }
 
 // A vote of a later agreement counts, because the peer has concluded this agreement.
@@ -181,15 +163,18 @@ bool Survivors::has_agreed(int peer) const {
          (vote.has_value() && vote->set == set_ && vote->header.agreements >= agreements());
 }
 
-std::uint32_t Survivors::agreements() const { return ranks_of(set_) == members_ ? agreements_ : 0; }
+std::uint32_t Survivors::agreements() const {
+  return std::ranges::equal(set_, members_) ? agreements_ : 0;
+}
 
 bool Survivors::all_agreed() const {
-  return std::ranges::all_of(ranks_of(set_), [this](int peer) { return has_agreed(peer); });
+  return std::ranges::all_of(set_, [this](int peer) { return has_agreed(peer); });
 }
 
 void Survivors::remove_silent() {
-  Set agreeing = set_;
-  for (const int peer : ranks_of(set_)) agreeing[static_cast<std::size_t>(peer)] = has_agreed(peer);
+  Set agreeing;
+  std::ranges::copy_if(set_, std::inserter(agreeing, agreeing.end()),
+                       [this](int peer) { return has_agreed(peer); });
   set_ = std::move(agreeing);
   changed_ = true;
 }
@@ -204,7 +189,7 @@ bool Survivors::has_quorum() const {
 // A step completed since the last agreement was completed by all members.
 Survivors::Decision Survivors::conclude(std::uint32_t steps, Cause cause) {
   bool is_timeout = cause == Cause::kTimeout;
-  for (const int peer : ranks_of(set_)) {
+  for (const int peer : set_) {
     if (peer == rank_) continue;
     const Header& header = votes_[static_cast<std::size_t>(peer)]->header;
     steps = std::max(steps, header.steps);
@@ -215,7 +200,7 @@ Survivors::Decision Survivors::conclude(std::uint32_t steps, Cause cause) {
     repeats_ = 0;
   }
   base_steps_ = steps;
-  Decision decision{.steps = steps, .lost = {}, .members = ranks_of(set_)};
+  Decision decision{.steps = steps, .lost = {}, .members = {set_.begin(), set_.end()}};
   std::ranges::set_difference(members_, decision.members, std::back_inserter(decision.lost));
   agreements_ = agreements() + 1;
   members_ = decision.members;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -55,7 +56,7 @@ class Survivors {
   std::string explain() const { return loss_log_; }
 
  private:
-  using Set = std::vector<bool>;  ///< one entry per rank
+  using Set = std::set<int>;  ///< ranks
   /// Followed by one bit per rank, lowest rank first: the set.
   struct Header {
     std::uint32_t steps;       ///< completed steps
@@ -67,10 +68,8 @@ class Survivors {
     Set set;
   };
 
-  Set set_of(const std::vector<int>& ranks) const;
-  static std::vector<int> ranks_of(const Set& set);
   Vote read(const Mailbox<Header>::Message& message) const;
-  std::size_t set_bytes() const { return ceil_div(set_.size(), 8); }
+  std::size_t set_bytes() const { return ceil_div(votes_.size(), 8); }
 
   void send_vote(std::uint32_t steps, Cause cause);
   void flush_sends();
@@ -81,7 +80,6 @@ class Survivors {
   void receive_later_votes(int peer);
   bool receive_votes();
   void apply_vote(const Vote& vote);
-  void remove(int peer);
   void remove_silent();
   bool has_agreed(int peer) const;
   bool all_agreed() const;
