@@ -133,9 +133,12 @@ class QueueingDriver final : public Driver {
 
 }  // namespace
 
-std::unique_ptr<Driver> make_driver(DriverKind kind, Sender& sender) {
-  if (kind == DriverKind::kThread) return std::make_unique<ThreadDriver>(sender);
-  if (kind == DriverKind::kQueueing) return std::make_unique<QueueingDriver>(sender);
+std::unique_ptr<Driver> make_driver(ProgressBy progress, const ExchangeContext& context,
+                                    Sender& sender) {
+  const bool alone = context.ranks.count == 1;
+  if (context.queues && !alone) return std::make_unique<QueueingDriver>(sender);
+  if (progress == ProgressBy::kThread && !alone && context.transport->traits().any_thread)
+    return std::make_unique<ThreadDriver>(sender);
   return std::make_unique<CallerDriver>(sender);
 }
 

@@ -34,9 +34,9 @@ class Driver {
   Sender& sender_;
 };
 
-enum class DriverKind : std::uint8_t { kThread, kCaller, kQueueing };
-
-/// The sender must outlive the driver.
-std::unique_ptr<Driver> make_driver(DriverKind kind, Sender& sender);
+/// Chooses the driver by the option, the transport and the number of ranks. The sender must outlive
+/// the driver.
+std::unique_ptr<Driver> make_driver(ProgressBy progress, const ExchangeContext& context,
+                                    Sender& sender);
 
 }  // namespace tersor

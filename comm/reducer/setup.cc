@@ -8,17 +8,6 @@
 #include <utility>
 
 namespace tersor {
-namespace {
-
-DriverKind driver_kind_of(const ReducerOptions& options, const ExchangeContext& context) {
-  if (context.ranks.count == 1) return DriverKind::kCaller;
-  if (context.queues) return DriverKind::kQueueing;
-  const bool may_have_own = context.transport->traits().any_thread;
-  return options.progress == ProgressBy::kThread && may_have_own ? DriverKind::kThread
-                                                                 : DriverKind::kCaller;
-}
-
-}  // namespace
 
 // Called before a step. If this function throws, the next call starts again.
 void GradientReducer::Impl::finalize(LockedStep& step) {
@@ -75,7 +64,7 @@ void GradientReducer::Impl::make_sender() {
                       [this](const TransportError& cause) { return on_transport_error(cause); },
                       [this](const std::exception& cause) { abort_exchange(cause); },
                       options_.elastic == Elastic::kOn});
-  driver_ = make_driver(driver_kind_of(options_, context_), *sender);
+  driver_ = make_driver(options_.progress, context_, *sender);
   sender_ = std::move(sender);
 }
 
