@@ -1,5 +1,7 @@
 #include "comm/collectives/bind.h"
 
+#include "comm/transport/arguments.h"
+
 #include <string>
 
 namespace tersor {
@@ -29,16 +31,14 @@ void check_state(const PreparedCall& prepared, const ValueSpan& residual, std::s
                              std::to_string(count));
 }
 
-int params_of(const PreparedCall& prepared) { return static_cast<int>(prepared.params.size()); }
-
-/// True if this rank encodes a parameter. A rank encodes its own parameter and all added
-/// parameters. The owners of parameters encoded in a hierarchical call have this rank's local rank.
-bool encodes(const PreparedCall& prepared, int param) {
+/// The parameters this rank encodes, ascending: its own parameter, or all added parameters. In a
+/// hierarchical call, the owners of added parameters have this rank's local rank.
+std::vector<int> encoded_params(const PreparedCall& prepared) {
   const int rank = prepared.context.ranks.rank;
-  if (!prepared.is(kReduces)) return param == rank;
-  if (!prepared.hierarchical) return true;
+  if (!prepared.is(kReduces)) return {rank};
+  if (!prepared.hierarchical) return all_ranks(static_cast<int>(prepared.params.size()));
   const HostGroups& groups = prepared.hierarchy->groups();
-  return groups.local_rank(param) == groups.local_rank(rank);
+  return groups.owners(groups.local_rank(rank));
 }
 
 /// Binds the state of a collective with a single parameter of all values.
@@ -58,23 +58,17 @@ void bind_only_state(PreparedCall& prepared, const CollectiveOptions& options) {
   feedback.owned = ranges.owned;
 }
 
-/// Binds the state of a collective with shards as parameters.
+/// Binds the state of a collective with shards of equal counts as parameters.
 void bind_states(PreparedCall& prepared, const CollectiveOptions& options) {
-  std::size_t encoded = 0;
-  for (int param = 0; param < params_of(prepared); ++param)
-    if (encodes(prepared, param)) encoded += prepared.params[static_cast<std::size_t>(param)].count;
+  const std::vector<int> encoded = encoded_params(prepared);
+  const std::size_t count = prepared.params.front().count;
   const bool adds_first = prepared.hierarchical && prepared.is(kReduces);
-  const CollectiveState& state = *options.state;
-  check_state(prepared, state.residual, encoded,
+  const ValueSpan& residual = options.state->residual;
+  check_state(prepared, residual, encoded.size() * count,
               adds_first ? "residual (see scattered_count)" : "residual");
-  std::size_t offset = 0;
-  for (int i = 0; i < params_of(prepared); ++i) {
-    if (!encodes(prepared, i)) continue;
-    const auto index = static_cast<std::size_t>(i);
-    const std::size_t count = prepared.params[index].count;
-    prepared.feedback[index].sender = both_in(state.residual.subspan(offset, count));
-    offset += count;
-  }
+  for (std::size_t i = 0; i < encoded.size(); ++i)
+    prepared.feedback[static_cast<std::size_t>(encoded[i])].sender =
+        both_in(residual.subspan(i * count, count));
 }
 
 }  // namespace
