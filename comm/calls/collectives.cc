@@ -119,29 +119,19 @@ void check_capture(const CallKey& key, StreamView stream) {
         "CollectiveWorkspace that outlives the graph, and make an equal call before the capture");
 }
 
-/// The prepared collective of a call: from the workspace, or owned by this lease.
-class Lease {
- public:
-  Lease(Transport& transport, CallKey key, const CollectiveOptions& options, StreamView stream) {
-    CollectiveWorkspace::Cache& cache =
-        options.workspace == nullptr ? own_ : options.workspace->cache();
-    if (cache.prepared == nullptr || !(cache.prepared->key == key)) {
-      check_capture(key, stream);
-      cache.prepared = nullptr;
-      cache.prepared = prepare(transport, std::move(key), options, cache.hierarchy);
-    }
-    prepared_ = cache.prepared.get();
-    check_feedback(*prepared_->codec, options);
-    bind_call(*prepared_, transport, options, stream);
+/// The prepared collective of a call: in the workspace of the options, or in `own`.
+PreparedCall& prepared_call(CollectiveWorkspace::Cache& own, Transport& transport, CallKey key,
+                            const CollectiveOptions& options, StreamView stream) {
+  auto& [hierarchy, prepared] = options.workspace == nullptr ? own : options.workspace->cache();
+  if (prepared == nullptr || !(prepared->key == key)) {
+    check_capture(key, stream);
+    prepared = nullptr;
+    prepared = prepare(transport, std::move(key), options, hierarchy);
   }
-
-  PreparedCall* operator->() { return prepared_; }
-  PreparedCall& operator*() { return *prepared_; }
-
- private:
-  CollectiveWorkspace::Cache own_;
-  PreparedCall* prepared_;
-};
+  check_feedback(*prepared->codec, options);
+  bind_call(*prepared, transport, options, stream);
+  return *prepared;
+}
 
 // The whole input or output holds the shards contiguously.
 void bind_values(PreparedCall& prepared, const Call& call) {
@@ -163,11 +153,13 @@ void bind_values(PreparedCall& prepared, const Call& call) {
 
 void run_call(const Call& call, const CollectiveOptions& options, StreamView stream) {
   check_call(call, options);
-  Lease lease(call.transport, make_key(call, options), options, stream);
+  CollectiveWorkspace::Cache own;
+  PreparedCall& prepared =
+      prepared_call(own, call.transport, make_key(call, options), options, stream);
   if (call.transport.ranks() == 1) return copy_values(call.input, call.output, stream);
-  bind_values(*lease, call);
-  bind_state(*lease, options);
-  run(*lease, call.transport, options);
+  bind_values(prepared, call);
+  bind_state(prepared, options);
+  run(prepared, call.transport, options);
 }
 
 }  // namespace
@@ -217,15 +209,16 @@ void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, st
   Rows rows = rows_of(transport, input, output, columns, splits);
   CallKey key = make_key(call, options);
   key.values.count = columns;
-  Lease lease(transport, key, options, stream);
+  CollectiveWorkspace::Cache own;
+  PreparedCall& prepared = prepared_call(own, transport, key, options, stream);
   if (transport.ranks() == 1) return copy_values(input, output, stream);
-  if (!is_captured(key, stream)) receive_forwarded_counts(*lease, transport, rows);
-  if (!fits_plan(*lease, rows)) {
+  if (!is_captured(key, stream)) receive_forwarded_counts(prepared, transport, rows);
+  if (!fits_plan(prepared, rows)) {
     check_capture(key, stream);
-    replan(*lease, rows);
+    replan(prepared, rows);
   }
-  bind_rows(*lease, input, output);
-  run(*lease, transport, options);
+  bind_rows(prepared, input, output);
+  run(prepared, transport, options);
 }
 
 }  // namespace tersor
