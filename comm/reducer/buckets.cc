@@ -123,16 +123,14 @@ std::vector<Bucket> make_buckets(const Planner& planner, std::span<const std::ui
                                  const BucketOptions& options) {
   std::vector<Bucket> buckets;
   BucketBuilder builder(planner, options);
-  bool empty = true;
   for (const std::uint32_t index : order) {
     if (!builder.fits(index)) {
       buckets.push_back(builder.close());
       builder = BucketBuilder(planner, options);
     }
     builder.add(index);
-    empty = false;
   }
-  if (!empty) buckets.push_back(builder.close());
+  if (!order.empty()) buckets.push_back(builder.close());
   return buckets;
 }
 
