@@ -89,17 +89,13 @@ class ServerLoop {
         });
   }
 
-  void mark_lost(Peer& peer) {
-    peer.departed = true;
-    shard_.leave(peer.rank, true);
-  }
-
   // The loss of a worker affects no other worker.
   template <typename Work>
   void serve_peer(Peer& peer, const Work& work) try {
     if (!peer.departed) work();
   } catch (const PeerLostError&) {
-    mark_lost(peer);
+    peer.departed = true;
+    shard_.leave(peer.rank, true);
   }
 
   bool receive_all() {
