@@ -4,6 +4,7 @@
 #include "kernels/scalar/convert.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace tersor {
 namespace {
@@ -25,6 +26,15 @@ HostCopy::HostCopy(ConstValueSpan values, StreamView stream) : values_(values) {
   kernels::copy_bytes(memory_.pointer(), values.pointer(), values.bytes(), stream);
   kernels::synchronize(stream);
   values_ = {memory_.pointer(), values.count(), values.dtype()};
+}
+
+Buffer zeroed_buffer(std::size_t bytes, Memory memory, StreamView stream) {
+  Buffer buffer(bytes, memory);
+  if (memory == Memory::kDevice)
+    kernels::zero_bytes(buffer.pointer(), bytes, stream);
+  else if (bytes != 0)
+    std::memset(buffer.pointer(), 0, bytes);
+  return buffer;
 }
 
 std::vector<float> to_floats(ConstValueSpan values, StreamView stream) {

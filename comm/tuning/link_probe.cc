@@ -10,7 +10,6 @@
 #include <tersor/stream.h>
 
 #include <algorithm>
-#include <cstring>
 #include <ctime>
 #include <memory>
 #include <vector>
@@ -76,10 +75,9 @@ class Probe {
   Probe(Transport& transport, Memory memory, std::chrono::milliseconds timeout)
       : transport_(transport),
         timeout_(timeout),
-        memory_(kMaxBytes + kPeerStride * static_cast<std::size_t>(transport.ranks()), memory) {
-    if (memory == Memory::kDevice) stream_ = std::make_unique<Stream>();
-    fill();
-  }
+        stream_(memory == Memory::kDevice ? std::make_unique<Stream>() : nullptr),
+        memory_(zeroed_buffer(kMaxBytes + kPeerStride * static_cast<std::size_t>(transport.ranks()),
+                              memory, stream_ == nullptr ? StreamView{} : stream_->view())) {}
 
   double peers() const { return transport_.ranks() - 1; }
 
@@ -124,16 +122,10 @@ class Probe {
     return transport_.all_to_all(operation, sends, capacities);
   }
 
-  void fill() const {
-    if (stream_ != nullptr)
-      return kernels::zero_bytes(memory_.pointer(), memory_.bytes(), stream_->view());
-    std::memset(memory_.pointer(), 0, memory_.bytes());
-  }
-
   Transport& transport_;
   std::chrono::milliseconds timeout_;
-  Buffer memory_;
   std::unique_ptr<Stream> stream_;  ///< for device memory
+  Buffer memory_;
 };
 
 // Doubles the bytes until the exchange is long compared with latency and clock resolution. All

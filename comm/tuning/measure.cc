@@ -10,7 +10,6 @@
 #include <tersor/stream.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -50,15 +49,6 @@ double min_seconds(Function&& function, const Stream* stream = nullptr) {
   return best;
 }
 
-Buffer zeros(std::size_t bytes, Memory memory = Memory::kHost, StreamView stream = {}) {
-  Buffer buffer(bytes, memory);
-  if (memory == Memory::kDevice)
-    kernels::zero_bytes(buffer.pointer(), bytes, stream);
-  else if (bytes != 0)
-    std::memset(buffer.pointer(), 0, bytes);
-  return buffer;
-}
-
 // Sums of four uniform numbers: close enough to a normal distribution for sparse codecs.
 std::vector<float> sample_values(std::size_t count) {
   std::uint64_t state = 0x9e3779b97f4a7c15;
@@ -77,7 +67,7 @@ struct Site {
   const Stream* stream = nullptr;  ///< for device memory
 
   StreamView view() const { return stream == nullptr ? StreamView{} : stream->view(); }
-  Buffer zeros(std::size_t bytes) const { return tersor::zeros(bytes, memory, view()); }
+  Buffer zeros(std::size_t bytes) const { return zeroed_buffer(bytes, memory, view()); }
 };
 
 /// A codec with all memory for a gradient.
@@ -162,9 +152,6 @@ WorkCost marginal_cost(WorkCost all, WorkCost first) {
           std::max(0.0, all.per_value - first.per_value) / kOthers};
 }
 
-// True if the codec sends the gradient's own values unchanged.
-bool sends_raw_gradient(const std::string& spec) { return make_codec(spec)->traits().lossless; }
-
 }  // namespace
 
 CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory) {
@@ -181,14 +168,16 @@ CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory) {
     const WorkCost sum = cost_of(few, many, [](CodecRun& run) { run.reduce(kFrames); });
     costs.reduce_more = marginal_cost(sum, costs.reduce);
   }
-  if (!many.allows(Exchange::kNativeSum) || sends_raw_gradient(spec)) return costs;
+  const bool sends_raw_gradient = make_codec(spec)->traits().lossless;
+  if (!many.allows(Exchange::kNativeSum) || sends_raw_gradient) return costs;
   costs.encode_native = cost_of(few, many, [](CodecRun& run) { run.encode_native(); });
   costs.decode_native = cost_of(few, many, [](CodecRun& run) { run.decode_native(); });
   return costs;
 }
 
 double measure_addition() {
-  const Buffer sums = zeros(kMany * sizeof(float)), values = zeros(kMany * sizeof(float));
+  const Site site;
+  const Buffer sums = site.zeros(kMany * sizeof(float)), values = site.zeros(kMany * sizeof(float));
   const double seconds = min_seconds(
       [&] { kernels::add_values(sums.pointer(), values.pointer(), Dtype::kF32, kMany); });
   return seconds / static_cast<double>(sums.bytes());
