@@ -229,24 +229,15 @@ std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> pieces,
 
 // Frames between two ranks contain the row counts of both directions. Both ranks therefore detect
 // different counts.
-std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
-                                      std::size_t received) const {
-  const bool first = shape_.ranks.rank < static_cast<int>(peer);
-  return Signature()
-      .add(shape_.signature)
-      .add(static_cast<std::uint64_t>(first ? sent : received))
-      .add(static_cast<std::uint64_t>(first ? received : sent))
-      .value();
-}
-
 void Planner::set_row_identities(const Group& group, std::size_t columns, Shards& shards) const {
   for (int group_rank = 0; group_rank < shape_.ranks.count; ++group_rank) {
     const std::size_t to = shard_to(group, group_rank), from = shard_from(group, group_rank);
     const int peer = group.rank_at(group_rank);
+    std::uint64_t first = params()[to].count / columns, second = params()[from].count / columns;
+    if (peer < shape_.ranks.rank) std::swap(first, second);
     shards[to].group_rank = shape_.ranks.rank + shape_.ranks.count * peer;
     shards[to].signature = shards[from].signature =
-        signature_with(static_cast<std::size_t>(peer), params()[to].count / columns,
-                       params()[from].count / columns);
+        Signature().add(shape_.signature).add(first).add(second).value();
     shards[from].source_rank = peer;
   }
 }

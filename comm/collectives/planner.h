@@ -86,7 +86,6 @@ class Planner {
   std::vector<Piece> rank_pieces(std::uint32_t param) const;
   Shards scattered_shards(std::span<const std::vector<Piece>> pieces) const;
   ChunkPlan whole_scattered(std::span<const std::uint32_t> params) const;
-  std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
   std::size_t rows_at_once(const Group& group, std::size_t columns, std::size_t chunk_count) const;
   void set_row_identities(const Group& group, std::size_t columns, Shards& shards) const;
 
