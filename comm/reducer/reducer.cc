@@ -49,12 +49,6 @@ std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptio
   return std::make_unique<Hierarchy>(channel, *std::move(hosts.groups), std::move(hosts.codec));
 }
 
-std::unique_ptr<ReducerTrace> find_trace(const ReducerOptions& options, int rank,
-                                         const Parameters& parameters) {
-  if (options.trace.empty()) return nullptr;
-  return std::make_unique<ReducerTrace>(options.trace, rank, parameters);
-}
-
 ReducerOptions with_chunk_count(ReducerOptions options, const Transport& transport) {
   options.chunk_count = chunk_count_of(transport, options.chunk_count);
   return options;
@@ -66,7 +60,9 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions requested)
     : options_(with_chunk_count(std::move(requested), transport)),
       parameters_(options_, context_),
       policy_(parameters_),
-      trace_(find_trace(options_, transport.rank(), parameters_)),
+      trace_(options_.trace.empty()
+                 ? nullptr
+                 : std::make_unique<ReducerTrace>(options_.trace, transport.rank(), parameters_)),
       transport_(transport),
       channel_(transport.channel()),
       threads_(options_.threads),
