@@ -17,6 +17,14 @@ unsigned generations(const ReducerOptions& options) {
   return two ? 2 : 1;
 }
 
+/// The maximum number of values in the codec's memory over all codecs of a schedule.
+std::size_t max_memory(const ReducerParameter& own, const ExchangeParameter& param) {
+  std::size_t largest = memory_count(param);
+  for (const RulePhase& phase : own.choice.phases)
+    largest = std::max(largest, memory_count(param, *phase.codec));
+  return largest;
+}
+
 }  // namespace
 
 const RulePhase& ReducerParameter::phase(std::uint32_t step) const {
@@ -41,13 +49,6 @@ ResidualScales residual_scales(const ExchangeContext& context, const ExchangePar
 
 std::size_t memory_count(const ExchangeParameter& param, const Codec& codec) {
   return codec.memory_count({.count = param.count, .rows = param.rows, .columns = param.columns});
-}
-
-std::size_t max_memory(const ReducerParameter& own, const ExchangeParameter& param) {
-  std::size_t largest = memory_count(param);
-  for (const RulePhase& phase : own.choice.phases)
-    largest = std::max(largest, memory_count(param, *phase.codec));
-  return largest;
 }
 
 Parameters::Parameters(const ReducerOptions& options, const ExchangeContext& context)
@@ -156,22 +157,21 @@ void Parameters::commit(const std::function<bool(std::size_t)>& took_part) {
   bind();
 }
 
-void Parameters::fold_unused_owners(StreamView stream) {
-  for (std::size_t i = 0; i < params.size(); ++i) fold_unused_owners(i, stream);
-}
-
 // The owner's residual is the same for every codec. A later discard_step() may restore the values
 // from before the last step, so these also change.
-void Parameters::fold_unused_owners(std::size_t parameter, StreamView stream) {
-  const ParameterFeedback& own = feedback[parameter];
-  if (own.owned.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
-  const ResidualScales scale = tersor::residual_scales(context_, params[parameter]);
-  for (const Residuals::Version& version : residuals.versions(parameter)) {
-    std::vector<float> sum = to_floats(version.sender, stream);
-    fold_owner(to_floats(version.owner, stream), own, scale, {sum, own.sender_first, scale.sender});
-    from_floats(sum, 1.0f, version.sender, stream);
+void Parameters::fold_unused_owners(StreamView stream) {
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const ParameterFeedback& own = feedback[i];
+    if (own.owned.count() == 0 || all[i].algorithm == Algorithm::kTwoShot) continue;
+    const ResidualScales scale = tersor::residual_scales(context_, params[i]);
+    for (const Residuals::Version& version : residuals.versions(i)) {
+      std::vector<float> sum = to_floats(version.sender, stream);
+      fold_owner(to_floats(version.owner, stream), own, scale,
+                 {sum, own.sender_first, scale.sender});
+      from_floats(sum, 1.0f, version.sender, stream);
+    }
+    residuals.clear(i, Residuals::kOwner);
   }
-  residuals.clear(parameter, Residuals::kOwner);
 }
 
 void Parameters::add_parameters(Agreement& agreement) const {

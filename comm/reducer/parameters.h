@@ -52,13 +52,11 @@ StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParamet
 /// The divisors of the parameter's residuals (see Owed).
 ResidualScales residual_scales(const ExchangeContext& context, const ExchangeParameter& param);
 
-/// The number of values in the codec's memory. `max_memory` returns the maximum over all codecs of
-/// a schedule.
+/// The number of values in the codec's memory.
 std::size_t memory_count(const ExchangeParameter& param, const Codec& codec);
 inline std::size_t memory_count(const ExchangeParameter& param) {
   return memory_count(param, *param.codec);
 }
-std::size_t max_memory(const ReducerParameter& own, const ExchangeParameter& param);
 
 class Parameters {
  public:
@@ -106,7 +104,6 @@ class Parameters {
  private:
   void check_memory(const std::string& name, Memory memory);
   std::size_t padded_count(const std::string& name, const GradientShape& shape) const;
-  void fold_unused_owners(std::size_t parameter, StreamView stream);
   void add_parameters(Agreement& agreement) const;
   void add_parameter_extras(Agreement& agreement) const;
 
