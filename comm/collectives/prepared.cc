@@ -186,14 +186,10 @@ Plans plan_reduce(const PreparedCall& prepared) {
   return planner.cut_by(reduce_to(prepared.group(), key.root), Exchange::kTwoShot, key.chunk_count);
 }
 
-Plans plan_gather(const PreparedCall& prepared) {
+template <Schedule (*make_schedule)(const Group&, int root)>
+Plans plan_rooted(const PreparedCall& prepared) {
   const Group all = flat_group(prepared);
-  return plan_by_rank(prepared, all, gather_to(all, prepared.key.root));
-}
-
-Plans plan_scatter(const PreparedCall& prepared) {
-  const Group all = flat_group(prepared);
-  return plan_by_rank(prepared, all, scatter_from(all, prepared.key.root));
+  return plan_by_rank(prepared, all, make_schedule(all, prepared.key.root));
 }
 
 constexpr CallInfo kCallInfos[] = {
@@ -203,8 +199,8 @@ constexpr CallInfo kCallInfos[] = {
     {"allgather", "the shard", "the output", kSharded | kFeedback | kWholeOutput, plan_allgather},
     {"broadcast", "the values", "", kOneParam | kRooted, plan_broadcast},
     {"reduce", "the input", "", kReduces | kOneParam | kRooted | kFeedback, plan_reduce},
-    {"gather", "the shard", "", kRooted | kFeedback | kWholeOutput, plan_gather},
-    {"scatter", "", "the shard", kRooted | kWholeInput, plan_scatter},
+    {"gather", "the shard", "", kRooted | kFeedback | kWholeOutput, plan_rooted<gather_to>},
+    {"scatter", "", "the shard", kRooted | kWholeInput, plan_rooted<scatter_from>},
     {"all_to_all", "the input", "the output", kSharded, nullptr},
     {"send", "", "", kOneParam, nullptr}};
 
