@@ -10,7 +10,7 @@ void Residuals::set_backend(const MemoryBackend& backend) {
   entries_.clear();
 }
 
-// Owner values begin at a multiple of 64 values, so the alignment equals that of sender values.
+// Owner values begin at a multiple of 64 values, for equal alignment of owner and sender values.
 void Residuals::add(std::size_t count, std::size_t owned_count, std::size_t memory_count) {
   const std::size_t owner = align_up(count, 64) * dtype_bytes(dtype_);
   const std::size_t memory =
