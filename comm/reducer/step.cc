@@ -24,16 +24,14 @@ bool ReducerStep::is_requested(Parameter parameter) const {
                       });
 }
 
-bool ReducerStep::message_ready(const Order& message) const {
-  return std::ranges::all_of(message, [&](Parameter parameter) { return ready_[parameter]; });
-}
-
 // Messages are sent in the order known to all ranks: a message is requested once all earlier
 // messages are requested and its parameters are ready.
 bool ReducerStep::request_ready() {
   if (!order_known_) return false;
   const std::size_t before = next_message_;
-  while (next_message_ < messages_.size() && message_ready(messages_[next_message_]))
+  const auto parameter_ready = [this](Parameter parameter) { return is_ready(parameter); };
+  while (next_message_ < messages_.size() &&
+         std::ranges::all_of(messages_[next_message_], parameter_ready))
     requested_.push_back(static_cast<std::uint32_t>(next_message_++));
   return next_message_ != before;
 }

@@ -122,7 +122,6 @@ class ReducerStep {
   std::size_t expected() const {
     return sending_ == SendingOrder::kReadyOrder ? next_message_ : messages_.size();
   }
-  bool message_ready(const Order& message) const;
 
   std::vector<bool> ready_;
   std::vector<std::uint32_t> done_;  ///< completed steps, by parameter
