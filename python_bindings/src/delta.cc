@@ -31,20 +31,27 @@ std::vector<DeltaTensor> tensors_of(const std::vector<Described>& described) {
   return tensors;
 }
 
-/// Arrays, and the spans for the library.
-template <typename Span, auto kImport>
-struct ByteArrays {
-  explicit ByteArrays(const Arrays& list) {
-    for (const nb::handle array : list) {
-      arrays.push_back(kImport(array, {.name = "weights", .on_host = true}));
-      spans.push_back(arrays.back().span);
-    }
+/// Weights on the host or on a device, and the current stream of the first array.
+template <typename Span>
+struct PlacedWeights {
+  PlacedWeights(const Arrays& list, Array<Span> (*import)(nb::handle, const ArrayRequest&))
+      : call_stream(nb::len(list) == 0 ? nb::none()
+                                       : stream_of_call(nb::none(), list[0], "weights")),
+        values(import_all(list, import, {.name = "weights", .stream = call_stream})) {
+    if (values.arrays.empty()) return;
+    const Array<Span>& first = values.arrays.front();
+    for (const Array<Span>& array : values.arrays) check_same_device(first, array, "weights");
+    memory = first.memory;
+    stream = to_stream(call_stream, nb::none(), memory);
+    scope.emplace(first.device);
   }
-  std::vector<Array<Span>> arrays;
-  std::vector<Span> spans;
+
+  nb::object call_stream;
+  ArrayList<Span> values;
+  Memory memory = Memory::kHost;
+  StreamView stream;
+  std::optional<kernels::DeviceScope> scope;
 };
-using ReadArrays = ByteArrays<ConstByteSpan, &read_bytes>;
-using WrittenArrays = ByteArrays<ByteSpan, &write_bytes>;
 
 DeltaOptions delta_options(bool trusts, Threads& threads) {
   return {.base = trusts ? DeltaBase::kTrust : DeltaBase::kCheck, .threads = &threads};
@@ -52,7 +59,8 @@ DeltaOptions delta_options(bool trusts, Threads& threads) {
 
 nb::bytes encode_delta(const std::vector<Described>& described, const Arrays& base,
                        const Arrays& now, unsigned classes, unsigned threads) {
-  const ReadArrays olds(base), news(now);
+  const auto olds = import_all(base, read_bytes, {.name = "weights", .on_host = true});
+  const auto news = import_all(now, read_bytes, {.name = "weights", .on_host = true});
   std::vector<std::byte> delta;
   {
     const GilReleased released;
@@ -66,7 +74,7 @@ nb::bytes encode_delta(const std::vector<Described>& described, const Arrays& ba
 
 void check_delta(const std::vector<Described>& described, const Arrays& base, nb::handle delta,
                  bool trusts, unsigned threads) {
-  const ReadArrays values(base);
+  const auto values = import_all(base, read_bytes, {.name = "weights", .on_host = true});
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
   const GilReleased released;
   Threads pool(threads);
@@ -75,7 +83,7 @@ void check_delta(const std::vector<Described>& described, const Arrays& base, nb
 
 void apply_delta(const std::vector<Described>& described, const Arrays& weights, nb::handle delta,
                  bool trusts, unsigned threads) {
-  const WrittenArrays values(weights);
+  const auto values = import_all(weights, write_bytes, {.name = "weights", .on_host = true});
   const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
   const GilReleased released;
   Threads pool(threads);
@@ -87,67 +95,40 @@ class Prepared {
  public:
   Prepared(const std::vector<Described>& described, const Arrays& base, nb::handle delta,
            bool trusts, unsigned threads) {
-    const nb::object stream = stream_of(base);
-    const auto values = import_all(base, read_bytes, {.name = "weights", .stream = stream});
+    const PlacedWeights placed(base, read_bytes);
     const auto bytes = read_bytes(delta, {.name = "delta", .on_host = true});
-    const Place place(values, stream);
     const GilReleased released;
     Threads pool(threads);
     const DeltaOptions options = delta_options(trusts, pool);
     const std::vector<DeltaTensor> tensors = tensors_of(described);
-    if (place.memory == Memory::kHost)
-      host_.emplace(tensors, values.spans, bytes.span, options);
+    if (placed.memory == Memory::kHost)
+      host_.emplace(tensors, placed.values.spans, bytes.span, options);
     else
-      device_.emplace(tensors, values.spans, bytes.span, place.stream, options);
+      device_.emplace(tensors, placed.values.spans, bytes.span, placed.stream, options);
   }
 
   void write(const Arrays& weights, unsigned threads) {
-    const nb::object stream = stream_of(weights);
-    const auto values = import_all(weights, write_bytes, {.name = "weights", .stream = stream});
-    const Place place(values, stream);
+    const PlacedWeights placed(weights, write_bytes);
     const GilReleased released;
     Threads pool(threads);
     if (host_)
-      host_->write(values.spans, &pool);
+      host_->write(placed.values.spans, &pool);
     else
-      device_->write(values.spans, place.stream);
+      device_->write(placed.values.spans, placed.stream);
   }
 
   void undo(const Arrays& weights) {
-    const nb::object stream = stream_of(weights);
-    const auto values = import_all(weights, write_bytes, {.name = "weights", .stream = stream});
-    const Place place(values, stream);
+    const PlacedWeights placed(weights, write_bytes);
     const GilReleased released;
     if (host_)
-      host_->undo(values.spans);
+      host_->undo(placed.values.spans);
     else
-      device_->undo(values.spans, place.stream);
+      device_->undo(placed.values.spans, placed.stream);
   }
 
   std::size_t bytes() const { return host_ ? host_->bytes() : device_->bytes(); }
 
  private:
-  /// The current stream of the first array.
-  static nb::object stream_of(const Arrays& list) {
-    return nb::len(list) == 0 ? nb::none() : stream_of_call(nb::none(), list[0], "weights");
-  }
-
-  /// The memory, the device and the stream of a list of arrays.
-  struct Place {
-    template <typename Span>
-    Place(const ArrayList<Span>& values, nb::handle call_stream) {
-      if (values.arrays.empty()) return;
-      const Array<Span>& first = values.arrays.front();
-      for (const Array<Span>& array : values.arrays) check_same_device(first, array, "weights");
-      memory = first.memory;
-      stream = to_stream(call_stream, nb::none(), memory);
-      scope.emplace(first.device);
-    }
-    Memory memory = Memory::kHost;
-    StreamView stream;
-    std::optional<kernels::DeviceScope> scope;
-  };
-
   std::optional<PreparedDelta> host_;
   std::optional<PreparedDeviceDelta> device_;
 };
