@@ -123,8 +123,7 @@ void bind_feedback(nb::module_& module) {
            "  owner: For two-shot: owned_count(...) residuals.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The arrays are on different devices, or `words` has another "
-           "size "
-           "or alignment.")
+           "size or alignment.")
       .def_prop_ro("bytes", &FeedbackState::bytes, "Bytes of memory owned by the state.");
   module.def("owned_count", &owned_by, "count"_a, "rank"_a, "ranks"_a, "options"_a,
              "Returns the number of values that a rank reduces in a two-shot allreduce.\n\n"

@@ -111,8 +111,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "bfloat16 or float16. The values are not read.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The name exists, the array does not fit the transport, "
-           "gradients of "
-           "this step are ready, or a step was captured.")
+           "gradients of this step are ready, or a step was captured.")
       .def(
           "weigh", &weigh, "samples"_a,
           "Sets the sample weight of this rank's gradients (weighted=True). Call weigh() on all "
@@ -123,8 +122,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
           "the gradients are ignored.\n\n"
           "Raises:\n"
           "  InvalidArgumentError: weighted is False, `samples` is negative or not finite, or "
-          "weigh() "
-          "was called in this step.")
+          "weigh() was called in this step.")
       .def("ready", &ArrayReducer::ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
            "Marks a gradient as complete, so that Tersor may send the gradient. Do not touch the "
@@ -133,14 +131,13 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "  name: Name of the parameter.\n"
            "  gradient: A 1-D array, or an array with the shape and strides passed to add(). "
            "Overwritten by the result.\n"
-           "  contribution: \"gradient\" (default); \"none\": this rank sends zeros and keeps "
-           "the residual; \"gradient-unless-zero\": like \"none\" if all values are 0; "
+           "  contribution: \"gradient\" (default); \"none\": this rank sends zeros and keeps the "
+           "residual; \"gradient-unless-zero\": like \"none\" if all values are 0; "
            "\"globally-unused\", passed by all ranks: no rank has a gradient, and residuals do not "
            "change.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The gradient differs from the array passed to add(), overlaps "
-           "an "
-           "unfinished gradient, or was ready before in this step.")
+           "an unfinished gradient, or was ready before in this step.")
       .def("add_sharded", &ArrayReducer::add_sharded, "name"_a, "like"_a, "shape"_a,
            "shard_count"_a,
            "Adds a parameter that is reduce-scattered: every rank receives a shard.\n\n"
@@ -186,13 +183,11 @@ void bind_losses(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def("resume", &waiting<&GradientReducer::resume>,
            "Continues with the remaining ranks after RanksLostError. All remaining ranks call "
-           "resume(). "
-           "Their residuals stay. The current step starts again.\n\n"
+           "resume(). Their residuals stay. The current step starts again.\n\n"
            "Raises:\n"
            "  RanksLostError: Another rank was lost in the meantime; call resume() again.\n"
            "  InvalidArgumentError: Too few ranks remain, no rank was lost, or the options contain "
-           "dims "
-           "or hosts.")
+           "dims or hosts.")
       .def("check_faults", &waiting<&GradientReducer::check_faults>,
            "Raises this reducer's error after a TransportError on another channel of the same "
            "ranks. Returns if no fault is known.\n\n"
@@ -241,8 +236,7 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
           of_names([](auto& reducer, auto&... names) { reducer.discard_step(names...); }),
           "names"_a = nb::none(),
           "Restores the residuals from before the last step (transactional=True only). After a "
-          "call "
-          "of accept_steps(), restores the residuals from its last call.\n\n"
+          "call of accept_steps(), restores the residuals from its last call.\n\n"
           "Args:\n"
           "  names: Names of parameters; parameters without a step to discard do not change. None: "
           "all parameters.\n\n"
@@ -252,9 +246,8 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
            of_names([](auto& reducer, auto&... names) { reducer.accept_steps(names...); }),
            "names"_a = nb::none(),
            "Accepts the steps since the last call as final (transactional=True only). From the "
-           "first "
-           "call on, discard_step() discards all later steps together. All ranks make the same "
-           "calls.\n\n"
+           "first call on, discard_step() discards all later steps together. All ranks make the "
+           "same calls.\n\n"
            "Args:\n"
            "  names: Names of parameters; None: all parameters.\n\n"
            "Raises:\n"
@@ -272,8 +265,7 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
            "step raises TransportError if ranks loaded different states or hashes.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The state does not fit: other parameters, counts, codecs or "
-           "ranks, "
-           "or damaged. Nothing changed.");
+           "ranks, or damaged. Nothing changed.");
 }
 
 }  // namespace
@@ -313,8 +305,7 @@ void bind_reducer(nb::module_& module) {
       .def("explain", &waiting<&GradientReducer::explain>,
            "Returns the decisions and their reasons as text, one line per parameter.")
       .def("explain_choice", &waiting<&GradientReducer::explain_choice>,
-           "Returns the measurements, predictions and trials of \"auto\"; empty without "
-           "\"auto\".");
+           "Returns the measurements, predictions and trials of \"auto\"; empty without \"auto\".");
 }
 
 }  // namespace tersor::python

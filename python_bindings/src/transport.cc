@@ -81,9 +81,8 @@ void bind_transport(nb::module_& module) {
       .def_ro("sent_messages", &TransferCounters::sent_messages, "Number of sent messages.");
   nb::class_<Transport>(
       module, "Transport",
-      "A group of ranks that send bytes to each other. After a fault the transport "
-      "is aborted: every later call on any rank raises TransportError with the "
-      "first cause.")
+      "A group of ranks that send bytes to each other. After a fault the transport is aborted: "
+      "every later call on any rank raises TransportError with the first cause.")
       .def_prop_ro("rank", &Transport::rank, "This rank, from 0.")
       .def_prop_ro("ranks", &Transport::ranks, "Number of ranks.")
       .def("hosts", &Transport::hosts, nb::call_guard<GilReleased>(),
