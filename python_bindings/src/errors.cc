@@ -13,24 +13,28 @@
 namespace tersor::python {
 namespace {
 
+void add_attributes(nb::handle, const Error&) {}
+
+/// The options that differ between ranks.
+void add_attributes(nb::handle raised, const TransportError& error) {
+  raised.attr("disagreement") = nb::cast(error.disagreement());
+}
+
+/// Also the remaining ranks and the last committed step.
+void add_attributes(nb::handle raised, const RanksLostError& error) {
+  add_attributes(raised, static_cast<const TransportError&>(error));
+  raised.attr("members") = nb::cast(error.members());
+  raised.attr("last_step") = error.last_step();
+}
+
 template <typename Exception>
 void translate(const std::exception_ptr& error, void* type) {
   try {
     std::rethrow_exception(error);
   } catch (const Exception& exception) {
-    PyErr_SetString(static_cast<PyObject*>(type), exception.what());
-  }
-}
-
-/// Adds the options that differ between ranks to the exception.
-template <typename Exception>
-void translate_disagreement(const std::exception_ptr& error, void* type) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Exception& exception) {
     const nb::handle made(static_cast<PyObject*>(type));
-    nb::object raised = made(exception.what());
-    raised.attr("disagreement") = nb::cast(exception.disagreement());
+    const nb::object raised = made(exception.what());
+    add_attributes(raised, exception);
     PyErr_SetObject(made.ptr(), raised.ptr());
   }
 }
@@ -46,20 +50,6 @@ void bind_difference(nb::module_& module) {
       .def("__repr__", [](const Difference& self) {
         return "Difference(" + tersor::text_of(std::vector<Difference>{self}) + ")";
       });
-}
-
-/// Adds the remaining ranks and the last committed step to the exception.
-void translate_loss(const std::exception_ptr& error, void* type) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const RanksLostError& lost) {
-    const nb::handle made(static_cast<PyObject*>(type));
-    nb::object told = made(lost.what());
-    told.attr("members") = nb::cast(lost.members());
-    told.attr("last_step") = lost.last_step();
-    told.attr("disagreement") = nb::cast(lost.disagreement());
-    PyErr_SetObject(made.ptr(), told.ptr());
-  }
 }
 
 /// Python tries the newest translator first, so the base class of all errors must be bound first.
@@ -90,7 +80,6 @@ void bind_errors(nb::module_& module) {
       "aborted afterwards: every later call raises TransportError with the first cause. "
       "`disagreement` lists every option that differs between two ranks.");
   transport_error.attr("disagreement") = nb::cast(std::vector<Difference>());
-  nb::register_exception_translator(&translate_disagreement<TransportError>, transport_error.ptr());
   bind_error<AddressError>(module, "AddressError", transport_error,
                            "This rank cannot listen at its address.");
   nb::object loss =
@@ -102,7 +91,6 @@ void bind_errors(nb::module_& module) {
                                  "remaining ranks to continue.");
   loss.attr("members") = nb::cast(std::vector<int>());
   loss.attr("last_step") = 0;
-  nb::register_exception_translator(&translate_loss, loss.ptr());
   bind_error<CudaError>(
       module, "CudaError", error,
       "CUDA reported an error, or the call needs CUDA and this build or machine has none.");
