@@ -20,8 +20,8 @@
 #include "bench/micro/codec_benchmarks.h"
 #include "bench/micro/transport_benchmarks.h"
 #if TERSOR_HAS_CUDA
-#include "bench/common/gpu/gpu.h"
 #include "bench/micro/gpu/gpu_machine.h"
+#include "kernels/device/device.h"
 #endif
 
 namespace tersor::bench {
@@ -65,7 +65,7 @@ class OptionalGpu {
       stream_.emplace();
 #if TERSOR_HAS_CUDA
       machine_ = make_gpu_machine(stream_->view());
-      benchmark::AddCustomContext("gpu", current_gpu().name);
+      benchmark::AddCustomContext("gpu", kernels::device_name());
 #endif
     } catch (const CudaError& error) {
       reason_ = error.what();

@@ -8,6 +8,7 @@
 #include "bench/allreduce/rank.h"
 #include "bench/common/gpu/gpu.h"
 #include "bench/common/timing.h"
+#include "kernels/device/device.h"
 
 namespace tersor::bench {
 namespace {
@@ -43,7 +44,7 @@ class DeviceAllreduceRank final : private DeviceInput, public CollectiveRank {
   void check(const RankGradients& gradients) override;
   void restore() override {
     CollectiveRank::restore();
-    check_cuda(cudaStreamSynchronize(cuda_stream(stream_)), "waiting for a copy");
+    kernels::synchronize(stream_);
   }
   void call() override { graph_ == nullptr ? CollectiveRank::call() : graph_->queue(); }
   /// `seconds` is the device time from the call's first kernel to the last kernel. `part_seconds`
@@ -66,7 +67,8 @@ void DeviceAllreduceRank::check(const RankGradients& gradients) {
   rank_.barrier();
   call();
   const ValueSpan sum = whole();
-  const Buffer bits = on_host({sum.pointer(), sum.bytes()}, stream_);
+  const Buffer bits(sum.bytes());
+  copy_bytes({sum.pointer(), sum.bytes()}, bits.span(), stream_);
   check_identical(rank_, bits.span(), config_.codec);
   if (rank_.is_rank0()) compare(gradients, bits.values(sum.count(), sum.dtype()));
   if (replays_)

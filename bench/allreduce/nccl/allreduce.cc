@@ -12,6 +12,7 @@
 #include "bench/common/gpu/gpu.h"
 #include "bench/processes/rank_processes.h"
 #include "bench/ranks/nccl/gpu_fleet.h"
+#include "kernels/device/device.h"
 
 namespace tersor::bench {
 namespace {
@@ -75,7 +76,7 @@ Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
   record["host_seconds"] = row.result.part_seconds;
   record["speed_of_f32"] = row.speed();
   record["graph"] = options.graph;
-  record["device"] = current_gpu().name;
+  record["device"] = kernels::device_name();
   record["devices"] = device_count();
   record["nccl"] = nccl_library();
   if (row.result.wrong) record["wrong"] = *row.result.wrong;

@@ -1,24 +1,18 @@
 
 #include "bench/common/gpu/gpu.h"
 
-#include <tersor/error.h>
-
 #include <algorithm>
+
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
 
 namespace tersor::bench {
 
-void check_cuda(cudaError_t status, const char* action) {
-  if (status == cudaSuccess) return;
-  (void)cudaGetLastError();
-  throw CudaError(std::string(action) + ": " + cudaGetErrorString(status));
-}
-
-Gpu current_gpu() {
-  int device = 0;
+std::size_t cache_bytes() {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDevice(&device), "asking for the current device");
-  check_cuda(cudaGetDeviceProperties(&properties, device), "asking what the device is");
-  return {properties.name, static_cast<std::size_t>(std::max(properties.l2CacheSize, 1 << 20))};
+  check_cuda(cudaGetDeviceProperties(&properties, kernels::current_device()),
+             "asking for the size of the cache");
+  return static_cast<std::size_t>(std::max(properties.l2CacheSize, 1 << 20));
 }
 
 int device_count() {
@@ -29,19 +23,11 @@ int device_count() {
 
 void copy_bytes(ConstByteSpan from, ByteSpan to, StreamView stream) {
   if (from.empty()) return;
-  const cudaStream_t queue = cuda_stream(stream);
-  check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyDefault, queue),
-             "copying");
-  check_cuda(cudaStreamSynchronize(queue), "waiting for a copy");
+  kernels::copy_bytes(to.data(), from.data(), from.size(), stream);
+  kernels::synchronize(stream);
 }
 
-Buffer on_host(ConstByteSpan bytes, StreamView stream) {
-  Buffer host(bytes.size());
-  copy_bytes(bytes, host.span(), stream);
-  return host;
-}
-
-DeviceClock::DeviceClock(StreamView stream) : stream_(cuda_stream(stream)) {
+DeviceClock::DeviceClock(StreamView stream) : stream_(stream_of(stream)) {
   check_cuda(cudaEventCreate(&begin_), "making an event");
   check_cuda(cudaEventCreate(&end_), "making an event");
 }
@@ -70,7 +56,7 @@ double DeviceClock::seconds_of(const std::function<void()>& queue) {
 }
 
 CallGraph::CallGraph(StreamView stream, const std::function<void()>& call, std::size_t calls)
-    : stream_(cuda_stream(stream)) {
+    : stream_(stream_of(stream)) {
   call();  // one-time work such as loading kernels cannot be captured
   check_cuda(cudaStreamSynchronize(stream_), "waiting before a capture");
   check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),

@@ -1,4 +1,4 @@
-// CUDA runtime functions for benchmarks: the GPU's name and cache size, a clock of events, graphs.
+// CUDA runtime functions for benchmarks: the GPU's cache size, a clock of events, graphs.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -9,33 +9,21 @@
 
 #include <cstddef>
 #include <functional>
-#include <string>
+
+#include "kernels/device/cuda_error.h"
 
 namespace tersor::bench {
 
-/// Throws CudaError with the text `action` unless the status is success.
-void check_cuda(cudaError_t status, const char* action);
+using kernels::check_cuda, kernels::stream_of;
 
-inline cudaStream_t cuda_stream(StreamView stream) {
-  return static_cast<cudaStream_t>(stream.handle);
-}
-
-struct Gpu {
-  std::string name;
-  std::size_t cache_bytes = 0;  ///< size of the L2 cache
-};
-
-/// Returns the current device.
-Gpu current_gpu();
+/// Returns the size of the current device's L2 cache.
+std::size_t cache_bytes();
 
 /// Returns the number of visible devices. Throws CudaError if there is no device.
 int device_count();
 
 /// Copies and waits for the copy.
 void copy_bytes(ConstByteSpan from, ByteSpan to, StreamView stream);
-
-/// Returns a host copy of device bytes, after all work queued on the stream.
-Buffer on_host(ConstByteSpan bytes, StreamView stream);
 
 /// Times the work queued on a stream.
 class DeviceClock {

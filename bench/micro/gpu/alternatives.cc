@@ -61,7 +61,7 @@ class TwoKernels : public CodecOperation {
                        .count = gradient.count(),
                        .scales = reinterpret_cast<float*>(payload),
                        .codes = reinterpret_cast<std::int8_t*>(payload + layout_.codes_offset())},
-                      cuda_stream(input_.machine->traits().stream));
+                      stream_of(input_.machine->traits().stream));
   }
 
  private:
@@ -121,7 +121,7 @@ class CubTopkOperation : public CodecOperation {
                  .residual = reinterpret_cast<float*>(states_.residual(call).pointer()),
                  .indices = reinterpret_cast<std::uint32_t*>(indices_.at(call).data()),
                  .values = reinterpret_cast<float*>(values_.at(call).data())},
-                cuda_stream(input_.machine->traits().stream));
+                stream_of(input_.machine->traits().stream));
   }
 
  private:

@@ -64,18 +64,10 @@ CubTopk::CubTopk(CubTopkKind kind, std::size_t count, std::size_t sent_count)
       indices_(kind == CubTopkKind::kSort ? count * sizeof(std::uint32_t) : 0, Memory::kDevice),
       sorted_indices_(count * sizeof(std::uint32_t), Memory::kDevice),
       selected_(sizeof(unsigned), Memory::kDevice) {
-  std::size_t sort = 0, select = 0;
-  std::uint32_t* none = nullptr;
-  check_cuda(kind == CubTopkKind::kSort
-                 ? cub::DeviceRadixSort::SortPairsDescending(nullptr, sort, none, none, none, none,
-                                                             count_, 0, kKeyBits)
-                 : cub::DeviceRadixSort::SortKeysDescending(nullptr, sort, none, none, count_, 0,
-                                                            kKeyBits),
-             "asking what a sort needs");
-  check_cuda(cub::DeviceSelect::If(nullptr, select, thrust::counting_iterator<std::uint32_t>(0),
-                                   none, as<unsigned>(selected_), count_, IsSelected{}),
-             "asking what a selection needs");
-  temporary_ = Buffer(std::max(sort, select), Memory::kDevice);
+  std::size_t for_sort = 0, for_selection = 0;
+  check_cuda(sort(nullptr, for_sort, nullptr), "asking what a sort needs");
+  check_cuda(select(nullptr, for_selection, nullptr), "asking what a selection needs");
+  temporary_ = Buffer(std::max(for_sort, for_selection), Memory::kDevice);
 }
 
 std::size_t CubTopk::workspace_bytes() const {
@@ -83,29 +75,23 @@ std::size_t CubTopk::workspace_bytes() const {
          temporary_.bytes();
 }
 
-void CubTopk::queue_sort(cudaStream_t stream) {
-  std::size_t bytes = temporary_.bytes();
-  check_cuda(cub::DeviceRadixSort::SortPairsDescending(
-                 temporary_.pointer(), bytes, as<const std::uint32_t>(keys_),
-                 as<std::uint32_t>(sorted_keys_), as<const std::uint32_t>(indices_),
-                 as<std::uint32_t>(sorted_indices_), count_, 0, kKeyBits, stream),
-             "queueing a sort of pairs");
+cudaError_t CubTopk::sort(std::byte* temporary, std::size_t& bytes, cudaStream_t stream) const {
+  const auto* keys = as<const std::uint32_t>(keys_);
+  auto* sorted_keys = as<std::uint32_t>(sorted_keys_);
+  if (kind_ == CubTopkKind::kSelect)
+    return cub::DeviceRadixSort::SortKeysDescending(temporary, bytes, keys, sorted_keys, count_, 0,
+                                                    kKeyBits, stream);
+  return cub::DeviceRadixSort::SortPairsDescending(
+      temporary, bytes, keys, sorted_keys, as<const std::uint32_t>(indices_),
+      as<std::uint32_t>(sorted_indices_), count_, 0, kKeyBits, stream);
 }
 
-void CubTopk::queue_select(cudaStream_t stream) {
-  std::size_t bytes = temporary_.bytes();
-  check_cuda(cub::DeviceRadixSort::SortKeysDescending(
-                 temporary_.pointer(), bytes, as<const std::uint32_t>(keys_),
-                 as<std::uint32_t>(sorted_keys_), count_, 0, kKeyBits, stream),
-             "queueing a sort of keys");
+cudaError_t CubTopk::select(std::byte* temporary, std::size_t& bytes, cudaStream_t stream) const {
   const IsSelected is_selected{as<const std::uint32_t>(keys_),
                                as<const std::uint32_t>(sorted_keys_) + sent_count_ - 1};
-  bytes = temporary_.bytes();
-  check_cuda(cub::DeviceSelect::If(temporary_.pointer(), bytes,
-                                   thrust::counting_iterator<std::uint32_t>(0),
-                                   as<std::uint32_t>(sorted_indices_), as<unsigned>(selected_),
-                                   count_, is_selected, stream),
-             "queueing a selection");
+  return cub::DeviceSelect::If(temporary, bytes, thrust::counting_iterator<std::uint32_t>(0),
+                               as<std::uint32_t>(sorted_indices_), as<unsigned>(selected_), count_,
+                               is_selected, stream);
 }
 
 void CubTopk::queue(const CubTopkCall& call, cudaStream_t stream) {
@@ -114,10 +100,9 @@ void CubTopk::queue(const CubTopkCall& call, cudaStream_t stream) {
   add_kernel<<<grid(count), kThreads, 0, stream>>>(
       call.gradient, call.residual, count, as<std::uint32_t>(keys_), as<std::uint32_t>(indices_));
   check_cuda(cudaGetLastError(), "launching a sum");
-  if (sorts)
-    queue_sort(stream);
-  else
-    queue_select(stream);
+  std::size_t bytes = temporary_.bytes();
+  check_cuda(sort(temporary_.pointer(), bytes, stream), "queueing a sort");
+  if (!sorts) check_cuda(select(temporary_.pointer(), bytes, stream), "queueing a selection");
   gather_kernel<<<grid(sent_count_), kThreads, 0, stream>>>(
       as<const std::uint32_t>(sorted_indices_), sent_count_,
       sorts ? nullptr : as<const unsigned>(selected_), call);

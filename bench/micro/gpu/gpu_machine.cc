@@ -15,7 +15,7 @@ constexpr std::size_t kHalfAlignment = 256;
 /// Random bytes for the copy and read baselines, shared by their calls.
 struct Arena {
   Arena(std::size_t sets, std::size_t bytes, StreamView on)
-      : stream(cuda_stream(on)),
+      : stream(stream_of(on)),
         half(align_up(bytes / 2, kHalfAlignment)),
         buffers(sets, 2 * half, Memory::kDevice),
         sink(sizeof(std::uint32_t), Memory::kDevice) {
@@ -54,7 +54,7 @@ std::vector<OperationKind> device_operations() {
 
 class GpuMachine : public Machine {
  public:
-  GpuMachine(const Gpu& gpu, StreamView stream)
+  explicit GpuMachine(StreamView stream)
       : Machine({.name = "cuda",
                  .memory = Memory::kDevice,
                  .stream = stream,
@@ -66,7 +66,7 @@ class GpuMachine : public Machine {
                            {"read", Access::kRead},
                            {"memset", Access::kWrite}},
                  .operations = device_operations()}),
-        cache_bytes_(gpu.cache_bytes),
+        cache_bytes_(cache_bytes()),
         clock_(stream) {}
 
   std::size_t sets(std::size_t bytes) const override { return rotation_sets(cache_bytes_, bytes); }
@@ -96,7 +96,7 @@ class GpuMachine : public Machine {
 }  // namespace
 
 std::unique_ptr<Machine> make_gpu_machine(StreamView stream) {
-  return std::make_unique<GpuMachine>(current_gpu(), stream);
+  return std::make_unique<GpuMachine>(stream);
 }
 
 }  // namespace tersor::bench

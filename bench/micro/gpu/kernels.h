@@ -57,8 +57,9 @@ class CubTopk {
   std::size_t workspace_bytes() const;
 
  private:
-  void queue_sort(cudaStream_t stream);
-  void queue_select(cudaStream_t stream);
+  /// Queues the function, or only stores the needed bytes if `temporary` is null, as in CUB.
+  cudaError_t sort(std::byte* temporary, std::size_t& bytes, cudaStream_t stream) const;
+  cudaError_t select(std::byte* temporary, std::size_t& bytes, cudaStream_t stream) const;
 
   CubTopkKind kind_;
   int count_;

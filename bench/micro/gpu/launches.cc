@@ -157,7 +157,7 @@ class SmallEncode : public CodecOperation {
     return repeated({"calls", [this] { run(); }});
   }
   std::vector<TimedCall> references() override {
-    return {repeated({"empty kernel", [queue = cuda_stream(stream())] { queue_empty(queue); }})};
+    return {repeated({"empty kernel", [queue = stream_of(stream())] { queue_empty(queue); }})};
   }
 
  private:
