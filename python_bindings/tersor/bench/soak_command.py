@@ -8,6 +8,7 @@ ranks record memory, threads, open descriptors and a hash of the weights. Hashes
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -242,7 +243,7 @@ def _next_period(chosen: argparse.Namespace, rank: int, first: int) -> int:
 def _run_threads(chosen: argparse.Namespace) -> None:
     """Trains with a thread per rank. The place of an ended thread goes to a new thread."""
     worlds: dict[int, tersor.local.InProcessWorld] = {}
-    lock, errors = threading.Lock(), []
+    lock = threading.Lock()
 
     def connect(_: argparse.Namespace, rank: int, period: int) -> Any:
         with lock:
@@ -254,23 +255,17 @@ def _run_threads(chosen: argparse.Namespace) -> None:
     def rank_thread(rank: int) -> None:
         period = 0
         while period * chosen.replace < chosen.steps:
-            one = _Rank(chosen, rank, period, _end_thread)
             try:
-                one.train(connect)
+                _Rank(chosen, rank, period, _end_thread).train(connect)
+                return
             except _LostError:
                 period = _next_period(chosen, rank, period)
-                continue
-            except BaseException as error:
-                errors.append(error)
-            return
 
-    threads = [threading.Thread(target=rank_thread, args=(one,)) for one in range(chosen.ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise BenchmarkError(f"soak: a rank ended: {errors[0]}") from errors[0]
+    with concurrent.futures.ThreadPoolExecutor(chosen.ranks) as pool:
+        ranks = [pool.submit(rank_thread, one) for one in range(chosen.ranks)]
+        for ended in concurrent.futures.as_completed(ranks):
+            if error := ended.exception():
+                raise BenchmarkError(f"soak: a rank ended: {error}") from error
 
 
 if __name__ == "__main__":  # a process of _run_processes, without the imports of other commands
