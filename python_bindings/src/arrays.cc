@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <string>
 
@@ -228,50 +227,37 @@ std::vector<std::size_t> shape_of(const Imported& array) {
   return shape;
 }
 
-/// True if the axes, from the last in `order` to the first, fill memory without gaps.
-bool fills_memory(const Imported& array, const std::vector<std::size_t>& order) {
-  std::int64_t expected = 1;
-  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
-    if (array.shape(*axis) != 1 && array.stride(*axis) != expected) return false;
-    expected *= static_cast<std::int64_t>(array.shape(*axis));
-  }
-  return true;
-}
-
+/// Returns the axes with more than one value in memory order, the outermost first. The strides of
+/// other axes have no meaning.
 std::vector<std::size_t> axes_of(const Imported& array) {
-  std::vector<std::size_t> axes(array.ndim());
-  std::iota(axes.begin(), axes.end(), std::size_t{0});
-  return axes;
-}
-
-/// Returns the axes in memory order, the outermost first.
-std::vector<std::size_t> lying_axes(const Imported& array) {
-  std::vector<std::size_t> axes = axes_of(array);
+  std::vector<std::size_t> axes;
+  if (array.size() < 2) return axes;
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis)
+    if (array.shape(axis) != 1) axes.push_back(axis);
   std::stable_sort(axes.begin(), axes.end(), [&](std::size_t left, std::size_t right) {
     return array.stride(left) > array.stride(right);
   });
   return axes;
 }
 
-/// Returns the axes with more than one value; only their strides are meaningful.
-std::vector<std::size_t> long_axes(const Imported& array) {
-  if (array.size() < 2) return {};
-  std::vector<std::size_t> axes = lying_axes(array);
-  std::erase_if(axes, [&](std::size_t axis) { return array.shape(axis) == 1; });
-  return axes;
+/// True if these axes fill memory without gaps.
+bool is_dense(const Imported& array, const std::vector<std::size_t>& axes) {
+  std::int64_t expected = 1;
+  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+    if (array.stride(*axis) != expected) return false;
+    expected *= static_cast<std::int64_t>(array.shape(*axis));
+  }
+  return true;
 }
 
-bool has_layout(const Imported& array, Layout layout) {
-  if (array.size() < 2) return true;
-  return fills_memory(array, layout == Layout::kDense ? lying_axes(array) : axes_of(array));
-}
-
-void check_layout(const Imported& array, const ArrayRequest& request) {
-  if (has_layout(array, request.layout)) return;
-  refuse(request, request.layout == Layout::kContiguous
-                      ? "the array is not contiguous; pass tensor.contiguous() or "
-                        "numpy.ascontiguousarray(array)"
-                      : "the array's memory has gaps or overlaps; pass a copy");
+/// `axes`: the result of axes_of.
+void check_layout(const Imported& array, const std::vector<std::size_t>& axes,
+                  const ArrayRequest& request) {
+  const bool any_order = request.layout == Layout::kDense;
+  if (is_dense(array, axes) && (any_order || std::is_sorted(axes.begin(), axes.end()))) return;
+  refuse(request, any_order ? "the array's memory has gaps or overlaps; pass a copy"
+                            : "the array is not contiguous; pass tensor.contiguous() or "
+                              "numpy.ascontiguousarray(array)");
 }
 
 Memory memory_of(const Imported& array, const ArrayRequest& request) {
@@ -285,13 +271,14 @@ Memory memory_of(const Imported& array, const ArrayRequest& request) {
 /// Returns everything except the span, which each importer makes differently.
 template <typename Span>
 Array<Span> described(const Imported& array, const ArrayRequest& request) {
-  check_layout(array, request);
+  std::vector<std::size_t> axes = axes_of(array);
+  check_layout(array, axes, request);
   const Memory memory = memory_of(array, request);
   return {{},
           memory,
           memory == Memory::kHost ? -1 : array.device_id(),
           shape_of(array),
-          long_axes(array),
+          std::move(axes),
           array};
 }
 

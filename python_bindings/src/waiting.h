@@ -45,22 +45,13 @@ decltype(auto) without_gil(Call&& call) {
   return std::forward<Call>(call)();
 }
 
-/// The creator process of an object with threads. A forked process has no copies of the threads,
-/// but shares the connections. Only the original process may end the object.
-class HomeProcess {
- public:
-  bool left() const { return getpid() != id_; }
-
- private:
-  pid_t id_ = getpid();
-};
-
 /// Returns an owner for the object. The owner releases the GIL to destroy the object, because other
-/// threads may need the GIL meanwhile.
+/// threads may need the GIL meanwhile. Only the calling process may end the object: a forked
+/// process has no copies of the object's threads, but shares the connections.
 template <typename T>
 std::shared_ptr<T> ended_without_gil(std::unique_ptr<T> value) {
-  return {value.release(), [home = HomeProcess()](T* last) {
-            if (home.left()) return;
+  return {value.release(), [home = getpid()](T* last) {
+            if (getpid() != home) return;
             const GilHeld held;  // required before the release
             const GilReleased released;
             delete last;
