@@ -1,6 +1,6 @@
-"""Compressed gradients under ``DistributedDataParallel``, by its communication hook.
+"""Compressed gradients under ``DistributedDataParallel``, by the communication hook.
 
-DDP looks at the annotations of ``hook`` themselves, so their evaluation is not postponed here.
+DDP looks at the annotations of ``hook``, so this file does not postpone the evaluation.
 """
 
 import concurrent.futures
@@ -36,14 +36,14 @@ from tersor.torch._src.parameters.selection import (
     split_parameters,
 )
 from tersor.torch._src.process_group import connections
-from tersor.torch._src.statistics.handles import ReducerReporting
+from tersor.torch._src.statistics.handles import Handle, ReducerReporting
 
 
-class HookState(ReducerReporting, SampleWeighted):
+class HookState(ReducerReporting, SampleWeighted, Handle):
     """The state of ``hook``, for programs in which other code builds DDP.
 
-    ``compress`` returns a ``HookState`` for DDP. If you make one, the first backward pass connects
-    the ranks and makes the reducer for the parameters that DDP reduces.
+    ``compress`` returns a ``HookState`` for DDP. If you make a ``HookState``, the first backward
+    pass connects the ranks and makes the reducer for the parameters that DDP reduces.
 
     Args:
         model: The module that DDP will wrap. Without ``model``, parameters are called
@@ -105,40 +105,11 @@ class HookState(ReducerReporting, SampleWeighted):
         return self._loss_scale.skipped_steps
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """Returns the residuals for a checkpoint. Call ``state_dict`` between two steps.
-
-        Args:
-            mode: ``"exact"``: the residuals of this rank, from which a run with the same number of
-                ranks continues bit for bit. ``"portable"``: the sum of the residuals over ranks,
-                for any number of ranks; a collective call.
-
-        Raises:
-            InvalidArgumentError: There was no backward pass yet, or ``mode`` is unknown.
-
-        Example::
-
-            torch.save(handle.state_dict(), f"residuals.{rank}.pt")
-        """
         self._loss_scale.discard_skipped(self.reducer, lambda: self._parameters)
         residuals = checkpoint.save_reducer(self.reducer, self._process_group(), mode)
         return residuals | layouts(self._parameters.values()) | self._loss_scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Loads the result of ``state_dict`` of either mode.
-
-        The next backward pass raises TransportError if ranks loaded states of different saves.
-
-        Args:
-            state: The state. None or empty: residuals start at zero, with a warning.
-
-        Raises:
-            InvalidArgumentError: The state is damaged, or belongs to another model or codec; the
-                message names the parameter. Nothing was changed.
-
-        Example::
-
-            handle.load_state_dict(torch.load(f"residuals.{rank}.pt"))
-        """
         if self._exchange is None:
             self._loaded = checkpoint.as_mapping(state)
             if state:
@@ -150,53 +121,19 @@ class HookState(ReducerReporting, SampleWeighted):
         self._loss_scale.load_state_dict(state or {}, self.reducer)
 
     def discard_step(self) -> None:
-        """Restores the residuals from before the last backward pass, if no step uses its gradients.
-
-        With a scaler, restores the residuals from before all passes since its last ``update``.
-        Call ``discard_step`` on all ranks.
-
-        Raises:
-            InvalidArgumentError: ``transactional`` is False, or there is no step to discard.
-
-        Example::
-
-            if loss_is_bad:
-                handle.discard_step()
-        """
         self.reducer.discard_step()
 
     def remove(self) -> None:
-        """Sends gradients uncompressed from the next backward pass on. Call on all ranks.
-
-        Example::
-
-            handle.remove()
-        """
         self._removed = True
 
     def reset(self) -> None:
-        """Reconnects the ranks after an error that ended an exchange.
-
-        Residuals become zero and schedules start again. A collective call: each rank must have
-        received the error from ``backward()``. Reset all handles of the same process group.
-
-        Raises:
-            TransportError: A rank is late.
-
-        Example::
-
-            try:
-                loss.backward()
-            except tersor.TransportError:
-                handle.reset()
-        """
         self._exchange = self._transport = None
         connections.close(self._group)
         if self._parameters:
             self._register(self._parameters)
 
     def close(self) -> None:
-        """Releases the reducer and its thread. Later gradients are sent uncompressed.
+        """Releases the reducer and the thread. Later gradients are sent uncompressed.
 
         Example::
 

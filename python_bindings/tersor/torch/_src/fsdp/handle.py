@@ -16,11 +16,11 @@ from tersor.torch._src.fsdp.layout import ResidualView
 from tersor.torch._src.fsdp.reducer import ShardedReducer
 from tersor.torch._src.fsdp.state import load_sharded, save_sharded
 from tersor.torch._src.gradients.sample_weights import SampleWeighted
-from tersor.torch._src.statistics.handles import Reporting
+from tersor.torch._src.statistics.handles import Handle, Reporting
 from tersor.torch._src.statistics.records import ParameterStatistics, add_up
 
 
-class ShardedHandle(Reporting, SampleWeighted):
+class ShardedHandle(Reporting, SampleWeighted, Handle):
     """The handle of a model of ``fully_shard``. ``compress`` returns this handle.
 
     Example::
@@ -75,12 +75,6 @@ class ShardedHandle(Reporting, SampleWeighted):
         return [one.core for one in self._reducers]
 
     def explain(self) -> str:
-        """Returns one line per parameter: its codec and the reason. Empty before the first step.
-
-        Example::
-
-            print(handle.explain())
-        """
         lines = [f"{one.name}: {one.codec} ({one.reason})" for one in self.statistics()]
         chosen = [one.explain_choice().strip() for one in self._cores()]
         return "\n".join([*lines, *self._notes, *filter(None, chosen)])
@@ -101,26 +95,6 @@ class ShardedHandle(Reporting, SampleWeighted):
         self._sender.scale_residuals(factor)
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """Returns the residuals for a checkpoint. Call ``state_dict`` between two steps.
-
-        Args:
-            mode: ``"exact"``: the residuals of this rank, from which a run with the same number of
-                ranks continues bit for bit. ``"portable"``: the sum of the residuals over ranks,
-                for any number of ranks; a collective call, for a model on one mesh without tensor
-                parallelism.
-
-        Returns:
-            A dict for ``torch.save`` or ``torch.distributed.checkpoint``. All tensors are on the
-            CPU.
-
-        Raises:
-            InvalidArgumentError: ``mode`` is unknown, or ``"portable"`` for several meshes or
-                tensor parallelism.
-
-        Example::
-
-            torch.save(handle.state_dict(), f"residuals.{rank}.pt")
-        """
         meshes = meshes_of(self._gradients)
         if mode == "portable" and len(meshes) > 1:
             raise InvalidArgumentError(
@@ -138,53 +112,17 @@ class ShardedHandle(Reporting, SampleWeighted):
         return {**state, **self._sender.loss_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Loads the result of ``state_dict`` of either mode.
-
-        On a 2-D mesh, loading a portable state is a collective call. The next backward pass raises
-        TransportError if ranks loaded states of different saves.
-
-        Args:
-            state: The state. None or empty: residuals start at zero, with a warning.
-
-        Raises:
-            InvalidArgumentError: The state does not fit or is damaged; the message names the
-                parameter. Nothing was changed.
-
-        Example::
-
-            handle.load_state_dict(torch.load(f"residuals.{rank}.pt"))
-        """
         self._sender.prepare()
         load_sharded(self._sender, self._group, state)
         self._sender.loss_scale.load_state_dict(state or {}, self._sender)
 
     def remove(self) -> None:
-        """Sends gradients and weights as without Tersor from now on. Residuals are dropped.
-
-        Call ``remove`` on all ranks.
-
-        Example::
-
-            handle.remove()
-        """
         for exchange in self._exchanges:
             exchange.remove()
         self._sender.drop()
         self._samples.ended = "after remove(), FSDP2 gives all ranks equal weights: set no samples"
 
     def reset(self) -> None:
-        """Reconnects the ranks after an error that ended an exchange.
-
-        Residuals become zero and schedules start again. Call ``reset`` on all ranks; each rank
-        must have received the error from ``backward()``.
-
-        Example::
-
-            try:
-                loss.backward()
-            except tersor.TransportError:
-                handle.reset()
-        """
         self._sender.reset()
 
     @property
@@ -193,19 +131,6 @@ class ShardedHandle(Reporting, SampleWeighted):
         return self._sender.loss_scale.skipped_steps
 
     def discard_step(self) -> None:
-        """Restores the residuals from before the last backward pass, if no step uses its gradients.
-
-        With a scaler, restores the residuals from before all passes since its last ``update``.
-        Call ``discard_step`` on all ranks.
-
-        Raises:
-            InvalidArgumentError: ``transactional`` is False, or there is no step to discard.
-
-        Example::
-
-            if loss_is_bad:
-                handle.discard_step()
-        """
         self._sender.discard_step()
 
 

@@ -27,7 +27,7 @@ _RESIDUALS = (
 )
 
 
-class AveragedGradients(OptimizerHandle, SampleWeighted):
+class AveragedGradients(SampleWeighted, OptimizerHandle):
     """The gradients of a wrapped optimizer. The subclass has the attributes in ``__slots__``."""
 
     optimizer: torch.optim.Optimizer

@@ -11,10 +11,10 @@ from tersor._core import InvalidArgumentError
 from tersor.torch._src.gradients.exchange import ElasticOptions, Presence, TensorExchange
 from tersor.torch._src.parameters.selection import OptimizedParameters
 from tersor.torch._src.process_group import connections
-from tersor.torch._src.statistics.handles import ElasticReporting
+from tersor.torch._src.statistics.handles import ElasticReporting, Handle
 
 
-class OptimizerHandle(ElasticReporting):
+class OptimizerHandle(ElasticReporting, Handle):
     """A handle that is an optimizer."""
 
     _optimized: OptimizedParameters
@@ -26,22 +26,6 @@ class OptimizerHandle(ElasticReporting):
         return self._optimized.exchanged
 
     def reset(self) -> None:
-        """Reconnects the ranks after an error that ended an exchange. Residuals become zero.
-
-        A collective call of all ranks, after the error. Reset other handles
-        over the same process group too.
-
-        Raises:
-            InvalidArgumentError: Ranks were lost. Call ``resume`` then.
-            TransportError: A rank is late.
-
-        Example::
-
-            try:
-                optimizer.step()
-            except tersor.TransportError:
-                optimizer.reset()
-        """
         before = self._exchange
         _check_complete(before, "reset() needs all of them: call resume()")
         connections.close(self._group)
@@ -50,17 +34,6 @@ class OptimizerHandle(ElasticReporting):
         self._presence = type(self._presence)(self._exchange)
 
     def remove(self) -> None:
-        """Sends everything uncompressed from the next step on, by PyTorch's own collectives.
-
-        Residuals are no longer used. Call ``remove`` on all ranks, between two steps.
-
-        Raises:
-            InvalidArgumentError: Ranks were lost, so the process group cannot work.
-
-        Example::
-
-            optimizer.remove()
-        """
         self._presence = _UncompressedPresence(self._exchange)
         self._removed = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -28,147 +28,7 @@ if TYPE_CHECKING:
 _LOGGED_PER_PARAMETER = ("sent_bytes", "ratio", "residual_norm", "relative_error")
 
 
-@runtime_checkable
-class Handle(Protocol):
-    """The common interface of all handles. A handle compresses the gradients of a training.
-
-    ``tersor.torch.compress`` returns a handle for DDP (``HookState``) and FSDP2
-    (``ShardedHandle``). The optimizers ``DistributedOptimizer``, ``CompressedAdamW``,
-    ``CompressedMuon`` and ``CompressedSGD`` are handles. ``isinstance(x, Handle)`` checks the names
-    of all methods, without signatures.
-
-    Example::
-
-        def log(handle: tersor.torch.Handle) -> None:
-            print(handle.table())
-    """
-
-    samples: float | None
-    """The number of samples in this rank's next gradient, or None.
-
-    Set ``samples`` before each step, on all ranks. The result is then the mean over the samples of
-    all ranks. DDP, FSDP2 and ``DistributedOptimizer`` need ``weighted=True``."""
-
-    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        """Returns the counts of this rank, one entry per parameter in the model's order.
-
-        Args:
-            residual_norms: True to read all residuals and measure their norms.
-
-        Raises:
-            InvalidArgumentError: DDP had no backward pass yet.
-
-        Example::
-
-            print([one.ratio for one in handle.statistics()])
-        """
-
-    def reducer_statistics(self) -> Sequence[_core.ReducerStatistics]:
-        """Returns the counts of each reducer, including the transport's headers.
-
-        DDP and the optimizers have one reducer. FSDP2 has a reducer per module. On a 2-D mesh,
-        FSDP2 has a second reducer per module. The sequence is empty before the first step of DDP
-        and FSDP2.
-
-        Example::
-
-            print(sum(one.sent_bytes for one in handle.reducer_statistics()))
-        """
-
-    def table(self) -> str:
-        """Returns a line per parameter, and a total: bytes, ratio, errors, seconds, codec.
-
-        Raises:
-            InvalidArgumentError: DDP had no backward pass yet.
-
-        Example::
-
-            print(handle.table())
-        """
-
-    def explain(self) -> str:
-        """Returns a line per parameter: the codec and the reason.
-
-        Raises:
-            InvalidArgumentError: DDP had no backward pass yet.
-
-        Example::
-
-            print(handle.explain())
-        """
-
-    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """Returns the state for a checkpoint, between two steps.
-
-        Args:
-            mode: ``"exact"`` has the residuals of each rank; the same number of ranks continues
-                bit for bit. ``"portable"`` has the sum of the residuals over ranks, for any number
-                of ranks, and is a collective call. ``DistributedOptimizer`` saves residuals only
-                if ``mode`` is passed.
-
-        Raises:
-            InvalidArgumentError: ``mode`` is unknown, or DDP had no backward pass yet.
-
-        Example::
-
-            torch.save(handle.state_dict("exact"), f"rank{dist.get_rank()}.pt")
-        """
-
-    def load_state_dict(self, state: Any, /) -> None:
-        """Loads the result of ``state_dict`` of either mode.
-
-        Args:
-            state: The result of ``state_dict``.
-
-        Raises:
-            InvalidArgumentError: The state is damaged or does not fit. Nothing was changed.
-
-        Example::
-
-            handle.load_state_dict(torch.load(path, weights_only=True))
-        """
-
-    def discard_step(self) -> None:
-        """Restores the residuals from before the last exchange, if no step used the result.
-
-        Call ``discard_step`` on all ranks. ``transactional=True`` is required.
-
-        Raises:
-            InvalidArgumentError: No exchange ended since the last step, or
-                ``transactional=True`` was not passed.
-
-        Example::
-
-            if loss_is_too_high:
-                handle.discard_step()
-        """
-
-    def reset(self) -> None:
-        """Reconnects the ranks after a failed exchange. Residuals become zero.
-
-        A collective call. Each rank must have received the error before.
-
-        Raises:
-            InvalidArgumentError: Ranks of an elastic optimizer were lost: call ``resume`` then.
-
-        Example::
-
-            try:
-                loss.backward()
-            except tersor.TransportError:
-                handle.reset()
-        """
-
-    def remove(self) -> None:
-        """Sends gradients uncompressed from the next step on. Call ``remove`` on all ranks.
-
-        Example::
-
-            handle.remove()
-        """
-
-
-class Reporting(ABC):
+class Counts(Protocol):
     """The counts of a handle."""
 
     @abstractmethod
@@ -192,6 +52,160 @@ class Reporting(ABC):
             largest = max(handle.statistics(), key=lambda counts: counts.sent_bytes)
             print(largest.name, largest.ratio)
         """
+
+    def reducer_statistics(self) -> Sequence[_core.ReducerStatistics]:
+        """Returns the counts of each reducer, including the transport's headers.
+
+        DDP and the optimizers have one reducer. FSDP2 has a reducer per module. On a 2-D mesh,
+        FSDP2 has a second reducer per module. The sequence is empty before the first step of DDP
+        and FSDP2.
+
+        Example::
+
+            print(sum(one.sent_bytes for one in handle.reducer_statistics()))
+        """
+
+    def table(self) -> str:
+        """Returns a text table with one line per parameter and one for all.
+
+        Columns: bytes and seconds per step, ratio, error, norm of the residual, codec and reason.
+
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
+
+        Example::
+
+            print(handle.table())
+        """
+
+    def explain(self) -> str:
+        """Returns one line per parameter: its codec and the reason.
+
+        The text is empty before the first step of FSDP2.
+
+        Raises:
+            InvalidArgumentError: DDP had no backward pass yet.
+
+        Example::
+
+            print(handle.explain())
+        """
+
+
+@runtime_checkable
+class Handle(Counts, Protocol):
+    """The common interface of all handles. A handle compresses the gradients of a training.
+
+    ``tersor.torch.compress`` returns a handle for DDP (``HookState``) and FSDP2
+    (``ShardedHandle``). The optimizers ``DistributedOptimizer``, ``CompressedAdamW``,
+    ``CompressedMuon`` and ``CompressedSGD`` are handles. ``isinstance(x, Handle)`` checks the names
+    of all methods, without signatures.
+
+    Example::
+
+        def log(handle: tersor.torch.Handle) -> None:
+            print(handle.table())
+    """
+
+    samples: float | None
+    """The number of samples in this rank's next gradient, or None.
+
+    Set ``samples`` before each step, on all ranks. The result is then the mean over the samples of
+    all ranks. DDP, FSDP2 and ``DistributedOptimizer`` need ``weighted=True``."""
+
+    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """Returns the state for a checkpoint. Call ``state_dict`` between two steps.
+
+        Args:
+            mode: ``"exact"``: the residuals of this rank, from which a run with the same number of
+                ranks continues bit for bit. ``"portable"``: the sum of the residuals over ranks,
+                for any number of ranks; a collective call. FSDP2 has this sum for a model on one
+                mesh without tensor parallelism. ``DistributedOptimizer`` saves residuals only if
+                ``mode`` is passed.
+
+        Returns:
+            A dict for ``torch.save`` or ``torch.distributed.checkpoint``. With DDP and FSDP2, all
+            tensors are on the CPU.
+
+        Raises:
+            InvalidArgumentError: ``mode`` is unknown, or DDP had no backward pass yet, or ``mode``
+                is ``"portable"`` for several meshes or tensor parallelism.
+
+        Example::
+
+            torch.save(handle.state_dict("exact"), f"rank{dist.get_rank()}.pt")
+        """
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Loads the result of ``state_dict`` of either mode.
+
+        The next exchange raises TransportError if ranks loaded states of different saves. On a 2-D
+        mesh of FSDP2, loading a portable state is a collective call.
+
+        Args:
+            state: The state. None or empty: residuals start at zero, with a warning.
+
+        Raises:
+            InvalidArgumentError: The state is damaged, or belongs to another model or codec; the
+                message names the parameter. Nothing was changed.
+
+        Example::
+
+            handle.load_state_dict(torch.load(path, weights_only=True))
+        """
+
+    def discard_step(self) -> None:
+        """Restores the residuals from before the last exchange, if no step used the result.
+
+        With a scaler, DDP and FSDP2 restore the residuals from before all backward passes since
+        the scaler's last ``update``. Call ``discard_step`` on all ranks. ``transactional=True`` is
+        required.
+
+        Raises:
+            InvalidArgumentError: No exchange ended since the last step, or
+                ``transactional=True`` was not passed.
+
+        Example::
+
+            if loss_is_too_high:
+                handle.discard_step()
+        """
+
+    def reset(self) -> None:
+        """Reconnects the ranks after an error that ended an exchange. Residuals become zero.
+
+        Except in the compressed optimizers, schedules start again. A collective call: each rank
+        must have received the error before. Reset all handles of the same process group.
+
+        Raises:
+            InvalidArgumentError: Ranks of an elastic optimizer were lost: call ``resume`` then.
+            TransportError: A rank is late.
+
+        Example::
+
+            try:
+                loss.backward()
+            except tersor.TransportError:
+                handle.reset()
+        """
+
+    def remove(self) -> None:
+        """Sends gradients, and the weights of FSDP2, uncompressed from the next step on.
+
+        Residuals are no longer used. Call ``remove`` on all ranks, between two steps.
+
+        Raises:
+            InvalidArgumentError: Ranks of an elastic optimizer were lost, so the process group
+                cannot work.
+
+        Example::
+
+            handle.remove()
+        """
+
+
+class Reporting(Counts):
+    """The counts of a handle, from the counts of parameters and reducers."""
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         """Returns the counts of all parameters together, including the transport's headers.
@@ -241,15 +255,6 @@ class Reporting(ABC):
         return self.totals(residual_norms=residual_norms)
 
     def reducer_statistics(self) -> list[_core.ReducerStatistics]:
-        """Returns the counts of each reducer, including the transport's headers.
-
-        DDP and the optimizers have one reducer. FSDP2 has one per module, and on a 2-D mesh one
-        more per module. The list is empty before the first step of DDP and FSDP2.
-
-        Example::
-
-            seconds = sum(one.wire_seconds for one in handle.reducer_statistics())
-        """
         return [one.statistics() for one in self._cores()]
 
     def reset_statistics(self) -> None:
@@ -291,17 +296,6 @@ class Reporting(ABC):
         return bool(cores := self._cores()) and all(one.settled() for one in cores)
 
     def table(self) -> str:
-        """Returns a text table with one line per parameter and one for all.
-
-        Columns: bytes and seconds per step, ratio, error, norm of the residual, codec and reason.
-
-        Raises:
-            InvalidArgumentError: DDP had no backward pass yet.
-
-        Example::
-
-            print(handle.table())
-        """
         entries = self.statistics(residual_norms=True)
         return records.table([*entries, self.totals(residual_norms=True)])
 
@@ -368,15 +362,6 @@ class ReducerReporting(Reporting):
         return records.of_parameter(exchange.reducer.statistics_so_far(), exchange.ranks)
 
     def explain(self) -> str:
-        """Returns one line per parameter: its codec and the reason.
-
-        Raises:
-            InvalidArgumentError: DDP had no backward pass yet.
-
-        Example::
-
-            print(handle.explain())
-        """
         return self.reducer.explain()
 
     def _cores(self) -> Sequence[_core.GradientReducer]:
@@ -464,13 +449,3 @@ def log_statistics(
         for field in _LOGGED_PER_PARAMETER:
             if (found := values.get(f"tersor/{field}")) is not None:
                 writer.add_scalar(f"tersor parameters/{one.name}/{field}", found, step)
-
-
-if TYPE_CHECKING:  # the signatures of all handles match
-    from tersor.torch._src.ddp.hook import HookState
-    from tersor.torch._src.fsdp.handle import ShardedHandle
-    from tersor.torch._src.optim.compressed import CompressedOptimizer
-    from tersor.torch._src.optim.distributed import DistributedOptimizer
-
-    def _(one: HookState | ShardedHandle | CompressedOptimizer | DistributedOptimizer) -> Handle:
-        return one
