@@ -26,7 +26,13 @@ from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
 from tersor.torch import _compat
 from tersor.torch._src.fsdp.layout import ModuleLayout, ShardedParameter
-from tersor.torch._src.fsdp.reducer import Kind, Reducers, ReplicaReducer, ShardedReducer
+from tersor.torch._src.fsdp.reducer import (
+    Kind,
+    Reducers,
+    ReplicaReducer,
+    Requester,
+    ShardedReducer,
+)
 from tersor.torch._src.gradients.backward import Passes, after_pass
 from tersor.torch._src.gradients.loss_scale import LossScale
 from tersor.torch._src.gradients.sample_weights import Samples
@@ -206,7 +212,7 @@ class Exchange:
         return self.active and selection.is_supported(values)
 
 
-class ModuleExchange(Exchange):
+class ModuleExchange(Exchange, Requester):
     """The common part of the reduce-scatter and the all-reduce of one ``FSDPModule``."""
 
     def __init__(
@@ -216,29 +222,12 @@ class ModuleExchange(Exchange):
         sender: Sender,
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
-        """``replicas`` is the group of the all-reduce; None: a reduce-scatter."""
         super().__init__(sender)
         self.name = name or "(root)"
         self.layout = layout
         self._replicas = replicas
         self._reducers: Reducers[Any] = sender.reducers if replicas is None else sender.replicas
         self._reducers.exchanges.append(self)
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The expected group of the exchange."""
-        return self._replicas or self.layout.scatter_group
-
-    def expected_kind(self) -> Kind:
-        """Returns the kind of exchange that FSDP is expected to request."""
-        averages = self.layout.averages(replicas=self._replicas is not None)
-        reduction: Reduction = "mean" if averages else "sum"
-        return Kind(self.group, self.layout.device, self.layout.dtype, reduction)
-
-    @property
-    def is_expected(self) -> bool:
-        """True if the kind of exchange can be predicted."""
-        return self.active and self.layout.known
 
     def _exchange(self, rows: Tensor, output: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """Reduces ``rows`` (ranks, shards) and writes this rank's shards to ``output``."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,15 +26,12 @@ from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
-from tersor.torch._src.fsdp.layout import ResidualView, ShardedParameter
+from tersor.torch._src.fsdp.layout import ModuleLayout, ResidualView, ShardedParameter
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.sample_weights import Samples
 from tersor.torch._src.parameters.selection import literal_pattern
 from tersor.torch._src.process_group.connections import hosts_of
 from tersor.torch._src.statistics.records import ParameterStatistics, of_parameter
-
-if TYPE_CHECKING:
-    from tersor.torch._src.fsdp.exchange import ModuleExchange
 
 _MAX_FALLBACKS = 16  # reducers of messages as one tensor; all ranks drop the same reducers
 
@@ -283,6 +280,30 @@ class ReplicaReducer(ShardedReducer):
         return found
 
 
+class Requester:
+    """A module's reduce-scatter or all-reduce between replicas, which requests reducers."""
+
+    active: bool
+    layout: ModuleLayout
+    _replicas: dist.ProcessGroup | None  #: the group of the all-reduce; None: a reduce-scatter
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The expected group of the exchange."""
+        return self._replicas or self.layout.scatter_group
+
+    def expected_kind(self) -> Kind:
+        """Returns the kind of exchange that FSDP is expected to request."""
+        averages = self.layout.averages(replicas=self._replicas is not None)
+        reduction: Reduction = "mean" if averages else "sum"
+        return Kind(self.group, self.layout.device, self.layout.dtype, reduction)
+
+    @property
+    def is_expected(self) -> bool:
+        """True if the kind of exchange can be predicted."""
+        return self.active and self.layout.known
+
+
 ReducerT = TypeVar("ReducerT", bound=ShardedReducer)
 
 
@@ -295,10 +316,10 @@ class Reducers(Generic[ReducerT]):
 
     def __init__(self, options: ReducerOptions, make: Callable[..., ReducerT]) -> None:
         """``make`` takes the kind, parameters, options and reason."""
-        self.exchanges: list[ModuleExchange] = []  #: in the order of modules
+        self.exchanges: list[Requester] = []  #: in the order of modules
         self._options = options
         self._new = make
-        self._reducers: dict[ModuleExchange, ReducerT] = {}
+        self._reducers: dict[Requester, ReducerT] = {}
         self._fallbacks: dict[tuple[int, str, int, Kind], ReducerT] = {}  # at most _MAX_FALLBACKS
 
     def all(self) -> list[ReducerT]:
@@ -319,7 +340,7 @@ class Reducers(Generic[ReducerT]):
             if exchange.is_expected and exchange not in self._reducers:
                 self._make(exchange.expected_kind(), exchange)
 
-    def reducer_for(self, exchange: ModuleExchange, kind: Kind) -> ReducerT:
+    def reducer_for(self, exchange: Requester, kind: Kind) -> ReducerT:
         """Returns the reducer of the module's trained parameters."""
         reducer = self._reducers.get(exchange)
         if reducer is None or reducer.kind != kind:
@@ -330,7 +351,7 @@ class Reducers(Generic[ReducerT]):
 
     def fallback(
         self,
-        exchange: ModuleExchange,
+        exchange: Requester,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
@@ -352,10 +373,10 @@ class Reducers(Generic[ReducerT]):
         self._reducers.clear()
         self._fallbacks.clear()
 
-    def _same_kind(self, kind: Kind, requested: ModuleExchange) -> list[ModuleExchange]:
+    def _same_kind(self, kind: Kind, requested: Requester) -> list[Requester]:
         """Returns the exchanges of this kind, requested or expected, that are not in a step."""
 
-        def matches(one: ModuleExchange) -> bool:
+        def matches(one: Requester) -> bool:
             reducer = self._reducers.get(one)
             if reducer is None:
                 return one.is_expected and one.expected_kind() == kind
@@ -363,7 +384,7 @@ class Reducers(Generic[ReducerT]):
 
         return [one for one in self.exchanges if one is requested or matches(one)]
 
-    def _make(self, kind: Kind, requested: ModuleExchange) -> ReducerT:
+    def _make(self, kind: Kind, requested: Requester) -> ReducerT:
         exchanges = self._same_kind(kind, requested)
         before = {self._reducers[one]: None for one in exchanges if one in self._reducers}
         known = {name for old in before for name in old.parameters}  # frozen parameters too
