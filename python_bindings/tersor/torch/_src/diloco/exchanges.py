@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from tersor._core import RanksLostError, TransportError
 from tersor.collectives import allreduce
 from tersor.torch._src.diloco.fragments import PendingFragment, SyncSchedule, differences, divide
-from tersor.torch._src.diloco.stragglers import LateReporting, Role
+from tersor.torch._src.diloco.stragglers import Role, Stragglers
 from tersor.torch._src.gradients.exchange import Presence, Result
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import shards_of
+from tersor.torch._src.statistics.handles import ElasticReporting
+from tersor.torch._src.statistics.records import ParameterStatistics
 
 
-class FragmentExchange(LateReporting):
+class FragmentExchange(ElasticReporting):
     """The exchanges of a model, in fragments. The subclass makes the attributes."""
 
     fragment_update_alpha: float
@@ -34,6 +36,48 @@ class FragmentExchange(LateReporting):
     _active: list[str]  # the parameters that some rank moved
     _pending: PendingFragment | None
     _role: Role
+    _stragglers: Stragglers | None
+
+    @property
+    def held_steps(self) -> int:
+        """With ``straggler_timeout``: inner steps of this rank since its last exchange; else 0."""
+        return 0 if self._stragglers is None else self._stragglers.steps
+
+    def close(self) -> None:
+        """Ends the threads of ``straggler_timeout`` on all ranks. Waits for a fragment under way.
+
+        A collective call, the last of a training. Without ``close``, ranks would treat the end of
+        other ranks as a loss. Call ``synchronize`` or ``close`` before you free a ``DiLoCo`` with a
+        fragment under way. Otherwise all handles of the process group raise TransportError.
+
+        Raises:
+            InvalidArgumentError: Other ranks make another call.
+            TransportError: The fragment under way failed.
+
+        Example::
+
+            outer.synchronize()
+            outer.close()
+        """
+        if self._stragglers is None:
+            self._wait_pending()  # freeing a reducer in a step aborts the group's exchanges
+        else:
+            self._stragglers.close()
+
+    def resume(self) -> None:
+        super().resume() if self._stragglers is None else self._stragglers.resume()
+
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        with self._exclusive():
+            return super().statistics(residual_norms=residual_norms)
+
+    def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
+        with self._exclusive():
+            return super().totals(residual_norms=residual_norms)
+
+    def _exclusive(self) -> contextlib.AbstractContextManager[object]:
+        """A context in which no other thread uses the reducer."""
+        return contextlib.nullcontext() if self._stragglers is None else self._stragglers.lock
 
     def _run_elastic(self, work: Callable[[], Result]) -> Result:
         """Leaves out the fragment under way if ranks are lost; the next exchange sends it."""
@@ -126,11 +170,6 @@ class FragmentExchange(LateReporting):
             self.reducer.ready_flat(list(parts), flat)
             self._pending.mean.update(parts)
         self.reducer.flush()
-
-    def close(self) -> None:
-        if self._stragglers is None:
-            self._wait_pending()  # freeing a reducer in a step aborts the group's exchanges
-        super().close()
 
     def _wait_pending(self) -> None:
         if self._pending is not None and not self._pending.is_complete:

@@ -30,8 +30,6 @@ from tersor._core import InvalidArgumentError, RanksLostError, TransportError
 from tersor._options import expect
 from tersor.torch._src.diloco.fragments import SyncSchedule
 from tersor.torch._src.gradients.exchange import Presence, Result, TensorExchange
-from tersor.torch._src.statistics.handles import ElasticReporting
-from tersor.torch._src.statistics.records import ParameterStatistics
 
 _PAUSE_SECONDS = 0.005  # between two sums
 _END_SECONDS = 2.0  # for a sum or an exchange under way when the interpreter ends
@@ -331,51 +329,6 @@ class Stragglers:
         with self._condition:
             self._ended = True
             self._condition.notify_all()
-
-
-class LateReporting(ElasticReporting):
-    """The methods of a handle whose ranks may be late."""
-
-    _stragglers: Stragglers | None
-
-    @property
-    def held_steps(self) -> int:
-        """With ``straggler_timeout``: inner steps of this rank since its last exchange; else 0."""
-        return 0 if self._stragglers is None else self._stragglers.steps
-
-    def close(self) -> None:
-        """Ends the threads of ``straggler_timeout`` on all ranks. Waits for a fragment under way.
-
-        A collective call, the last of a training. Without ``close``, ranks would treat the end of
-        other ranks as a loss. Call ``synchronize`` or ``close`` before you free a ``DiLoCo`` with a
-        fragment under way. Otherwise all handles of the process group raise TransportError.
-
-        Raises:
-            InvalidArgumentError: Other ranks make another call.
-            TransportError: The fragment under way failed.
-
-        Example::
-
-            outer.synchronize()
-            outer.close()
-        """
-        if self._stragglers is not None:
-            self._stragglers.close()
-
-    def resume(self) -> None:
-        super().resume() if self._stragglers is None else self._stragglers.resume()
-
-    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        with self._exclusive():
-            return super().statistics(residual_norms=residual_norms)
-
-    def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
-        with self._exclusive():
-            return super().totals(residual_norms=residual_norms)
-
-    def _exclusive(self) -> contextlib.AbstractContextManager[object]:
-        """A context in which no other thread uses the reducer."""
-        return contextlib.nullcontext() if self._stragglers is None else self._stragglers.lock
 
 
 _running: weakref.WeakSet[Stragglers] = weakref.WeakSet()

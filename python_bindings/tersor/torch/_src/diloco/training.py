@@ -175,7 +175,7 @@ class DiLoCo(FragmentExchange):
         self._active: list[str] = []
         self._pending: PendingFragment | None = None
         self._role = Role()
-        self._stragglers: Stragglers | None = None
+        self._stragglers = None
         if straggler_timeout is not None:
             done = (self._exchange, self._presence, self._run_elastic, self._run_exchange)
             tasks = Tasks(*done, lambda: selection.shards_of(self._refresh()))
