@@ -93,16 +93,17 @@ void Judge::check_ending() {
     complain("should have ended with " + std::string(ending_name(allowed.front())));
 }
 
-// A timeout follows waiting ranks within a single operation only. After a `pass`, ranks may be in
-// different operations, so a rank waiting in another operation may be named, too. A rank failing
-// inside a step may already have completed the step's operations. Then the rank is missed in the
-// next step.
+// A timeout follows waiting ranks within a single operation only. After a `pass` or a `send`, ranks
+// may be in different operations, so a rank waiting in another operation may be named, too. A rank
+// failing inside a step may already have completed the step's operations. Then the rank is missed
+// in the next step.
 bool Judge::passed() const {
   const std::size_t missed_in = fault().step + (fault().operation ? 1 : 0);
   const std::size_t count = std::min(missed_in + 1, scenario_.steps.size());
   const auto first = scenario_.steps.begin();
-  return std::any_of(first, first + static_cast<std::ptrdiff_t>(count),
-                     [](const Step& step) { return step.work == Work::kPass; });
+  return std::any_of(first, first + static_cast<std::ptrdiff_t>(count), [](const Step& step) {
+    return step.work == Work::kPass || step.work == Work::kSend;
+  });
 }
 
 bool Judge::may_name_another() const {
