@@ -25,11 +25,12 @@ Step with_another_codec(const Step& step) {
   return other;
 }
 
-/// A peer receiving rows from this rank or, if the rank sends no rows, the next rank.
+/// The last peer that receives rows from this rank, because an additional row then moves no rows of
+/// other ranks. The next rank if no peer receives rows.
 std::size_t partner_of(const Step& step, std::size_t rank) {
-  std::size_t peer = (rank + 1) % step.rows.size();
-  while (peer != rank && step.rows[rank][peer] == 0) peer = (peer + 1) % step.rows.size();
-  return peer == rank ? (rank + 1) % step.rows.size() : peer;
+  for (std::size_t peer = step.rows.size(); peer-- > 0;)
+    if (peer != rank && step.rows[rank][peer] != 0) return peer;
+  return (rank + 1) % step.rows.size();
 }
 
 /// An additional row sent or received. Work::kSend gets a longer message.
