@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy
 import pytest
@@ -17,6 +17,8 @@ import tersor.torch
 from tersor.torch import DistributedOptimizer
 from tersor.torch._src.gradients.copies import SentGradients
 from tersor.torch._src.optim.state import check_groups
+
+T = TypeVar("T")
 
 
 def clamp(gradient: torch.Tensor) -> None:
@@ -174,6 +176,23 @@ def test_attributes_and_methods_delegate_to_the_wrapped_optimizer(rank: int, cou
         tersor.InvalidArgumentError, match="CompressedSGD exchanges in its own step"
     ):
         DistributedOptimizer(tersor.torch.CompressedSGD(model.named_parameters(), lr=0.1))
+
+
+class GenericSgd(torch.optim.SGD, Generic[T]):
+    """An optimizer class with a base after ``Optimizer``."""
+
+
+@ranks.on(1)
+def test_generic_optimizer_classes_are_wrapped(rank: int, count: int) -> None:
+    model = make_model()
+    inner: GenericSgd[int] = GenericSgd(model.parameters(), lr=0.5)
+    optimizer = DistributedOptimizer(inner, model.named_parameters())
+    assert isinstance(optimizer, GenericSgd)
+    assert isinstance(optimizer, tersor.torch.Handle)
+    before = model[0].weight.detach().clone()
+    loss_of(model, rank, 0).backward()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before)
 
 
 @ranks.on(2)

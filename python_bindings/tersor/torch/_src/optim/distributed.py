@@ -28,7 +28,7 @@ from tersor.torch._src.optim import state as optimizer_state
 from tersor.torch._src.optim.averaging import AveragedGradients
 from tersor.torch._src.parameters import selection
 from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
-from tersor.torch._src.statistics.handles import Reporting
+from tersor.torch._src.statistics.handles import Handle, Reporting
 
 Closure = Callable[[], Any]
 
@@ -56,7 +56,7 @@ class WrapperMethod:
         del instance._replaced[self._function.__name__]
 
 
-class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
+class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer, Handle):
     """Wraps an optimizer: before each step, gradients become their mean over ranks.
 
     To read or clip the means before the step, call ``synchronize``, then ``step`` within
