@@ -62,7 +62,8 @@ TEST(Survivors, StepIsRepeatedOnlyAfterTimeoutsAndThreeTimes) {
   });
 }
 
-/// Runs a step with a late trainer on one rank. Expects the agreement of all ranks to repeat the step.
+/// Runs a step with a late trainer on one rank. Expects the agreement of all ranks to repeat the
+/// step.
 void be_late(Training& run, int step, std::latch& agreed) {
   const bool is_late = run.rank == kVictim;
   if (is_late) agreed.wait();
