@@ -59,6 +59,23 @@ def test_ranks_with_different_weights_raise_in_the_first_step(
     step(model, optimizer)
 
 
+@pytest.mark.parametrize(("order", "names"), [("rows", "bias, weight"), ("columns", "weight")])
+@ranks.on(2)
+def test_equal_weights_in_another_order_raise(
+    rank: int, count: int, order: str, names: str
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 64)
+    optimizer = optimizer_of("DistributedOptimizer", model)
+    with torch.no_grad():
+        if order == "rows":
+            for one in model.parameters():
+                one.copy_(one.roll(rank, 0))
+        else:
+            model.weight.copy_(model.weight.roll(rank, 1))
+    expect_difference(model, optimizer, names)
+
+
 @pytest.mark.parametrize("kind", KINDS[2:])
 @ranks.on(2)
 def test_other_weights_after_loading_a_state_raise(rank: int, count: int, kind: str) -> None:

@@ -286,12 +286,20 @@ class Presence:
 
 
 def _bit_sum(parameter: Tensor) -> Tensor:
-    """The bits of this rank's values as integers, summed modulo 2^64."""
+    """Returns a weighted sum modulo 2^64 of the bits of this rank's values. Row and column
+    determine the weight, so other orders have other sums."""
     values = local_shard(parameter.detach())
     if type(values) is not Tensor:  # a subclass may have no bits to view
         return torch.zeros((), dtype=torch.int64)
     values = torch.view_as_real(values) if values.is_complex() else values
-    return values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
+    bits = values.view(_INTEGERS[values.element_size()])
+    bits = bits.flatten(1) if bits.dim() > 1 else bits.view(1, -1)
+    total = bits.new_zeros((), dtype=torch.int64)
+    for axis in (0, 1):
+        sums = bits.sum(1 - axis, dtype=torch.int64)
+        odd = torch.arange(1, 2 * len(sums), 2, device=sums.device)
+        total += (sums * odd).sum() * (axis + 1)
+    return total
 
 
 def _split_counts(present: Mapping[str, bool], counts: list[int]) -> tuple[list[str], list[int]]:
