@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -31,7 +32,7 @@ from tersor import _core
 from tersor._core import InvalidArgumentError, ReducerState, Transport
 from tersor._renamed import renamed_keywords
 from tersor.codec import Codec
-from tersor.collectives import broadcast
+from tersor.collectives import allreduce, broadcast
 from tersor.reducer import GradientReducer, ReducerOptions
 
 if not tf.__version__.startswith("2.21."):
@@ -216,6 +217,8 @@ class Reducer:
 
     Attributes:
         core: The ``tersor.GradientReducer``. A new one loads a state in its first step.
+        variables: The variables of the gradients, by name. The next exchange of a gradient checks
+            that the variable has equal values on all ranks. None: the variable was checked.
 
     Raises:
         InvalidArgumentError: ``init`` was not called, or an option is invalid.
@@ -227,7 +230,9 @@ class Reducer:
 
     def __init__(self, **options: Unpack[ReducerOptions]) -> None:
         self.core = _DeferredReducer(transport(), **options)
+        self.variables: dict[str, Any] = {}
         self._known: dict[str, Any] = {}  # an array of zeros for each name
+        self._timeout: Any = {key: options[key] for key in ("timeout",) if key in options}
         self._is_lossy_sum = options.get("reduction") == "sum" and options.get("codec") != "none"
 
     def __call__(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
@@ -259,7 +264,27 @@ class Reducer:
                 reduced[i] = result
         return reduced
 
+    def _require_equal(self, names: Sequence[str]) -> None:
+        """Raises InvalidArgumentError on all ranks if variables not yet compared differ."""
+        known = self.variables
+        new = {name: known[name] for name in names if known.get(name) is not None}
+        if not new:
+            return
+        sums = np.array([zlib.crc32(np.array(one).tobytes()) for one in new.values()], np.uint32)
+        own = np.stack([sums >> 16, sums & 0xFFFF]).astype(np.float32)
+        first = own.copy()
+        broadcast(transport(), first, codec="none", **self._timeout)
+        differ = (own != first).any(0).astype(np.float32)
+        allreduce(transport(), differ, codec="none", **self._timeout)
+        if wrong := [name for name, count in zip(new, differ, strict=True) if count]:
+            raise InvalidArgumentError(
+                f"the ranks begin with different values of {', '.join(wrong[:3])}: call "
+                "tersor.tensorflow.broadcast_variables(model.weights) before the first step"
+            )
+        self.variables |= dict.fromkeys(new)
+
     def _exchange(self, names: Sequence[str], *arrays: Any) -> list[Any]:
+        self._require_equal(names)
         values = [np.array(one) for one in arrays]  # TensorFlow's arrays are read-only
         for name, value in zip(names, values, strict=True):
             if name not in self._known:
@@ -281,9 +306,9 @@ class Reducer:
 def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> Any:  # noqa: N802
     """Changes a Keras optimizer to average gradients over ranks.
 
-    Variables must start equal: call ``broadcast_variables(model.weights)``. Compile with
-    ``jit_compile=False``, because XLA cannot call the host. A ``LossScaleOptimizer`` is passed as
-    ``optimizer``.
+    Variables must start equal: call ``broadcast_variables(model.weights)``. The first step raises
+    an error on all ranks if variables differ. Compile with ``jit_compile=False``, because XLA
+    cannot call the host. A ``LossScaleOptimizer`` is passed as ``optimizer``.
 
     Args:
         optimizer: An optimizer that has not trained yet.
@@ -313,7 +338,9 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         variables = trainable_variables or self._trainable_variables
-        return kind.apply(self, reducer(grads, _names(variables)), trainable_variables)
+        names = _names(variables)
+        reducer.variables = dict(zip(names, variables, strict=True)) | reducer.variables
+        return kind.apply(self, reducer(grads, names), trainable_variables)
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         if name == "loss_scale_factor":  # set by a LossScaleOptimizer around this optimizer

@@ -42,7 +42,8 @@ KERAS = """
     model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(256), keras.layers.Dense(10)])
     optimizer = keras.optimizers.SGD(Schedule(0.05))
     optimizer = tt.DistributedOptimizer(optimizer, codec=codec, timeout=20.0)
-    tt.broadcast_variables(model.weights)
+    if sys.argv[2:] != ["random start"]:
+        tt.broadcast_variables(model.weights)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=optimizer, loss=loss)
     x = np.random.default_rng(0).standard_normal((512, 32)).astype("f4")
@@ -180,6 +181,15 @@ def test_keras_ranks_stay_equal_with_fewer_bytes(tmp_path: pathlib.Path) -> None
         assert first[1] == second[1]
     assert short[0][0] == pytest.approx(plain[0][0], rel=0.01)
     assert plain[0][2] > 2.5 * short[0][2]
+
+
+def test_unequal_variables_raise_on_all_ranks_in_the_first_step(tmp_path: pathlib.Path) -> None:
+    ranks = run(tmp_path, KERAS, "int8+ef", "random start", environments=of_two())
+    assert all(status != 0 for status, *_ in ranks)
+    for _, _, errors in ranks:
+        assert "the ranks begin with different values of " in errors
+        assert "/kernel" in errors
+        assert "broadcast_variables(model.weights)" in errors
 
 
 def test_documented_program_runs(tmp_path: pathlib.Path) -> None:
