@@ -361,6 +361,7 @@ SAVED = """
         return tt.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), codec="none")
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    tt.broadcast_variables(model.weights)
     model.compile(optimizer=made(), loss="mse", jit_compile=False)
     model.fit(np.ones((8, 4), "f4"), np.ones((8, 2), "f4"), verbose=0)
     path = os.path.join(sys.argv[1], str(transport.rank))
