@@ -117,15 +117,15 @@ bool Sender::advance_commit() {
   return true;
 }
 
-template <typename Input>
-bool Sender::exchange(PendingGather& one, std::string_view name, std::size_t limit,
+template <typename Limit, typename Input>
+bool Sender::exchange(PendingGather& one, std::string_view name, const Limit& limit,
                       const Input& input) {
   if (!one.handle.valid()) {
     LockedStep step = step_.lock();
     Bytes own = input(step);
     if (!own) return false;
     one.own = *std::move(own);
-    one.handle = transport().all_gather(context_.operation(name), one.own, limit);
+    one.handle = transport().all_gather(context_.operation(name), one.own, limit(step));
   }
   if (context_.queues) one.handle.wait_synchronize();
   return one.handle.test();
@@ -141,7 +141,8 @@ bool Sender::exchange_weights() {
     const auto samples = step->closed() ? std::nullopt : weights_.take_unsent();
     return samples ? Bytes(bytes_of<double>({&*samples, 1})) : std::nullopt;
   };
-  if (!exchange(samples_, "gradient reducer (weights)", sizeof(double), input)) return false;
+  const auto limit = [](LockedStep&) { return sizeof(double); };
+  if (!exchange(samples_, "gradient reducer (weights)", limit, input)) return false;
   std::vector<double> samples;
   for (int rank = 0; rank < context_.ranks.count; ++rank)
     samples.push_back(parse_samples(bytes_of_rank(samples_, rank), rank));
@@ -166,8 +167,8 @@ bool Sender::compare_states() {
     if (context_.ranks.rank == 0) own.insert(own.end(), order.begin(), order.end());
     return own;
   };
-  if (!exchange(states_, "gradient reducer (loaded state)", sizeof loaded_ + order_bytes(), input))
-    return false;
+  const auto limit = [&](LockedStep& step) { return sizeof loaded_ + order_bytes(step); };
+  if (!exchange(states_, "gradient reducer (loaded state)", limit, input)) return false;
   std::vector<LoadedState> records;
   for (int rank = 0; rank < context_.ranks.count; ++rank)
     records.push_back(parse_state(bytes_of_rank(states_, rank), rank));
@@ -195,7 +196,8 @@ bool Sender::exchange_order() {
     if (context_.ranks.rank != 0) return std::vector<std::byte>();
     return bytes_of<std::uint32_t>(step->sequence());
   };
-  if (!exchange(order_, "gradient reducer (order)", order_bytes(), input)) return false;
+  const auto limit = [&](LockedStep& step) { return order_bytes(step); };
+  if (!exchange(order_, "gradient reducer (order)", limit, input)) return false;
   ReducerStep::Order order = parse_order(bytes_of_rank(order_, 0), context_.params.size());
   order_ = {};
   LockedStep step = step_.lock();

@@ -102,10 +102,13 @@ class Sender {
   };
 
   /// Returns true once all ranks' bytes have arrived. The exchange begins if `input(step)` returns
-  /// this rank's bytes. `limit`: the maximum number of bytes.
-  template <typename Input>
-  bool exchange(PendingGather& one, std::string_view name, std::size_t limit, const Input& input);
-  std::size_t order_bytes() const { return context_.params.size() * sizeof(std::uint32_t); }
+  /// this rank's bytes. `limit(step)` returns the maximum number of bytes.
+  template <typename Limit, typename Input>
+  bool exchange(PendingGather& one, std::string_view name, const Limit& limit, const Input& input);
+  /// Before a step, the trainer may add parameters under the step's lock.
+  std::size_t order_bytes(const LockedStep&) const {
+    return context_.params.size() * sizeof(std::uint32_t);
+  }
   ConstByteSpan bytes_of_rank(const PendingGather& one, int rank) const;
   bool exchange_weights();
   bool compare_states();
