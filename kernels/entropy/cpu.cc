@@ -127,14 +127,17 @@ HWY_INLINE void look_up(const std::uint8_t* table, [[maybe_unused]] std::uint8_t
   }
 }
 
-/// The block as fields: exponents and the rest. Requests the next block from memory meanwhile.
+/// The block as fields: exponents and the rest. Requests the next block from memory, and the memory
+/// at `next` for later writes of the bytes.
 template <class F>
-HWY_INLINE void split(const typename F::Bits* bits, std::size_t padded, std::uint8_t* exponents,
-                      std::byte* bytes, std::uint8_t* high) {
+HWY_INLINE void split(const typename F::Bits* bits, std::size_t padded, const std::byte* next,
+                      std::uint8_t* exponents, std::byte* bytes, std::uint8_t* high) {
   auto* plane = reinterpret_cast<std::uint8_t*>(bytes);
   for (std::size_t at = 0; at < padded; at += kPart) {
     for (std::size_t i = 0; i < kPart; i += kCacheLine / sizeof *bits)
       hwy::Prefetch(bits + padded + at + i);
+    for (unsigned byte = 0; byte < F::kBytes; ++byte)
+      __builtin_prefetch(next + byte * padded + at, 1);
     for (std::size_t i = at; i < at + kPart; ++i) exponents[i] = F::exponent(bits[i]);
     for (unsigned byte = 0; byte < F::kBytes; ++byte)
       for (std::size_t i = at; i < at + kPart; ++i)
@@ -192,7 +195,7 @@ std::uint16_t encode_block(const void* values, std::size_t count, const EntropyT
 
   alignas(64) Numbers ranks, high;
   alignas(64) std::byte rest[F::kBytes * kEntropyBlock];
-  split<F>(bits, padded, ranks, rest, high);
+  split<F>(bits, padded, words, ranks, rest, high);
   look_up(table.rank, table.window, padded, ranks);
   std::fill(ranks + count, ranks + padded, std::uint8_t{0});
 
