@@ -12,6 +12,7 @@
 
 #include <tersor/align.h>
 
+#include <hwy/cache_control.h>
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -27,6 +28,24 @@ struct Head {
   unsigned big_gap_width = 0, step_width = 0;
 };
 
+/// Appends the unary codes of `numbers[i] >> shift`.
+HWY_INLINE void put_quotients(PlaneWriter& codes, const std::uint16_t* numbers, unsigned count,
+                              unsigned shift) {
+  unsigned i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const unsigned first = numbers[i] >> shift;
+    const unsigned second = first + 1 + (numbers[i + 1] >> shift);
+    const unsigned third = second + 1 + (numbers[i + 2] >> shift);
+    const unsigned fourth = third + 1 + (numbers[i + 3] >> shift);
+    constexpr std::uint64_t kOne = 1;
+    if (HWY_LIKELY(fourth < kMaxFieldBits))
+      codes.put(kOne << first | kOne << second | kOne << third | kOne << fourth, fourth + 1);
+    else
+      for (unsigned j = i; j < i + 4; ++j) codes.put_unary(numbers[j] >> shift);
+  }
+  for (; i < count; ++i) codes.put_unary(numbers[i] >> shift);
+}
+
 /// Writes a block's words. Returns the number of words.
 template <class L>
 std::size_t write_lists(const Head& head, unsigned classes, DeltaScratch& scratch) {
@@ -39,24 +58,32 @@ std::size_t write_lists(const Head& head, unsigned classes, DeltaScratch& scratc
   fields.put(head.big_steps, kDeltaCountBits);
   fields.put(head.big_gap_width, kDeltaWidthBits);
   fields.put(head.step_width, kDeltaStepBits);
+  static_assert(4 * kDeltaMaxWidth <= kMaxFieldBits);
   const auto put_low_parts = [&](const std::uint16_t* gaps, unsigned count, unsigned width) {
     if (width == 0) return;
-    for (unsigned i = 0; i < count; ++i) fields.put(gaps[i] & ((1u << width) - 1), width);
+    const std::uint64_t mask = (1u << width) - 1;
+    unsigned i = 0;
+    for (; i + 4 <= count; i += 4)
+      fields.put((gaps[i] & mask) | (gaps[i + 1] & mask) << width |
+                     (gaps[i + 2] & mask) << 2 * width | (gaps[i + 3] & mask) << 3 * width,
+                 4 * width);
+    for (; i < count; ++i) fields.put(gaps[i] & mask, width);
   };
   for (unsigned c = 0; c < classes; ++c)
     put_low_parts(scratch.gaps[c], head.changed[c], head.widths[c]);
   put_low_parts(scratch.big_gaps, head.big_steps, head.big_gap_width);
   for (unsigned c = 0; c < classes; ++c) {
     const auto* steps = reinterpret_cast<const Bits*>(scratch.steps[c]);
-    for (unsigned i = 0; i < head.changed[c]; ++i) fields.put(steps[i] >> (L::kWidth - 1), 1);
+    for (unsigned i = 0; i < head.changed[c]; i += 64) {
+      const unsigned valid = std::min(64u, head.changed[c] - i);
+      fields.put_wide(negative_mask<L>(steps + i, valid), valid);
+    }
   }
   std::size_t words = fields.finish();
   PlaneWriter codes(scratch.words + 4 * words);
   for (unsigned c = 0; c < classes; ++c)
-    for (unsigned i = 0; i < head.changed[c]; ++i)
-      codes.put_unary(scratch.gaps[c][i] >> head.widths[c]);
-  for (unsigned i = 0; i < head.big_steps; ++i)
-    codes.put_unary(scratch.big_gaps[i] >> head.big_gap_width);
+    put_quotients(codes, scratch.gaps[c], head.changed[c], head.widths[c]);
+  put_quotients(codes, scratch.big_gaps, head.big_steps, head.big_gap_width);
   const auto log = [](std::uint64_t m) { return static_cast<unsigned>(std::bit_width(m + 1)) - 1; };
   for (unsigned i = 0; i < head.big_steps; ++i) {
     const std::uint64_t m = scratch.magnitudes[i];
@@ -224,7 +251,8 @@ class ListReader {
   std::uint64_t bit_ = 0;
 };
 
-/// Finds the places of the changed values. Returns false if a rank is beyond its class.
+/// Finds the places of the changed values, and requests the values from memory. Returns false if a
+/// rank is beyond its class.
 template <class L>
 bool read_places(const ListReader& lists, const DeltaBlock& block, DeltaScratch& scratch) {
   unsigned index = 0;
@@ -239,6 +267,7 @@ bool read_places(const ListReader& lists, const DeltaBlock& block, DeltaScratch&
           (std::uint64_t{scratch.quotients[index]} << width) + field_at(scratch.words, bit, width);
       if (rank >= values) return false;
       auto place = static_cast<unsigned>(rank);
+      hwy::Prefetch(block.base + place * sizeof(typename L::Bits));
       if (classes) {
         const unsigned word = scratch.word[scratch.first[c] + rank];
         place = 64 * word + select_one(scratch.masks[c][word], place - scratch.before[c][word]);

@@ -95,6 +95,18 @@ HWY_INLINE std::uint64_t changed_mask(const Bits* base, const Bits* now, std::si
           HWY_ATTR { return hn::Ne(hn::LoadU(lanes, base + i), hn::LoadU(lanes, now + i)); });
 }
 
+/// Bit i is 1 if step i is negative.
+template <class L>
+HWY_INLINE std::uint64_t negative_mask(const typename L::Bits* steps, std::size_t count) {
+  return mask_of<typename L::Bits>(
+      count, [&](std::size_t i) { return steps[i] >> (L::kWidth - 1); },
+      [&](auto lanes, std::size_t i) HWY_ATTR {
+        const hn::RebindToSigned<decltype(lanes)> signeds;
+        const auto own = hn::BitCast(signeds, hn::LoadU(lanes, steps + i));
+        return hn::RebindMask(lanes, hn::Lt(own, hn::Zero(signeds)));
+      });
+}
+
 /// Finds the values of each class. Without classes of exponents, does nothing.
 template <class L>
 HWY_INLINE void find_classes(const typename L::Bits* base, std::size_t count,
@@ -147,6 +159,9 @@ alignas(64) inline constexpr ByteSelectTable kByteSelectTable = make_byte_select
 
 /// Returns the position of the (rank + 1)-th 1 bit, without branches (Vigna 2008).
 HWY_INLINE unsigned select_one(std::uint64_t word, unsigned rank) {
+#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
+  return static_cast<unsigned>(std::countr_zero(_pdep_u64(std::uint64_t{1} << rank, word)));
+#else
   constexpr std::uint64_t kOnes = 0x0101010101010101u, kHigh = 0x8080808080808080u;
   std::uint64_t sums = word - (word >> 1 & 0x5555555555555555u);
   sums = (sums & 0x3333333333333333u) + (sums >> 2 & 0x3333333333333333u);
@@ -155,6 +170,7 @@ HWY_INLINE unsigned select_one(std::uint64_t word, unsigned rank) {
   const auto at = 8 * static_cast<unsigned>(std::popcount(smaller));
   rank -= static_cast<unsigned>(sums << 8 >> at & 0xff);
   return at + kByteSelectTable.position[rank][word >> at & 0xff];
+#endif
 }
 
 /// Finds the word of each value of each class: word[first[c] + rank].
