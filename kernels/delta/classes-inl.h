@@ -99,7 +99,7 @@ HWY_INLINE std::uint64_t changed_mask(const Bits* base, const Bits* now, std::si
 template <class L>
 HWY_INLINE std::uint64_t negative_mask(const typename L::Bits* steps, std::size_t count) {
   return mask_of<typename L::Bits>(
-      count, [&](std::size_t i) { return steps[i] >> (L::kWidth - 1); },
+      count, [&](std::size_t i) { return steps[i] > L::kMagnitude; },
       [&](auto lanes, std::size_t i) HWY_ATTR {
         const hn::RebindToSigned<decltype(lanes)> signeds;
         const auto own = hn::BitCast(signeds, hn::LoadU(lanes, steps + i));
